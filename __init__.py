@@ -1,0 +1,19 @@
+"""onediff-comfy: drag "OneDiff Model Speedup" in front of the sampler; every image from then on is faster."""
+
+from __future__ import annotations
+
+from .nodes.model_speedup import OneDiffModelSpeedup
+from .onediff_comfy.host.node_api import ComfyExtension, io
+from .onediff_comfy.host.routes import add_routes
+
+
+class OneDiffExtension(ComfyExtension):
+    async def on_load(self) -> None:
+        add_routes()
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [OneDiffModelSpeedup]
+
+
+async def comfy_entrypoint() -> OneDiffExtension:
+    return OneDiffExtension()

@@ -1,0 +1,1 @@
+"""The nodes. Each is a schema, its tooltips, and one call into ``onediff_comfy``."""

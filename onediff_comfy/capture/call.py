@@ -1,0 +1,201 @@
+"""One call of a target, split into its tensors and everything else.
+
+A compiled graph stands for every call that has the same *structure*: the same arguments by name,
+the same nesting, the same plain values, and tensors of the same shape, dtype and device. The
+tensors' values are what the graph is run on; anything that is neither plain data nor a tensor
+cannot be put into a graph, and the call is not covered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+# A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
+# in every process.
+Structure = tuple[Any, ...]
+
+
+class NotCovered(Exception):
+    """This call cannot be served by a compiled graph; the host's own code must run it.
+
+    ``reason`` is short, stable and free of addresses, so that calls can be counted by it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a compiled graph may assume of one tensor: sizes, dtype, device; always contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.shape)) or "scalar"
+        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]@{self.device}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What makes two calls the same for a compiled graph. Hashable; ``lines`` is its canonical text."""
+
+    structure: Structure
+    tensors: tuple[TensorSpec, ...]
+    option_names: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """One line for every fact, in an order that does not depend on the process."""
+        return [
+            f"structure {self.structure!r}",
+            *(f"tensor {index} {spec}" for index, spec in enumerate(self.tensors)),
+            f"options {self.option_names!r}",
+        ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call's signature with the tensors it was made with, in signature order."""
+
+    signature: Signature
+    tensors: tuple[torch.Tensor, ...] = field(compare=False)
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The call's arguments by name, with ``tensors`` in place of the original ones."""
+        arguments = _rebuild(self.signature.structure, tensors)
+        assert isinstance(arguments, dict)
+        return arguments
+
+
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+class _Splitter:
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def split(self, value: Any, path: str) -> Structure:
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            return self._tensor(value, path)
+        if kind is dict:
+            items = sorted(value.items(), key=lambda item: repr(_dict_key(item[0], path)))
+            return (
+                "dict",
+                tuple((_dict_key(k, path), self.split(v, f"{path}.{k}")) for k, v in items),
+            )
+        if kind in (list, tuple, torch.Size):
+            name = "list" if kind is list else "tuple"
+            return (name, tuple(self.split(v, f"{path}[{i}]") for i, v in enumerate(value)))
+        if kind in _PLAIN:
+            # hex() is exact and the same on every platform, repr() of a float only the former;
+            # the type name keeps 1, 1.0 and True apart, which Python calls equal.
+            text = value.hex() if kind is float else str(value)
+            return ("value", kind.__name__, text)
+        raise NotCovered(f"argument {path} holds a {kind.__qualname__}, which no graph can take")
+
+    def _tensor(self, value: torch.Tensor, path: str) -> Structure:
+        if value.layout != torch.strided:
+            raise NotCovered(f"argument {path} is a {value.layout} tensor")
+        self.tensors.append(value.detach().contiguous())
+        return ("tensor", len(self.tensors) - 1)
+
+
+def _dict_key(key: Any, path: str) -> Any:
+    if type(key) in (str, int, bool) or key is None:
+        return key
+    if type(key) is tuple:
+        return tuple(_dict_key(part, path) for part in key)
+    raise NotCovered(f"argument {path} has a key of type {type(key).__qualname__}")
+
+
+def _rebuild(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
+    kind = structure[0]
+    if kind == "tensor":
+        return tensors[structure[1]]
+    if kind == "dict":
+        return {key: _rebuild(child, tensors) for key, child in structure[1]}
+    if kind == "list":
+        return [_rebuild(child, tensors) for child in structure[1]]
+    if kind == "tuple":
+        return tuple(_rebuild(child, tensors) for child in structure[1])
+    _, type_name, text = structure
+    return _PARSERS[type_name](text)
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "NoneType": lambda _: None,
+    "bool": lambda text: text == "True",
+    "int": int,
+    "float": float.fromhex,
+    "str": str,
+    "dtype": lambda text: getattr(torch, text.removeprefix("torch.")),
+    "device": torch.device,
+}
+
+
+def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``function(*args, **kwargs)`` by name, defaults filled in.
+
+    Model families order their parameters differently, and callers mix positions and names: names
+    are the only common ground.
+
+    Raises:
+        NotCovered: the function takes positional-only or variadic positional arguments.
+    """
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise NotCovered(f"the arguments do not fit the model's forward: {error}") from error
+    bound.apply_defaults()
+    arguments: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(bound.arguments[name])
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise NotCovered(f"the model's forward takes positional-only arguments ({name})")
+        else:
+            arguments[name] = bound.arguments[name]
+    return arguments
+
+
+def split(arguments: Mapping[str, Any], *, options_name: str | None = None, options_read: Collection[str] = ()) -> Call:
+    """Split arguments into structure and tensors.
+
+    Args:
+        arguments: by name; tensors may be nested in dicts, lists and tuples.
+        options_name: the argument that is an open-ended bag of options (ComfyUI's
+            ``transformer_options``). Of it, the *names* present always belong to the signature, and
+            the *values* only where the target is known to read them.
+        options_read: the option names that the target reads (see ``capture.withheld``).
+
+    Raises:
+        NotCovered: an argument, or an option that is read, holds something no graph can take.
+    """
+    splitter = _Splitter()
+    plain = {name: value for name, value in arguments.items() if name != options_name}
+    option_names: tuple[str, ...] = ()
+    if options_name is not None and options_name in arguments:
+        options = arguments[options_name]
+        # Whether a value is None can be seen without reading it, so it counts as part of the name.
+        option_names = tuple(sorted(f"{name}=None" if value is None else str(name) for name, value in options.items()))
+        plain[options_name] = {name: options[name] for name in sorted(options_read) if name in options}
+    structure = (
+        "dict",
+        tuple((name, splitter.split(plain[name], name)) for name in sorted(plain)),
+    )
+    tensors = tuple(splitter.tensors)
+    return Call(Signature(structure, tuple(map(TensorSpec.of, tensors)), option_names), tensors)

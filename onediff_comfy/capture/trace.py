@@ -1,0 +1,233 @@
+"""Capture: a target's forward, for one call signature, as an FX graph of ATen operators.
+
+The graph comes from ``torch.export`` (non-strict: the model's own Python runs on fake tensors, so
+no model family needs code of its own). Every parameter and buffer becomes an input, so that no
+weight value is in the graph. The text of the graph, hashed, is the capture's digest: the identity
+of *what is computed*, whatever model object, file or process it came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
+
+from .call import Call, NotCovered
+from .target import Target, tensor_digest
+from .withheld import OptionRead, Withheld
+
+# torch.export swaps a module's parameters for fake ones while it traces: one at a time.
+_TRACE_LOCK = threading.RLock()
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """Where a graph's placeholder gets its value: a weight or a constant by name, or a call's tensor by index."""
+
+    kind: Literal["weight", "constant", "tensor"]
+    name: str
+    index: int = -1
+
+
+@dataclass(frozen=True)
+class Binding:
+    """How to call a captured graph: where every input comes from, and what its outputs mean.
+
+    Attributes:
+        inputs: what each placeholder stands for, in order.
+        constants: tensors that the forward made out of plain numbers; part of the code.
+        output: how to put the flat outputs together again.
+    """
+
+    inputs: tuple[GraphInput, ...]
+    constants: Mapping[str, torch.Tensor]
+    output: pytree.TreeSpec
+
+    @cached_property
+    def weight_names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.inputs if item.kind == "weight")
+
+    def feed(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The graph's inputs in order, from weights (in ``weight_names`` order) and a call's tensors."""
+        remaining = iter(weights)
+        return [
+            next(remaining)
+            if item.kind == "weight"
+            else tensors[item.index]
+            if item.kind == "tensor"
+            else self.constants[item.name]
+            for item in self.inputs
+        ]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A forward as a graph.
+
+    Attributes:
+        graph: functional ATen operators; called with one tensor per entry of ``binding.inputs``,
+            returns a flat tuple of tensors.
+        digest: sha256 of the graph's canonical text, binding and constants.
+    """
+
+    graph: torch.fx.GraphModule
+    binding: Binding
+    digest: str
+
+    def examples(self) -> list[Any]:
+        """A fake tensor for every input: shapes, dtypes, strides and devices without memory."""
+        return [node.meta["val"] for node in self.graph.graph.nodes if node.op == "placeholder"]
+
+
+class _Watch(TorchFunctionMode):
+    """Calls ``check`` before every torch function of the traced forward, so that a trace can be interrupted."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._check()
+        return func(*args, **(kwargs or {}))
+
+
+class _Forward(torch.nn.Module):
+    """The target's forward as a function of the call's tensors alone."""
+
+    def __init__(
+        self, module: torch.nn.Module, forward: Callable[..., Any], arguments: Callable[..., dict[str, Any]]
+    ) -> None:
+        super().__init__()
+        self.target = module
+        self._forward = forward
+        self._arguments = arguments
+
+    def forward(self, tensors: list[torch.Tensor]) -> Any:
+        return self._forward(**self._arguments(tensors))
+
+
+def capture(
+    target: Target,
+    forward: Callable[..., Any],
+    call: Call,
+    *,
+    options_name: str,
+    options: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    check: Callable[[], None],
+) -> Capture:
+    """Trace ``forward`` for the signature of ``call``.
+
+    Args:
+        target: the module that ``forward`` runs and whose weights become inputs.
+        forward: called with arguments by name.
+        call: gives argument structure and tensor shapes; tensor values are not used.
+        options_name: the argument that is the open-ended bag of options.
+        options: that bag, as the call had it. Entries that are not part of the call's structure
+            are withheld.
+        overrides: entries put into the bag for the trace, over the call's own.
+        check: called often during the trace; what it raises ends the trace and comes out.
+
+    Raises:
+        OptionRead: the forward uses an option that ``call`` does not have in its structure.
+        NotCovered: the forward cannot be captured; the reason says why.
+    """
+
+    def arguments(tensors: list[torch.Tensor]) -> dict[str, Any]:
+        rebuilt = call.rebuild(tensors)
+        withheld = {name: value if value is None else Withheld(name) for name, value in options.items()}
+        if options_name in rebuilt:
+            rebuilt[options_name] = {**withheld, **rebuilt[options_name], **overrides}
+        return rebuilt
+
+    wrapper = _Forward(target.module, forward, arguments)
+    wrapper.train(target.module.training)
+    # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
+    examples = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in call.signature.tensors]
+    with _TRACE_LOCK, torch.inference_mode(False), torch.no_grad(), _Watch(check):
+        try:
+            program = torch.export.export(wrapper, (examples,), strict=False)
+        except OptionRead:
+            raise
+        except Exception as error:
+            check()
+            first_line = (str(error).strip().splitlines() or ["no message"])[0]
+            raise NotCovered(f"the model cannot be captured ({type(error).__name__}: {first_line})") from error
+        finally:
+            del wrapper.target
+        program = program.run_decompositions({})
+    return _capture_from(program)
+
+
+def _capture_from(program: torch.export.ExportedProgram) -> Capture:
+    kinds = torch.export.graph_signature.InputKind
+    inputs: list[GraphInput] = []
+    constants: dict[str, torch.Tensor] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in (kinds.PARAMETER, kinds.BUFFER):
+            assert spec.target is not None
+            inputs.append(GraphInput("weight", spec.target.removeprefix("target.")))
+        elif spec.kind is kinds.CONSTANT_TENSOR:
+            assert spec.target is not None
+            value = program.constants[spec.target]
+            assert isinstance(value, torch.Tensor)
+            name = f"constant_{len(constants)}"
+            constants[name] = value.detach().clone()
+            inputs.append(GraphInput("constant", name))
+        elif spec.kind is kinds.USER_INPUT:
+            inputs.append(GraphInput("tensor", spec.arg.name, sum(i.kind == "tensor" for i in inputs)))
+        else:
+            raise NotCovered(f"the model's forward needs an input of kind {spec.kind.name.lower()}")
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is not torch.export.graph_signature.OutputKind.USER_OUTPUT:
+            raise NotCovered(f"the model's forward writes to its inputs ({spec.kind.name.lower()})")
+    out_spec = program.call_spec.out_spec
+    assert out_spec is not None
+    graph = program.graph_module
+    lines = [f"{item.kind} {item.name if item.kind != 'tensor' else item.index}" for item in inputs]
+    lines += [f"{name} {tensor_digest(value)}" for name, value in constants.items()]
+    lines += _graph_lines(graph)
+    lines.append(str(out_spec))
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return Capture(graph, Binding(tuple(inputs), constants, out_spec), digest)
+
+
+def _graph_lines(graph: torch.fx.GraphModule) -> Iterator[str]:
+    """The graph's canonical text: nodes by position, no names, no addresses."""
+    positions: dict[torch.fx.Node, int] = {}
+
+    def text(value: Any) -> str:
+        if isinstance(value, torch.fx.Node):
+            return f"%{positions[value]}"
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(text, value))}]"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{k}: {text(v)}' for k, v in sorted(value.items()))}}}"
+        if isinstance(value, float):
+            return value.hex()
+        return repr(value)
+
+    for position, node in enumerate(graph.graph.nodes):
+        positions[node] = position
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            described = (
+                f"{value.dtype} {tuple(value.shape)} {tuple(value.stride())} {value.device}"
+                if isinstance(value, torch.Tensor)
+                else repr(value)
+            )
+            yield f"%{position} = input {described}"
+        elif node.op == "get_attr":
+            attribute = graph.get_submodule(str(node.target)) if hasattr(graph, str(node.target)) else None
+            yield f"%{position} = graph"
+            if isinstance(attribute, torch.fx.GraphModule):
+                yield from (f"  {line}" for line in _graph_lines(attribute))
+        else:
+            yield f"%{position} = {node.op} {node.target} {text(node.args)} {text(node.kwargs)}"

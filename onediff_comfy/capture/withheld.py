@@ -1,0 +1,142 @@
+"""Find out which options a forward reads, by letting it run without them.
+
+ComfyUI hands every model an open-ended ``transformer_options`` dict. Some entries change the
+computation (patches, overrides), others are bookkeeping that differs on every call (ids, noise
+levels). Which is which depends on the model, and guessing from names is how accelerators come to
+ignore other people's patches. So we do not guess: during a capture each value is replaced by a
+``Withheld`` stand-in. Storing it, copying it and passing it on are fine, because none of these
+can change a result. Any real use raises ``OptionRead``, which names the entry; the capture then
+starts again with that entry's true value, and the value becomes part of the call's signature.
+
+What cannot be seen this way is ``type(value)`` and ``value is None``: the first is not done by
+any model of the host, the second is answered rightly, because a stand-in is never None and an
+option that *is* None is not withheld.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+_USES = [
+    "abs",
+    "add",
+    "aiter",
+    "and",
+    "await",
+    "bool",
+    "bytes",
+    "call",
+    "ceil",
+    "complex",
+    "contains",
+    "delitem",
+    "divmod",
+    "enter",
+    "eq",
+    "exit",
+    "float",
+    "floor",
+    "floordiv",
+    "format",
+    "ge",
+    "getitem",
+    "gt",
+    "hash",
+    "iadd",
+    "iand",
+    "ifloordiv",
+    "ilshift",
+    "imatmul",
+    "imod",
+    "imul",
+    "index",
+    "int",
+    "invert",
+    "ior",
+    "ipow",
+    "irshift",
+    "isub",
+    "iter",
+    "itruediv",
+    "ixor",
+    "le",
+    "len",
+    "lshift",
+    "lt",
+    "matmul",
+    "mod",
+    "mul",
+    "ne",
+    "neg",
+    "next",
+    "or",
+    "pos",
+    "pow",
+    "radd",
+    "rand",
+    "rdivmod",
+    "repr",
+    "reversed",
+    "rfloordiv",
+    "rlshift",
+    "rmatmul",
+    "rmod",
+    "rmul",
+    "ror",
+    "round",
+    "rpow",
+    "rrshift",
+    "rshift",
+    "rsub",
+    "rtruediv",
+    "rxor",
+    "setitem",
+    "str",
+    "sub",
+    "truediv",
+    "trunc",
+    "xor",
+]
+
+
+class OptionRead(BaseException):
+    """The forward used a withheld option. A BaseException, so that no ``except Exception`` hides it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def _raise_read(self: Withheld, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise OptionRead(object.__getattribute__(self, "_name"))
+
+
+class Withheld:
+    """Stands for the value of the option ``name``: may be carried around, not used."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def __getattribute__(self, attribute: str) -> Any:
+        if attribute in ("__copy__", "__deepcopy__"):
+            return object.__getattribute__(self, attribute)
+        raise OptionRead(object.__getattribute__(self, "_name"))
+
+    def __copy__(self) -> Withheld:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Withheld:
+        return self
+
+    @classmethod
+    def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        operands = (*args, *(kwargs or {}).values())
+        stand_in = next(value for value in operands if type(value) is cls)
+        raise OptionRead(object.__getattribute__(stand_in, "_name"))
+
+    __setattr__ = _raise_read
+    __delattr__ = _raise_read
+
+
+for _use in _USES:
+    setattr(Withheld, f"__{_use}__", _raise_read)

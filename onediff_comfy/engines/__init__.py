@@ -1,0 +1,36 @@
+"""The engines by name, and the choice that ``auto`` makes."""
+
+from __future__ import annotations
+
+import torch
+
+from ..settings import ENGINE_NAMES
+from .base import Engine, EngineError
+from .cudagraph import CudaGraphEngine
+from .eager import EagerEngine
+from .inductor import InductorEngine
+from .oneflow import OneFlowEngine
+
+_ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (InductorEngine(), OneFlowEngine(), CudaGraphEngine(), EagerEngine())
+}
+# What ``auto`` tries, best first. Eager is not among them: it is no faster than the host, and a
+# person who asked for speed must be told why there is none.
+_AUTO_ORDER = ("inductor", "cudagraph")
+
+
+def choose(name: str, device: torch.device) -> Engine:
+    """The engine called ``name`` (one of ``ENGINE_NAMES``) for models that run on ``device``.
+
+    Raises:
+        EngineError: there is no such engine, or it cannot serve this device; says why.
+    """
+    if name not in ENGINE_NAMES:
+        raise EngineError(f"there is no engine {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
+    reasons = []
+    for candidate in _AUTO_ORDER if name == "auto" else (name,):
+        reason = _ENGINES[candidate].unavailable(device)
+        if reason is None:
+            return _ENGINES[candidate]
+        reasons.append(f"the {candidate} engine is not available: {reason}")
+    raise EngineError("; ".join(reasons))

@@ -1,0 +1,62 @@
+"""What an engine is: something that turns a capture into a compiled graph."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+
+from ..capture.trace import Binding, Capture
+
+
+class EngineError(Exception):
+    """An engine cannot compile here. The message names the cause and the remedy."""
+
+
+class CompiledGraph(ABC):
+    """A capture made fast. Called with weights and tensors; knows what it costs to keep.
+
+    Holds no weight: whoever calls passes the weights that are in place now, so one compiled graph
+    serves every checkpoint and LoRA of an architecture.
+    """
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.proved = False  # whether its first output was compared with eager's
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device (or host) memory held while the graph is kept, weights excluded."""
+        return sum(value.nbytes for value in self.binding.constants.values())
+
+    @abstractmethod
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run on weights (in ``binding.weight_names`` order) and a call's tensors; flat outputs."""
+
+
+class Engine(ABC):
+    """One way of compiling. Stateless; everything that changes the code it makes is in its key fields."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def unavailable(self, device: torch.device) -> str | None:
+        """Why this engine cannot serve ``device`` on this machine, with the remedy; None if it can."""
+
+    def options(self) -> Mapping[str, str]:
+        """Options that change the compiled code."""
+        return {}
+
+    def versions(self, device: torch.device) -> Mapping[str, str]:
+        """Versions and hardware that change the compiled code, besides torch's own."""
+        return {}
+
+    @abstractmethod
+    def compile(self, capture: Capture) -> CompiledGraph:
+        """Compile. May take minutes; called with no lock of the caller's held.
+
+        Raises:
+            EngineError: the engine knows what is wrong and how to mend it.
+        """

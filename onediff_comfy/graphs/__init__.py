@@ -1,0 +1,1 @@
+"""Naming compiled graphs, keeping them, and choosing the one that serves a call."""

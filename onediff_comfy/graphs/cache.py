@@ -1,0 +1,77 @@
+"""The graph cache: compiled graphs by key, least recently used first out, under a budget of bytes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from ..engines.base import CompiledGraph
+
+log = logging.getLogger(__name__)
+
+
+class GraphCache:
+    """The one owner of compiled graphs.
+
+    Whoever serves calls keeps keys and asks here each time, so that an evicted graph is gone for
+    everybody at once and its memory comes back. Thread-safe.
+
+    Args:
+        budget: bytes that all graphs together may hold (their ``nbytes``, asked anew whenever
+            something is added: a recorded CUDA graph grows in its first call).
+        on_evict: called with the key of each graph that left to make room.
+    """
+
+    def __init__(self, budget: int, on_evict: Callable[[str], None] = lambda _key: None) -> None:
+        if budget < 0:
+            raise ValueError(f"a graph cache cannot have a budget of {budget} bytes")
+        self.budget = budget
+        self._on_evict = on_evict
+        self._graphs: OrderedDict[str, CompiledGraph] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> CompiledGraph | None:
+        """The graph under ``key``, which becomes the most recently used; None if it is not here."""
+        with self._lock:
+            graph = self._graphs.get(key)
+            if graph is not None:
+                self._graphs.move_to_end(key)
+            return graph
+
+    def put(self, key: str, graph: CompiledGraph) -> None:
+        """Keep ``graph`` as the most recently used, evicting others until the budget holds.
+
+        The newest graph stays even if it exceeds the budget alone: something has to serve the
+        call it was made for.
+        """
+        with self._lock:
+            self._graphs[key] = graph
+            self._graphs.move_to_end(key)
+            evicted = []
+            while len(self._graphs) > 1 and self._nbytes() > self.budget:
+                evicted.append(self._graphs.popitem(last=False)[0])
+        for old in evicted:
+            log.info("evicted compiled graph %.12s to stay within %d MB", old, self.budget >> 20)
+            self._on_evict(old)
+
+    def discard(self, key: str) -> None:
+        """Forget the graph under ``key``, if it is here."""
+        with self._lock:
+            self._graphs.pop(key, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the graphs here hold now."""
+        with self._lock:
+            return self._nbytes()
+
+    def _nbytes(self) -> int:
+        return sum(graph.nbytes for graph in self._graphs.values())
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._graphs

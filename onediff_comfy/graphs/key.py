@@ -1,0 +1,125 @@
+"""What makes two calls the same graph, as keys that are equal in every process and on every machine.
+
+There are two, because they answer different questions at different prices:
+
+* A ``CallKey`` is known before anything is traced. It names the target's code and the call's
+  signature. Where it is known already, its graph is used at once.
+* A ``GraphKey`` is known after the capture (seconds). It names what is computed: the digest of the
+  graph itself. Many call keys lead to one graph key: after an update of the host that left the
+  model's operators alone, with an extension that adds an option no model reads, from another
+  class with the same forward. Compilation (minutes) is paid per graph key only.
+
+Neither holds a weight value, an ``id``, a default ``repr`` or a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+
+from ..capture.call import Signature
+from ..engines.base import Engine
+
+FORMAT_VERSION = 1
+"""Raised when the meaning of a key or the calling convention of a compiled graph changes."""
+
+
+def _digest(kind: str, fields: object) -> str:
+    text = json.dumps([FORMAT_VERSION, kind, fields], sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Everything besides the graph that decides what machine code comes out.
+
+    Attributes:
+        engine: the engine's name.
+        options: the engine's options.
+        environment: versions of whatever takes part, the hardware, and torch's numeric settings.
+    """
+
+    engine: str
+    options: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+def compiler(engine: Engine, device: torch.device) -> Compiler:
+    """Describe ``engine`` as it would compile for ``device`` in this process."""
+    environment = {
+        "torch": torch.__version__,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "os": platform.system(),
+        "machine": platform.machine(),
+        **_hardware(device),
+        **_numeric_settings(),
+        **engine.versions(device),
+    }
+    return Compiler(engine.name, dict(engine.options()), environment)
+
+
+def _hardware(device: torch.device) -> dict[str, str]:
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {
+            "device": "cuda",
+            "cuda": str(torch.version.cuda or torch.version.hip),
+            "architecture": f"sm_{properties.major}{properties.minor}",
+            "multiprocessors": str(properties.multi_processor_count),
+        }
+    return {"device": device.type, "architecture": torch.backends.cpu.get_cpu_capability()}
+
+
+def _numeric_settings() -> dict[str, str]:
+    matmul = torch.backends.cuda.matmul
+    return {
+        "tf32": f"{torch.get_float32_matmul_precision()},{torch.backends.cudnn.allow_tf32}",
+        "reduced_precision": f"{matmul.allow_fp16_reduced_precision_reduction},"
+        f"{matmul.allow_bf16_reduced_precision_reduction},"
+        f"{getattr(matmul, 'allow_fp16_accumulation', None)}",
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
+@dataclass(frozen=True)
+class CallKey:
+    """Names a call before it is captured.
+
+    Attributes:
+        target: fingerprint of the module's code and weight metadata.
+        signature: the call's signature.
+        host: what identifies the host's code and the settings of it that steer a capture.
+        compiler: what will compile it.
+    """
+
+    target: str
+    signature: Signature
+    host: str
+    compiler: Compiler
+
+    @property
+    def digest(self) -> str:
+        return _digest("call", [self.target, self.signature.lines(), self.host, asdict(self.compiler)])
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """Names a compiled graph.
+
+    Attributes:
+        capture: digest of the captured graph, binding and constants.
+        compiler: what compiles it.
+    """
+
+    capture: str
+    compiler: Compiler
+
+    @property
+    def digest(self) -> str:
+        return _digest("graph", [self.capture, asdict(self.compiler)])

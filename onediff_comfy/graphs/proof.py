@@ -1,0 +1,39 @@
+"""A new graph proves itself: its first output is compared with eager's before it serves.
+
+Compilers are wrong at times and say nothing (PyTorch 2.13's AOTAutograd cache can return the graph
+of another shape). One eager step per graph is the price of knowing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# Largest relative error, ‖graph - eager‖ / ‖eager‖, by the coarsest dtype that takes part. Both
+# sides round differently, so each is a multiple of the dtype's epsilon that real models stay well
+# under (measured: SDXL fp16 1.2e-3, tiny models fp32 1e-6), while a graph that dropped a patch or
+# belongs to another shape is off by 0.1 and more.
+_LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+# Matrix products and convolutions in TF32 have fp16's mantissa.
+_TF32_LIMIT = 1e-2
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖actual - expected‖ / ‖expected‖ in float64; infinite where shapes, dtypes or non-finite values disagree."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    left, right = actual.double(), expected.double()
+    finite = torch.isfinite(right)
+    if not torch.equal(finite, torch.isfinite(left)):
+        return float("inf")
+    left, right = left[finite], right[finite]
+    norm = torch.linalg.vector_norm(right)
+    error = torch.linalg.vector_norm(left - right)
+    return float(error / norm) if norm > 0 else (0.0 if error == 0 else float("inf"))
+
+
+def limit(dtypes: set[torch.dtype], device: torch.device) -> float:
+    """The largest relative error that rounding explains for a model with weights and inputs of these dtypes."""
+    largest = max((_LIMITS[dtype] for dtype in dtypes if dtype in _LIMITS), default=_LIMITS[torch.float32])
+    if device.type == "cuda" and torch.float32 in dtypes:
+        largest = max(largest, _TF32_LIMIT)
+    return largest

@@ -1,0 +1,1 @@
+"""The only part of onediff-comfy that imports ComfyUI (the host)."""

@@ -1,0 +1,107 @@
+"""Attach a dispatcher to a clone of a ComfyUI MODEL.
+
+The clone gets two wrappers under our key, through the host's own patcher API: one around each
+sampling run and one around the diffusion model's forward. The MODEL that came in is not touched,
+and without the node nothing of ours is left on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from comfy.patcher_extension import WrapperExecutor, WrappersMP
+
+from ..graphs.dispatch import Dispatcher
+from .process import library, metrics
+from .services import host_services
+from .status import status_of
+
+log = logging.getLogger(__name__)
+
+_KEY = "onediff"
+
+
+def accelerate(model: Any, engine: str, node_id: str | None = None) -> Any:
+    """A clone of ``model`` whose diffusion model is served by compiled graphs.
+
+    Args:
+        model: a ComfyUI MODEL (a ModelPatcher).
+        engine: one of ``settings.ENGINE_NAMES``.
+        node_id: the node that shows what is going on.
+
+    Returns:
+        The accelerated clone; or, where nothing can be captured, ``model`` itself, after a warning
+        that says why. A workflow never fails because it could not be made faster.
+    """
+    show = status_of(node_id)
+    module = getattr(getattr(model, "model", None), "diffusion_model", None)
+    if not isinstance(module, torch.nn.Module):
+        return _unaccelerated(model, f"a {type(model).__qualname__} without a diffusion model", show)
+    clone = _resident_clone(model)
+    dispatcher = Dispatcher(engine, library(), host_services(), show)
+    clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, _KEY)
+    clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, _KEY)
+    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, _KEY, _ForwardWrapper(dispatcher))
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, _KEY, _RunWrapper(dispatcher, clone))
+    return clone
+
+
+def _unaccelerated(model: Any, what: str, show: Any) -> Any:
+    reason = f"{what} cannot be captured"
+    metrics().fell_back(reason)
+    show(f"not accelerated: {reason}")
+    log.warning("OneDiff: %s; the model passes through unchanged", reason)
+    return model
+
+
+def _resident_clone(model: Any) -> Any:
+    """A clone whose weights stay in place while it is loaded.
+
+    Under Dynamic VRAM, the host's default on NVIDIA, layers fetch their weights one by one inside
+    the forward. The host makes a resident form for those who ask, from loaders that support it;
+    for others the clone stays dynamic and its calls run eager, with that reason.
+    """
+    if not (hasattr(model, "is_dynamic") and model.is_dynamic()):
+        return model.clone()
+    try:
+        return model.clone(disable_dynamic=True)
+    except RuntimeError as error:
+        log.warning("OneDiff: this MODEL's loader gives no resident form (%s); it stays in Dynamic VRAM", error)
+        return model.clone()
+
+
+class _ForwardWrapper:
+    """Around the diffusion model's forward: serves it, below every other extension's wrapper.
+
+    Others may have put wrappers before ours and behind it. Ours only replaces what stands at the
+    bottom of the stack, the model's own code, so that all of theirs still run, in their order.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
+            return executor(*args, **kwargs)
+
+        def serve(*inner_args: Any, **inner_kwargs: Any) -> Any:
+            return self._dispatcher(executor.class_obj, executor.original, inner_args, inner_kwargs)
+
+        behind = executor.wrappers[executor.idx + 1 :]
+        return WrapperExecutor.new_class_executor(serve, executor.class_obj, behind).execute(*args, **kwargs)
+
+
+class _RunWrapper:
+    """Around one sampling run: modules are checked anew, and the run ends with one line in the log."""
+
+    def __init__(self, dispatcher: Dispatcher, patcher: Any) -> None:
+        self._dispatcher = dispatcher
+        self._patcher = patcher
+
+    def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
+        self._dispatcher.begin_run()
+        result = executor(*args, **kwargs)
+        self._dispatcher.end_run(self._patcher.model.diffusion_model)
+        return result

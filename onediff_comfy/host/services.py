@@ -1,0 +1,65 @@
+"""ComfyUI's answers to what the core needs of a host."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import comfy
+import comfy.model_management
+import torch
+from comfy.ldm.modules.attention import attention_pytorch
+
+from ..capture.call import NotCovered
+from ..graphs.dispatch import HostServices
+
+log = logging.getLogger(__name__)
+
+
+def _attention(_chosen: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Keep attention whole in the capture, whichever implementation the host was started with.
+
+    The engine picks the kernel. The others cannot be captured: some read free memory while they
+    run, some call libraries that tracing cannot see into.
+    """
+    return attention_pytorch(*args, **kwargs)
+
+
+def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
+    """A layer of ComfyUI's that changes its weight on the way (a LoRA on an offloaded layer) cannot be captured yet.
+
+    Raises:
+        NotCovered: some layer carries weight functions, or its weights live in Dynamic VRAM.
+    """
+    for layer in layers:
+        state = layer.__dict__
+        if state.get("weight_function") or state.get("bias_function"):
+            raise NotCovered("layers patch their weights while running (a LoRA on offloaded weights)")
+        if "_v" in state:
+            raise NotCovered("weights live in ComfyUI's Dynamic VRAM, and this loader has no resident form of them")
+
+
+@functools.cache
+def _identity() -> str:
+    """sha256 over the host's model code: whatever steers a capture, any edit of it gives another."""
+    (root,) = {Path(path) for path in comfy.__path__}
+    digest = hashlib.sha256()
+    for source in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        digest.update(source.relative_to(root).as_posix().encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def host_services() -> HostServices:
+    """The services of the ComfyUI that this process runs."""
+    return HostServices(
+        identity=_identity(),
+        options_name="transformer_options",
+        capture_options={"optimized_attention_override": _attention},
+        check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
+        refuse=_refuse_patched_layers,
+    )

@@ -1,0 +1,28 @@
+"""Short status texts on a node in the editor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+def status_of(node_id: str | None) -> Callable[[str], None]:
+    """A function that shows a text on the node ``node_id``, or does nothing without a server."""
+
+    def show(text: str) -> None:
+        from server import PromptServer
+
+        server = getattr(PromptServer, "instance", None)
+        if server is not None and node_id is not None:
+            server.send_progress_text(text, node_id)
+
+    def show_if_possible(text: str) -> None:
+        # A status text is never worth a failed image.
+        try:
+            show(text)
+        except Exception:
+            log.debug("could not show %r on node %s", text, node_id, exc_info=True)
+
+    return show_if_possible

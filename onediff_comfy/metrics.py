@@ -1,0 +1,57 @@
+"""Counters that answer "what did it do, and why was it slow?". Nothing slow happens without one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+
+class Metrics:
+    """Counts of graph work and served calls. Thread-safe.
+
+    ``compiled`` and ``loaded`` count graphs; ``served`` counts calls answered by a compiled graph;
+    ``fallbacks`` counts calls answered by eager, by reason.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._fallbacks: Counter[str] = Counter()
+        self._graphs: list[dict[str, Any]] = []
+
+    def count(self, name: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += amount
+
+    def fell_back(self, reason: str) -> bool:
+        """Count one eager call. True the first time that this reason occurs."""
+        with self._lock:
+            self._fallbacks[reason] += 1
+            return self._fallbacks[reason] == 1
+
+    def made(self, how: str, key: str, engine: str, what: str, seconds: float) -> None:
+        """Record a graph that was compiled or loaded (``how``), of which target and sizes (``what``)."""
+        with self._lock:
+            self._counts[how] += 1
+            self._graphs.append(
+                {
+                    "key": key,
+                    "how": how,
+                    "engine": engine,
+                    "what": what,
+                    "seconds": round(seconds, 3),
+                    "at": round(time.time(), 3),
+                }
+            )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything so far, as plain data for JSON."""
+        names = ("captured", "compiled", "loaded", "served", "proved", "retired", "evicted", "failed")
+        with self._lock:
+            return {
+                **{name: self._counts[name] for name in names},
+                "fallbacks": dict(self._fallbacks),
+                "graphs": [dict(graph) for graph in self._graphs],
+            }
