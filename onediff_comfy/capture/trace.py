@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,7 +152,15 @@ def capture(
     wrapper.train(target.module.training)
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
     examples = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in call.signature.tensors]
-    with _TRACE_LOCK, torch.inference_mode(False), torch.no_grad(), _Watch(check):
+    with (
+        _TRACE_LOCK,
+        torch.inference_mode(False),
+        torch.no_grad(),
+        _Watch(check),
+        warnings.catch_warnings(),
+    ):
+        # torch.export warns about its own use of its own deprecated classes.
+        warnings.simplefilter("ignore", FutureWarning)
         try:
             program = torch.export.export(wrapper, (examples,), strict=False)
         except OptionRead:

@@ -17,86 +17,14 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-_USES = [
-    "abs",
-    "add",
-    "aiter",
-    "and",
-    "await",
-    "bool",
-    "bytes",
-    "call",
-    "ceil",
-    "complex",
-    "contains",
-    "delitem",
-    "divmod",
-    "enter",
-    "eq",
-    "exit",
-    "float",
-    "floor",
-    "floordiv",
-    "format",
-    "ge",
-    "getitem",
-    "gt",
-    "hash",
-    "iadd",
-    "iand",
-    "ifloordiv",
-    "ilshift",
-    "imatmul",
-    "imod",
-    "imul",
-    "index",
-    "int",
-    "invert",
-    "ior",
-    "ipow",
-    "irshift",
-    "isub",
-    "iter",
-    "itruediv",
-    "ixor",
-    "le",
-    "len",
-    "lshift",
-    "lt",
-    "matmul",
-    "mod",
-    "mul",
-    "ne",
-    "neg",
-    "next",
-    "or",
-    "pos",
-    "pow",
-    "radd",
-    "rand",
-    "rdivmod",
-    "repr",
-    "reversed",
-    "rfloordiv",
-    "rlshift",
-    "rmatmul",
-    "rmod",
-    "rmul",
-    "ror",
-    "round",
-    "rpow",
-    "rrshift",
-    "rshift",
-    "rsub",
-    "rtruediv",
-    "rxor",
-    "setitem",
-    "str",
-    "sub",
-    "truediv",
-    "trunc",
-    "xor",
-]
+# Every special method through which Python code can use a value (without their underscores).
+_USES = """
+    abs add aiter and await bool bytes call ceil complex contains delitem divmod enter eq exit float floor
+    floordiv format ge getitem gt hash iadd iand ifloordiv ilshift imatmul imod imul index int invert ior ipow
+    irshift isub iter itruediv ixor le len lshift lt matmul mod mul ne neg next or pos pow radd rand rdivmod repr
+    reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem str sub
+    truediv trunc xor
+"""
 
 
 class OptionRead(BaseException):
@@ -138,5 +66,5 @@ class Withheld:
     __delattr__ = _raise_read
 
 
-for _use in _USES:
+for _use in _USES.split():
     setattr(Withheld, f"__{_use}__", _raise_read)

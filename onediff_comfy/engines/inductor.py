@@ -32,7 +32,7 @@ class InductorEngine(Engine):
             return "Triton is not installed; install the triton package that fits this torch"
         if device.type not in ("cpu", "cuda", "xpu"):
             return f"Inductor has no backend for {device.type} devices"
-        return None
+        return _unwritable_cache_folder()
 
     def versions(self, device: torch.device) -> Mapping[str, str]:
         return {"triton": _version_of("triton") or _version_of("triton-windows") or "none"}
@@ -46,11 +46,15 @@ class InductorEngine(Engine):
         for node in output.args[0]:
             if isinstance(node, torch.fx.Node):
                 node.meta["example_value"] = node.meta["val"]
-        _check_cache_folder()
         try:
             # PyTorch 2.13's AOTAutograd cache can return the graph of another shape without an
-            # error; Inductor's own cache, one level below, is keyed on the exact graph.
-            with torch.no_grad(), functorch_config.patch(enable_autograd_cache=False):
+            # error. It cannot be switched off (an artifact is serialised through it), but the tag
+            # is part of its keys: with the capture's own digest in them, graphs cannot be mixed up.
+            with (
+                torch.no_grad(),
+                torch.compiler.config.patch(cache_key_tag=capture.digest),
+                functorch_config.patch(enable_autograd_cache=True),
+            ):
                 artifact: Any = standalone_compile(
                     capture.graph, capture.examples(), dynamic_shapes="from_graph", aot=True
                 )
@@ -66,29 +70,21 @@ def _version_of(distribution: str) -> str | None:
         return None
 
 
-def _cache_folder() -> str:
+def _unwritable_cache_folder() -> str | None:
+    """Why Inductor, which writes every kernel to its cache folder, cannot; known before minutes of work."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    return cache_dir()
-
-
-def _check_cache_folder() -> None:
-    """Fail before minutes of work, not after: Inductor writes every kernel to its cache folder.
-
-    Raises:
-        EngineError: the folder cannot be made or written to.
-    """
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "(default)")
     try:
-        folder = _cache_folder()
+        folder = cache_dir()
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            pass
+            return None
     except OSError as error:
-        raise EngineError(
-            f"Inductor's cache folder {folder or '(default)'} cannot be written to ({error.strerror or error}); "
+        return (
+            f"its cache folder {folder} cannot be written to ({error.strerror or error}); "
             "make it writable or set TORCHINDUCTOR_CACHE_DIR to a folder that is"
-        ) from error
+        )
 
 
 def _explained(error: Exception) -> EngineError:

@@ -44,7 +44,7 @@ def accelerate(model: Any, engine: str, node_id: str | None = None) -> Any:
     clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, _KEY)
     clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, _KEY)
     clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, _KEY, _ForwardWrapper(dispatcher))
-    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, _KEY, _RunWrapper(dispatcher, clone))
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, _KEY, _RunWrapper(dispatcher))
     return clone
 
 
@@ -96,12 +96,11 @@ class _ForwardWrapper:
 class _RunWrapper:
     """Around one sampling run: modules are checked anew, and the run ends with one line in the log."""
 
-    def __init__(self, dispatcher: Dispatcher, patcher: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._patcher = patcher
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         self._dispatcher.begin_run()
         result = executor(*args, **kwargs)
-        self._dispatcher.end_run(self._patcher.model.diffusion_model)
+        self._dispatcher.end_run(executor.class_obj.model_patcher.model.diffusion_model)
         return result

@@ -1,0 +1,47 @@
+# make demo PYTHON_ENV=/path/to/python   uses that Python (with ComfyUI's requirements) and sets nothing up
+# COMFYUI_PATH=/path/to/ComfyUI          uses that ComfyUI
+
+PYTHON ?= python3
+
+ifdef PYTHON_ENV
+ENV_PYTHON := $(PYTHON_ENV)
+else
+ENV_PYTHON := .venv/bin/python
+endif
+
+.PHONY: help setup demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
+	@echo "make test    linters, unit tests, and the tests in a real ComfyUI"
+	@echo "make bench   every number in the README (needs an NVIDIA GPU)"
+	@echo "make lint    ruff and mypy"
+	@echo "make setup   the environment that all of these use: .venv and ComfyUI in .cache"
+	@echo "make clean   removes everything that these make"
+
+setup:
+ifndef PYTHON_ENV
+	@$(PYTHON) dev/environment.py
+endif
+
+demo: setup
+	@$(ENV_PYTHON) -m dev.demo
+
+lint: setup
+	$(ENV_PYTHON) -m ruff check .
+	$(ENV_PYTHON) -m ruff format --check .
+	$(ENV_PYTHON) -m mypy
+
+test: lint
+	$(ENV_PYTHON) -m pytest
+
+bench: setup
+	@$(ENV_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
+	  echo "make bench needs an NVIDIA GPU with 16 GB or more that PyTorch can use, and about 15 minutes;" \
+	       "it downloads nothing, the weights are random" >&2; exit 2; }
+	$(ENV_PYTHON) -m benchmarks.sampling
+
+clean:
+	rm -rf .venv .cache demo .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,152 @@
+"""Diffusion models of real size with random weights, loaded through ComfyUI's own loader.
+
+Speed and memory do not depend on what the weights are, so no gigabytes need to be fetched. The
+weights keep activations near unit scale, so that differences between two ways of computing the
+same thing mean what they would mean on a trained model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to build a model and what to feed it.
+
+    Attributes:
+        build: makes the model's module on the meta device, for a dtype.
+        dtype: of weights and computation on a GPU.
+        latent_channels: of the latent, which is 1/8 of the image in each direction.
+        context: (tokens, width) of the text conditioning.
+        pooled: width of the pooled conditioning, 0 for none.
+        cfg: the guidance scale; 1 means one model call per image and step, more means two.
+        extra: further conditioning values.
+    """
+
+    build: Callable[[torch.dtype], torch.nn.Module]
+    dtype: torch.dtype
+    latent_channels: int
+    context: tuple[int, int]
+    pooled: int
+    cfg: float
+    extra: dict[str, float]
+
+
+def _unet(dtype: torch.dtype, **config: Any) -> torch.nn.Module:
+    import comfy.ops
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    return UNetModel(
+        image_size=32,
+        in_channels=4,
+        out_channels=4,
+        model_channels=320,
+        use_spatial_transformer=True,
+        legacy=False,
+        use_temporal_attention=False,
+        use_temporal_resblock=False,
+        dtype=dtype,
+        operations=comfy.ops.disable_weight_init,
+        **config,
+    )
+
+
+def _sdxl(dtype: torch.dtype) -> torch.nn.Module:
+    return _unet(
+        dtype,
+        num_classes="sequential",
+        adm_in_channels=2816,
+        num_res_blocks=[2, 2, 2],
+        transformer_depth=[0, 0, 2, 2, 10, 10],
+        channel_mult=[1, 2, 4],
+        transformer_depth_middle=10,
+        transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10],
+        use_linear_in_transformer=True,
+        context_dim=2048,
+        num_head_channels=64,
+    )
+
+
+def _sd15(dtype: torch.dtype) -> torch.nn.Module:
+    return _unet(
+        dtype,
+        num_res_blocks=[2, 2, 2, 2],
+        transformer_depth=[1, 1, 1, 1, 1, 1, 0, 0],
+        channel_mult=[1, 2, 4, 4],
+        transformer_depth_middle=1,
+        transformer_depth_output=[1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+        use_linear_in_transformer=False,
+        context_dim=768,
+        num_heads=8,
+        num_head_channels=-1,
+        adm_in_channels=None,
+    )
+
+
+def _flux(dtype: torch.dtype) -> torch.nn.Module:
+    import comfy.ops
+    from comfy.ldm.flux.model import Flux
+
+    return Flux(
+        image_model="flux",
+        in_channels=16,
+        out_channels=16,
+        patch_size=2,
+        vec_in_dim=768,
+        context_in_dim=4096,
+        hidden_size=3072,
+        mlp_ratio=4.0,
+        num_heads=24,
+        depth=19,
+        depth_single_blocks=38,
+        axes_dim=[16, 56, 56],
+        theta=10000,
+        qkv_bias=True,
+        guidance_embed=True,
+        txt_ids_dims=[],
+        dtype=dtype,
+        operations=comfy.ops.disable_weight_init,
+    )
+
+
+FAMILIES = {
+    "sd15": Family(_sd15, torch.float16, 4, (77, 768), 0, 7.0, {}),
+    "sdxl": Family(_sdxl, torch.float16, 4, (77, 2048), 1280, 7.0, {}),
+    "flux": Family(_flux, torch.bfloat16, 16, (512, 4096), 768, 1.0, {"guidance": 3.5}),
+}
+
+
+def load(family: Family, device: torch.device) -> Any:
+    """A ComfyUI MODEL with random weights."""
+    import comfy.sd
+
+    with torch.device("meta"):
+        shapes = family.build(family.dtype).state_dict()
+    generator = torch.Generator(device).manual_seed(0)
+    weights = {}
+    for name, shape in shapes.items():
+        weight = torch.empty(shape.shape, device=device, dtype=family.dtype)
+        if weight.ndim >= 2:
+            weight.normal_(0, 0.7 / math.sqrt(weight[0].numel()), generator=generator)
+        elif name.endswith(("weight", "scale")):
+            weight.fill_(1)
+        else:
+            weight.normal_(0, 0.02, generator=generator)
+        weights[name] = weight
+    return comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": family.dtype})
+
+
+def conditioning(family: Family, seed: int, tokens: int | None = None) -> list[Any]:
+    """Random conditioning in the host's form, on the CPU as text encoders leave it."""
+    generator = torch.Generator().manual_seed(seed)
+    length, width = family.context
+    extras: dict[str, Any] = dict(family.extra)
+    if family.pooled:
+        extras["pooled_output"] = torch.randn(1, family.pooled, generator=generator)
+    return [[torch.randn(1, tokens or length, width, generator=generator), extras]]

@@ -1,0 +1,48 @@
+"""A real ComfyUI server with the pack in it, shared by the host tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pictures import FAMILIES
+
+from dev.checkpoints import ensure_checkpoints
+from dev.environment import comfyui_path, repository
+from dev.host import ComfyServer
+
+TINY_NODES = Path(__file__).with_name("tiny_nodes")
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ComfyServer]:
+    """Makes a server with the tiny checkpoints and test nodes; compilers start from an empty cache."""
+    comfy = comfyui_path()
+    checkpoints = repository() / ".cache" / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    ensure_checkpoints(comfy, checkpoints, [family.checkpoint for family in FAMILIES.values()])
+
+    def make(**environment: str) -> ComfyServer:
+        base = tmp_path_factory.mktemp("host")
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "inductor"))
+        server = ComfyServer(
+            comfy,
+            base,
+            cpu=not torch.cuda.is_available(),
+            packs=[("tiny_nodes", TINY_NODES)],
+            env=environment,
+        )
+        server.checkpoints.parent.mkdir(parents=True, exist_ok=True)
+        server.checkpoints.symlink_to(checkpoints, target_is_directory=True)
+        return server
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
+    """The server that most tests share. Its counters only grow: compare before and after."""
+    with start_server() as running:
+        yield running

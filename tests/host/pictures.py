@@ -1,0 +1,86 @@
+"""Tiny model families, what the pack counted, and when two pictures are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from dev.checkpoints import checkpoint_file
+from dev.host import ComfyServer, RunResult
+from dev.workflows import Workflow, text_to_image
+
+
+@dataclass(frozen=True)
+class TinyFamily:
+    """A tiny checkpoint and how to prompt it."""
+
+    checkpoint: str
+    conditioning: Mapping[str, int]
+    cfg: float
+    steps: int = 3
+
+    def workflow(self, seed: int = 1, engine: str | None = None, size: int = 128, **more: Any) -> Workflow:
+        return text_to_image(
+            checkpoint_file(self.checkpoint),
+            width=size,
+            height=size,
+            steps=self.steps,
+            cfg=self.cfg,
+            seed=seed,
+            engine=engine,
+            conditioning=self.conditioning,
+            save_latent=True,
+            **more,
+        )
+
+
+FAMILIES = {
+    "sd15": TinyFamily("sd15_min", {"tokens": 77, "dim": 768, "pooled_dim": 0}, 7.0),
+    "sdxl": TinyFamily("sdxl_min", {"tokens": 77, "dim": 2048, "pooled_dim": 1280}, 7.0),
+    "flux": TinyFamily("flux_min", {"tokens": 77, "dim": 64, "pooled_dim": 32}, 1.0),
+}
+
+
+class Counters:
+    """What the pack counted since this object was made."""
+
+    def __init__(self, server: ComfyServer) -> None:
+        self._server = server
+        self._before = server.get_json("/onediff/report")
+
+    def __getattr__(self, name: str) -> int:
+        return int(self._server.get_json("/onediff/report")[name] - self._before[name])
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """Eager calls by reason."""
+        before = self._before["fallbacks"]
+        now = self._server.get_json("/onediff/report")["fallbacks"]
+        return {reason: count - before.get(reason, 0) for reason, count in now.items() if count > before.get(reason, 0)}
+
+
+def latent_of(result: RunResult) -> torch.Tensor:
+    """The sampler's output, unrounded; fails the test if the run failed."""
+    assert result.status == "success", result.error or result
+    ((_, data),) = result.latents
+    return load(data)["latent_tensor"]
+
+
+def assert_same_picture(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal but for rounding.
+
+    In fp32 on the CPU the bound is 1e-4 of the latent's range: a compiled sum is another order of
+    the same additions, each off by 6e-8 of its size, over a few thousand terms and a few steps
+    (measured: 1e-6), while an 8-bit picture has steps of 4e-3. On a GPU the models run in 16 bits
+    and the bound is that of dispatch's own proof.
+    """
+    assert actual.shape == expected.shape
+    bound = 2e-2 if torch.cuda.is_available() else 1e-4
+    span = float(expected.max() - expected.min())
+    assert span > 0.1, "a flat picture proves nothing"
+    difference = float((actual - expected).abs().max())
+    assert difference <= bound * span, f"off by {difference / span:.2e} of the range"

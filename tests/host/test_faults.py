@@ -1,0 +1,90 @@
+"""What goes wrong while compiling never costs a picture: interruptions, no compiler, no room to write."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pictures import FAMILIES, Counters, assert_same_picture, latent_of
+
+from dev.host import ComfyServer
+
+FLUX = FAMILIES["flux"]
+SDXL = FAMILIES["sdxl"]
+
+
+def _interrupt_when(server: ComfyServer, said: str, seen_at: list[float]) -> threading.Thread:
+    """Presses the editor's stop button as soon as ``said`` appears in the server's log."""
+
+    def watch() -> None:
+        for _ in range(1200):
+            if said in server.log_text():
+                time.sleep(0.5)
+                seen_at.append(time.monotonic())
+                server.post("/interrupt")
+                return
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_interrupting_a_compilation_works_and_loses_nothing(start_server: Callable[..., ComfyServer]) -> None:
+    with start_server() as server:
+        expected = latent_of(server.run(SDXL.workflow(1)))
+        counters = Counters(server)
+        interrupted_at: list[float] = []
+        watcher = _interrupt_when(server, "OneDiff: compiling", interrupted_at)
+        result = server.run(SDXL.workflow(1, "inductor"))
+        ended_at = time.monotonic()
+        watcher.join()
+        assert result.interrupted
+        assert ended_at - interrupted_at[0] < 3  # seconds; the compilation itself takes far longer
+        assert counters.compiled == 0
+
+        # The compilation went on behind the scenes; the next image uses it.
+        assert_same_picture(latent_of(server.run(SDXL.workflow(1, "inductor"))), expected)
+        assert (counters.compiled, counters.served) == (1, SDXL.steps)
+        assert server.log_text().count("OneDiff: compiling UNetModel") == 1
+
+
+def test_without_a_compiler_the_picture_is_made_and_the_remedy_is_said(
+    start_server: Callable[..., ComfyServer],
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("on a GPU Inductor writes Triton, which needs no C++ compiler")
+    with start_server(CXX="/nonexistent/g++") as server:
+        expected = latent_of(server.run(FLUX.workflow(1)))
+        counters = Counters(server)
+        for _ in range(2):
+            result = server.run(FLUX.workflow(1, "inductor"))
+            assert torch.equal(latent_of(result), expected)
+        (reason,) = counters.fallbacks
+        assert "no working C++ compiler was found" in reason
+        assert "/nonexistent/g++" in reason and "apt install g++" in reason
+        assert counters.failed == 1  # not tried again at every step
+        assert sum("WARNING" in line and "OneDiff" in line for line in server.log_text().splitlines()) == 1
+        assert "Traceback" not in server.log_text()
+
+
+def test_a_cache_folder_that_cannot_be_written_to_is_named(
+    start_server: Callable[..., ComfyServer], tmp_path: Path
+) -> None:
+    folder = tmp_path / "inductor"
+    with start_server(TORCHINDUCTOR_CACHE_DIR=str(folder)) as server:
+        expected = latent_of(server.run(FLUX.workflow(1)))
+        # torch makes the folder when it is imported. A file in its place stops everybody from
+        # writing there, root included.
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.write_text("")
+        counters = Counters(server)
+        assert torch.equal(latent_of(server.run(FLUX.workflow(1, "inductor"))), expected)
+        (reason,) = counters.fallbacks
+        assert str(folder) in reason and "TORCHINDUCTOR_CACHE_DIR" in reason

@@ -1,0 +1,165 @@
+"""The Model Speedup node in a real ComfyUI: the same picture, one compilation, no trace left."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, latent_of
+
+from dev.host import ComfyServer, PromptRejected
+from dev.workflows import Workflow
+
+SD15 = FAMILIES["sd15"]
+FLUX = FAMILIES["flux"]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> TinyFamily:
+    return FAMILIES[request.param]
+
+
+def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, family: TinyFamily) -> None:
+    plain = [latent_of(server.run(family.workflow(seed))) for seed in (1, 2)]
+
+    first = Counters(server)
+    assert_same_picture(latent_of(server.run(family.workflow(1, "inductor"))), plain[0])
+    assert (first.compiled, first.captured, first.proved) == (1, 1, 1)
+    assert first.served == family.steps
+    assert first.fallbacks == {}
+
+    second = Counters(server)
+    assert_same_picture(latent_of(server.run(family.workflow(2, "inductor"))), plain[1])
+    assert (second.compiled, second.captured, second.served) == (0, 0, family.steps)
+
+    # Everything is thrown away and made again: loader, node, model object. The graph stays.
+    server.post("/free", {"unload_models": True, "free_memory": True})
+    again = Counters(server)
+    assert_same_picture(latent_of(server.run(family.workflow(1, "inductor"))), plain[0])
+    assert (again.compiled, again.captured, again.served) == (0, 0, family.steps)
+
+    # Without the node nothing of it is left: not one bit.
+    assert torch.equal(latent_of(server.run(family.workflow(1))), plain[0])
+    assert second.fallbacks == {}
+
+
+def test_auto_uses_inductor(server: ComfyServer) -> None:
+    server.run(SD15.workflow(1, "inductor"))
+    counters = Counters(server)
+    latent_of(server.run(SD15.workflow(3, "auto")))
+    assert counters.served == SD15.steps
+    assert counters.compiled == 0  # the same engine, so the same graph
+
+
+def test_the_node_explains_itself(server: ComfyServer) -> None:
+    info = server.get_json("/object_info/OneDiffModelSpeedup")["OneDiffModelSpeedup"]
+    assert info["category"] == "OneDiff"
+    assert info["display_name"] == "OneDiff Model Speedup"
+    assert info["description"]
+    inputs = info["input"]["required"]
+    assert list(inputs) == ["model", "engine"]
+    assert all(options["tooltip"] for _, options in inputs.values())
+    assert all(info["output_tooltips"])
+    assert inputs["engine"][1]["options"] == ["auto", "inductor", "oneflow", "cudagraph", "eager"]
+
+
+def test_an_unknown_engine_is_refused_before_anything_runs(server: ComfyServer) -> None:
+    with pytest.raises(PromptRejected) as refusal:
+        server.run(SD15.workflow(1, "warp-drive"))
+    (error,) = refusal.value.body["node_errors"]["speedup"]["errors"]
+    assert error["type"] == "value_not_in_list"
+    assert "warp-drive" in error["details"] and "inductor" in error["details"]
+
+
+@pytest.mark.parametrize("engine", ["oneflow", "cudagraph"])
+def test_an_engine_that_cannot_run_here_says_so_and_the_picture_is_made(server: ComfyServer, engine: str) -> None:
+    if engine == "cudagraph" and torch.cuda.is_available():
+        pytest.skip("this machine has an NVIDIA GPU, so the cudagraph engine is available")
+    plain = latent_of(server.run(FLUX.workflow(1)))
+    counters = Counters(server)
+    result = server.run(FLUX.workflow(1, engine))
+    assert torch.equal(latent_of(result), plain)
+    (reason,) = counters.fallbacks
+    assert reason.startswith(f"the {engine} engine is not available: ")
+    assert counters.fallbacks[reason] == FLUX.steps
+    assert counters.compiled == 0
+    assert ("speedup", f"not accelerated: {reason}") in result.texts
+    warnings = [line for line in server.log_text().splitlines() if reason in line and "WARNING" in line]
+    assert len(warnings) == 1  # once, not once a step
+
+
+def _behind(workflow: Workflow, node: str, class_type: str, **inputs: object) -> Workflow:
+    """``workflow`` with a node of ``class_type`` between ``node`` and the sampler."""
+    workflow["sampler"]["inputs"]["model"] = ["extra", 0]
+    workflow["extra"] = {"class_type": class_type, "inputs": {"model": [node, 0], **inputs}}
+    return workflow
+
+
+def _before(workflow: Workflow, class_type: str, **inputs: object) -> Workflow:
+    """``workflow`` with a node of ``class_type`` between the loader and the speedup node."""
+    workflow["speedup"]["inputs"]["model"] = ["extra", 0]
+    workflow["extra"] = {"class_type": class_type, "inputs": {"model": ["loader", 0], **inputs}}
+    return workflow
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_other_extensions_wrappers_still_run(server: ComfyServer, place: str) -> None:
+    plain = latent_of(server.run(FLUX.workflow(1)))
+    expected = latent_of(server.run(_behind(FLUX.workflow(1), "loader", "ScaleWrapper", factor=0.9)))
+    assert not torch.allclose(plain, expected, rtol=1e-2)
+    workflow = FLUX.workflow(1, "inductor")
+    if place == "before":
+        workflow = _before(workflow, "ScaleWrapper", factor=0.9)
+    else:
+        workflow = _behind(workflow, "speedup", "ScaleWrapper", factor=0.9)
+    counters = Counters(server)
+    assert_same_picture(latent_of(server.run(workflow)), expected)
+    assert counters.served == FLUX.steps
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_a_patch_that_no_graph_can_take_runs_eager_and_unchanged(server: ComfyServer, place: str) -> None:
+    plain = latent_of(server.run(SD15.workflow(1)))
+    expected = latent_of(server.run(_behind(SD15.workflow(1), "loader", "AttentionPatch")))
+    assert not torch.allclose(plain, expected, rtol=1e-2)
+    workflow = SD15.workflow(1, "inductor")
+    workflow = (
+        _before(workflow, "AttentionPatch") if place == "before" else _behind(workflow, "speedup", "AttentionPatch")
+    )
+    counters = Counters(server)
+    assert torch.equal(latent_of(server.run(workflow)), expected)
+    assert counters.served == 0
+    (reason,) = counters.fallbacks
+    assert "transformer_options.patches.attn1_patch" in reason
+
+
+def test_a_model_whose_family_has_no_wrappers_is_named(server: ComfyServer) -> None:
+    expected = latent_of(server.run(_behind(SD15.workflow(1), "loader", "PlainModule")))
+    counters = Counters(server)
+    assert torch.equal(latent_of(server.run(_before(SD15.workflow(1, "inductor"), "PlainModule"))), expected)
+    assert counters.fallbacks == {"this model family never hands its calls to diffusion-model wrappers": 1}
+
+
+def test_something_that_is_no_model_passes_through_with_a_reason(server: ComfyServer) -> None:
+    workflow = {
+        "loader": SD15.workflow(1)["loader"],
+        "broken": {"class_type": "NotAModel", "inputs": {"model": ["loader", 0]}},
+        "speedup": {"class_type": "OneDiffModelSpeedup", "inputs": {"model": ["broken", 0], "engine": "auto"}},
+        "kind": {"class_type": "ModelKind", "inputs": {"model": ["speedup", 0]}},
+    }
+    counters = Counters(server)
+    result = server.run(workflow)
+    assert result.status == "success"
+    assert result.outputs["kind"]["kind"] == ["_NotAModel"]
+    assert counters.fallbacks == {"a _NotAModel without a diffusion model cannot be captured": 1}
+    assert any(node == "speedup" and "without a diffusion model" in text for node, text in result.texts)
+
+
+def test_another_size_or_batch_is_another_graph_and_coming_back_is_none(server: ComfyServer) -> None:
+    expected = latent_of(server.run(FLUX.workflow(1, size=64, batch=2)))
+    latent_of(server.run(FLUX.workflow(1, "inductor")))
+    counters = Counters(server)
+    assert_same_picture(latent_of(server.run(FLUX.workflow(1, "inductor", size=64, batch=2))), expected)
+    assert counters.compiled == 1
+    latent_of(server.run(FLUX.workflow(2, "inductor")))
+    latent_of(server.run(FLUX.workflow(2, "inductor", size=64, batch=2)))
+    assert counters.compiled == 1

@@ -1,0 +1,130 @@
+"""Custom nodes for the host tests, installed into the test server beside the pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from comfy.patcher_extension import WrappersMP
+from comfy_api.latest import ComfyExtension, io
+
+
+class TinyConditioning(io.ComfyNode):
+    """Seeded random conditioning: stands in for text encoders of any size."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TinyConditioning",
+            display_name="Tiny Conditioning",
+            category="testing",
+            inputs=[
+                io.Int.Input("seed", default=0),
+                io.Int.Input("tokens", default=77, min=1, max=4096),
+                io.Int.Input("dim", default=768, min=1, max=8192),
+                io.Int.Input("pooled_dim", default=0, min=0, max=8192, tooltip="0: no pooled output"),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, seed: int, tokens: int, dim: int, pooled_dim: int) -> io.NodeOutput:
+        generator = torch.Generator().manual_seed(seed)
+        extra = {"pooled_output": torch.randn(1, pooled_dim, generator=generator)} if pooled_dim else {}
+        return io.NodeOutput([[torch.randn(1, tokens, dim, generator=generator), extra]])
+
+
+def _model_node(name: str, change: Callable[[Any], Any], inputs: list[Any] | None = None) -> type[io.ComfyNode]:
+    """A node that takes a MODEL, and whatever ``inputs`` says, and gives what ``change`` makes of it."""
+
+    class ModelNode(io.ComfyNode):
+        @classmethod
+        def define_schema(cls) -> io.Schema:
+            return io.Schema(
+                node_id=name,
+                category="testing",
+                inputs=[io.Model.Input("model"), *(inputs or [])],
+                outputs=[io.Model.Output()],
+            )
+
+        @classmethod
+        def execute(cls, model: Any, **values: Any) -> io.NodeOutput:
+            return io.NodeOutput(change(model, **values))
+
+    ModelNode.__name__ = name
+    return ModelNode
+
+
+def _scaled(model: Any, factor: float) -> Any:
+    """Another extension's wrapper around the diffusion model, as EasyCache and others add them."""
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return executor(*args, **kwargs) * factor + 0.01
+
+    clone = model.clone()
+    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, f"scale{factor}", wrapper)
+    return clone
+
+
+def _with_attention_patch(model: Any) -> Any:
+    """A patch that changes the picture, written as a closure."""
+    clone = model.clone()
+    clone.set_model_attn1_patch(lambda q, k, v, extra_options: (q * 0.5, k, v))
+    return clone
+
+
+class _Plain(torch.nn.Module):
+    """A diffusion model of a family that does not hand its calls to wrappers."""
+
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, timesteps: torch.Tensor, **_: Any) -> torch.Tensor:
+        return x * self.weight
+
+
+def _with_plain_module(model: Any) -> Any:
+    clone = model.clone()
+    clone.add_object_patch("diffusion_model", _Plain())
+    return clone
+
+
+class _NotAModel:
+    """What a careless extension may send down a MODEL wire."""
+
+    model = None
+
+
+class ModelKind(io.ComfyNode):
+    """Says what came down a MODEL wire, without running it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(node_id="ModelKind", category="testing", inputs=[io.Model.Input("model")], is_output_node=True)
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        return io.NodeOutput(ui={"kind": [type(model).__name__]})
+
+
+NODES = [
+    TinyConditioning,
+    ModelKind,
+    _model_node("ScaleWrapper", _scaled, [io.Float.Input("factor", default=0.9)]),
+    _model_node("AttentionPatch", _with_attention_patch),
+    _model_node("PlainModule", _with_plain_module),
+    _model_node("NotAModel", lambda model: _NotAModel()),
+]
+
+
+class TestingExtension(ComfyExtension):
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return NODES
+
+
+async def comfy_entrypoint() -> TestingExtension:
+    return TestingExtension()

@@ -1,0 +1,120 @@
+"""What several unit tests need: fresh processes, and a capture in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onediff_comfy.capture.call import Call, bind, split
+from onediff_comfy.capture.target import Target
+from onediff_comfy.capture.trace import Capture, capture
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = "transformer_options"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def fresh_process() -> Callable[..., Any]:
+    """Runs Python code in a process of its own; gives back what it printed, read as JSON."""
+
+    def run(code: str, **environment: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def identities() -> list[dict[str, Any]]:
+    """What ``identities.py`` prints in two fresh processes that differ in their hash seed."""
+    script = Path(__file__).with_name("identities.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    printed = [process.communicate(timeout=120) for process in processes]
+    for process, (_, errors) in zip(processes, printed, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return [json.loads(text.strip().splitlines()[-1]) for text, _ in printed]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A capture with what it was made from."""
+
+    target: Target
+    call: Call
+    capture: Capture
+
+    @property
+    def digest(self) -> str:
+        return self.capture.digest
+
+    def run(self, *tensors: torch.Tensor, target: Target | None = None) -> Any:
+        """The graph's output, put together again, for the weights that are in place in ``target`` now."""
+        binding = self.capture.binding
+        weights = (target or self.target).weights(binding.weight_names, CPU)
+        with torch.no_grad():
+            flat = self.capture.graph(*binding.feed(weights, tensors or self.call.tensors))
+        return torch.utils._pytree.tree_unflatten(flat, binding.output)
+
+
+@pytest.fixture(scope="session")
+def capture_of() -> Callable[..., Captured]:
+    """Captures ``module(*args, **kwargs)`` on the CPU."""
+
+    def make(
+        module: torch.nn.Module,
+        *args: Any,
+        read: tuple[str, ...] = (),
+        overrides: Mapping[str, Any] | None = None,
+        check: Callable[[], None] = lambda: None,
+        **kwargs: Any,
+    ) -> Captured:
+        arguments = bind(module.forward, args, kwargs)
+        call = split(arguments, options_name=OPTIONS, options_read=read)
+        target = Target(module)
+        made = capture(
+            target,
+            module.forward,
+            call,
+            options_name=OPTIONS,
+            options=arguments.get(OPTIONS) or {},
+            overrides=overrides or {},
+            check=check,
+        )
+        return Captured(target, call, made)
+
+    return make

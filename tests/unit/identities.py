@@ -1,0 +1,96 @@
+"""Prints every identity that must be the same in all processes, as JSON. Run by ``conftest.identities``."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import sys
+from typing import Any
+
+import torch
+
+from onediff_comfy.capture.call import bind, split
+from onediff_comfy.capture.target import Target
+from onediff_comfy.capture.trace import capture
+from onediff_comfy.engines.eager import EagerEngine
+from onediff_comfy.graphs.key import CallKey, GraphKey, compiler
+
+OPTIONS = "transformer_options"
+
+
+class Kind(enum.Enum):
+    FIRST = "first"
+
+
+@dataclasses.dataclass
+class Config:
+    width: int = 4
+    names: frozenset[str] = frozenset({"alpha", "beta", "gamma", "delta"})
+
+
+class Plain:
+    """An object with a default repr, which holds its address."""
+
+    def __init__(self) -> None:
+        self.inner = [object(), {"x": 1.5}]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+        self.config = Config()
+        self.kind = Kind.FIRST
+        self.plain = Plain()
+        self.names = {"one", "two", "three", "four", "five"}
+        self.activation = lambda value: torch.tanh(value) * 0.5
+        self.table = torch.arange(3.0)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] | None = None) -> torch.Tensor:
+        if transformer_options and "two" in transformer_options["wanted"]:
+            x = x * 2
+        return self.activation(self.layer(x)) + self.shift + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+class ChoosesByName(torch.nn.Module):
+    """Holds a function whose code has a set as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted = lambda name: name in {"one", "two", "three", "four", "five"}
+
+
+def main() -> None:
+    torch.manual_seed(int(torch.randint(1 << 30, ()).item()))
+    module = Net()
+    options = {name: name for name in {"a", "b", "c", "d", "e"}} | {"wanted": ["one", "two"]}
+    arguments = bind(module.forward, (torch.randn(2, 4), options), {})
+    call = split(arguments, options_name=OPTIONS, options_read={"wanted", "b"})
+    target = Target(module)
+    captured = capture(
+        target,
+        module.forward,
+        call,
+        options_name=OPTIONS,
+        options=options,
+        overrides={},
+        check=lambda: None,
+    )
+    code = compiler(EagerEngine(), torch.device("cpu"))
+    json.dump(
+        {
+            "fingerprint": target.fingerprint,
+            "signature": call.signature.lines(),
+            "capture": captured.digest,
+            "call_key": CallKey(target.fingerprint, call.signature, "host", code).digest,
+            "graph_key": GraphKey(captured.digest, code).digest,
+            "set_in_code": Target(ChoosesByName()).fingerprint,
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""graphs/jobs.py: one job at a time and one per key; a caller may stop waiting and loses nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import pytest
+
+from onediff_comfy.graphs.jobs import Jobs
+
+WAIT = 10.0  # seconds after which a test is broken, not slow
+
+
+def no_wait(_seconds: float) -> None: ...
+
+
+class Caller(threading.Thread):
+    """Calls ``jobs.run`` in a thread of its own and keeps what came out."""
+
+    def __init__(self, jobs: Jobs[Any], key: str, function: Callable[[], Any], while_waiting: Any = no_wait) -> None:
+        super().__init__(daemon=True)
+        self._call = lambda: jobs.run(key, function, while_waiting)
+        self.outcome: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._call()
+        except BaseException as error:
+            self.outcome = error
+
+    def result(self) -> Any:
+        self.join(WAIT)
+        assert not self.is_alive()
+        return self.outcome
+
+
+class Work:
+    """A function that says when it began, and ends when it is told to."""
+
+    def __init__(self, result: Any = "result") -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.runs = 0
+        self._result = result
+
+    def __call__(self) -> Any:
+        self.runs += 1
+        self.began.set()
+        assert self.may_end.wait(WAIT)
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
+
+
+class Stop(BaseException):
+    """As the host's interruption: no Exception."""
+
+
+def stop(_seconds: float) -> None:
+    raise Stop
+
+
+def test_the_result_comes_back() -> None:
+    assert Jobs[int]().run("a", lambda: 3, no_wait) == 3
+
+
+def test_the_work_is_done_away_from_the_callers_thread() -> None:
+    worker = Jobs[threading.Thread]().run("a", threading.current_thread, no_wait)
+    assert worker is not threading.current_thread()
+    assert worker.daemon, "quitting must not wait for a compiler"
+
+
+def test_two_callers_of_one_key_share_one_run() -> None:
+    jobs, work = Jobs[Any](), Work()
+    first = Caller(jobs, "a", work)
+    assert work.began.wait(WAIT)
+    waited = threading.Event()
+    second = Caller(jobs, "a", lambda: pytest.fail("a second run"), lambda _seconds: waited.set())
+    assert waited.wait(WAIT)
+    work.may_end.set()
+    assert first.result() == second.result() == "result"
+    assert work.runs == 1
+
+
+def test_different_keys_never_run_at_once() -> None:
+    jobs = Jobs[None]()
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        threading.Event().wait(0.01)
+        with lock:
+            inside -= 1
+
+    callers = [Caller(jobs, str(number), work) for number in range(6)]
+    assert [caller.result() for caller in callers] == [None] * 6
+    assert most == 1
+
+
+def test_a_caller_that_stops_waiting_does_not_stop_the_job() -> None:
+    jobs, work = Jobs[Any](), Work()
+    with pytest.raises(Stop):
+        jobs.run("a", work, stop)
+    assert work.began.is_set()
+    joined = threading.Event()
+    later = Caller(jobs, "a", lambda: "a second run", lambda _seconds: joined.set())
+    assert joined.wait(WAIT)
+    work.may_end.set()
+    assert later.result() == "result"
+    assert work.runs == 1
+
+
+def test_one_caller_stopping_does_not_disturb_another() -> None:
+    jobs, work = Jobs[Any](), Work()
+    stays, goes = Caller(jobs, "a", work), Caller(jobs, "a", work, stop)
+    assert isinstance(goes.result(), Stop)
+    work.may_end.set()
+    assert stays.result() == "result"
+
+
+def test_while_waiting_is_told_growing_seconds() -> None:
+    jobs, work = Jobs[Any](), Work()
+    told: list[float] = []
+
+    def listen(seconds: float) -> None:
+        told.append(seconds)
+        if len(told) == 3:
+            work.may_end.set()
+
+    jobs.run("a", work, listen)
+    assert len(told) >= 3
+    assert told == sorted(told)
+    assert 0.05 < told[0] < WAIT
+
+
+@pytest.mark.parametrize("error", [ValueError("v"), Stop("s"), SystemExit(1), TimeoutError("t"), FutureTimeout("f")])
+def test_whatever_the_job_raises_comes_out_of_every_caller_and_the_next_call_tries_again(error: BaseException) -> None:
+    jobs, work = Jobs[Any](), Work(error)
+    waited = threading.Event()
+    first = Caller(jobs, "a", work)
+    second = Caller(jobs, "a", work, lambda _seconds: waited.set())
+    assert waited.wait(WAIT)
+    work.may_end.set()
+    assert first.result() is error
+    assert second.result() is error
+    assert work.runs == 1
+    assert jobs.run("a", lambda: "again", no_wait) == "again"
+
+
+def test_a_failed_job_does_not_block_other_keys() -> None:
+    jobs = Jobs[int]()
+    with pytest.raises(Stop):
+        jobs.run("a", lambda: stop(0.0), no_wait)  # type: ignore[arg-type, return-value]
+    assert jobs.run("b", lambda: 1, no_wait) == 1
+
+
+def test_a_finished_job_is_forgotten() -> None:
+    """Results are kept by the cache, not here: what it evicted must be made anew."""
+    jobs, runs = Jobs[int](), []
+    for _ in range(2):
+        jobs.run("a", lambda: runs.append(1) or len(runs), no_wait)
+    assert len(runs) == 2
+    assert not jobs._running
+
+
+@pytest.mark.xfail(strict=True, raises=FutureTimeout, reason="bug: a job done just after a poll ended is a TimeoutError")
+def test_a_job_that_ends_right_after_a_poll_gives_its_result() -> None:
+    class EndsAfterThePoll(Future[str]):
+        def result(self, timeout: float | None = None) -> str:
+            if not self.done():
+                self.set_result("result")
+                raise FutureTimeout
+            return super().result(timeout)
+
+    jobs = Jobs[str]()
+    jobs._running["a"] = EndsAfterThePoll()
+    assert jobs.run("a", lambda: "unused", no_wait) == "result"

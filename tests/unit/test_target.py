@@ -1,0 +1,404 @@
+"""capture/target.py: the fingerprint is everything but weight values; weights are what is in place now."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import functools
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy.capture.call import NotCovered
+from onediff_comfy.capture.target import Target
+
+CPU = torch.device("cpu")
+
+
+class Kind(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+@dataclasses.dataclass
+class Config:
+    width: int = 4
+    depths: tuple[int, ...] = (1, 2)
+
+
+class Settings:
+    """A plain object, with a default repr."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+
+class Net(nn.Module):
+    def __init__(self, channels: int = 4, kernel: int = 3, bias: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, channels, kernel, bias=bias)
+        self.norm = nn.GroupNorm(2, channels)
+        self.register_buffer("table", torch.zeros(channels))
+        self.heads = 2
+        self.scale = 0.5
+        self.name: str | None = "net"
+        self.flag = True
+        self.kind = Kind.FIRST
+        self.config = Config()
+        self.settings = Settings()
+        self.levels = [1, 2, 4]
+        self.options = {"a": 1, "b": [1.0, None]}
+        self.names = frozenset({"x", "y"})
+        self.working_dtype = torch.float32
+        self.where = torch.device("cpu")
+        self.block_type: type = nn.Linear
+        self.sigmas = torch.arange(3.0)
+        self.activation: Callable[..., Any] = lambda x: x * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x))
+
+
+def fingerprint(change: Callable[[Net], Any] = lambda net: None, **arguments: Any) -> str:
+    net = Net(**arguments)
+    change(net)
+    return Target(net).fingerprint
+
+
+def setting(name: str, value: Any) -> Callable[[Net], None]:
+    def change(net: Net) -> None:
+        *path, last = name.split(".")
+        setattr(functools.reduce(getattr, path, net), last, value)
+
+    return change
+
+
+# -- fingerprint -------------------------------------------------------------------------------
+
+
+def test_two_checkpoints_of_one_architecture_share_the_fingerprint() -> None:
+    torch.manual_seed(0)
+    first, second = Net(), Net()
+    assert not torch.equal(first.conv.weight, second.conv.weight)
+    assert Target(first).fingerprint == Target(second).fingerprint
+
+
+def test_weight_values_never_count_however_they_got_there() -> None:
+    def edit_in_place(net: Net) -> None:
+        with torch.no_grad():
+            net.conv.weight.mul_(2)
+            net.table.add_(1)
+
+    assert fingerprint(edit_in_place) == fingerprint()
+    assert fingerprint(lambda net: net.requires_grad_(False)) == fingerprint()
+    assert Target(copy.deepcopy(Net())).fingerprint == fingerprint()
+
+
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "int attribute": setting("heads", 3),
+    "int to bool": setting("heads", True),
+    "int to float": setting("heads", 2.0),
+    "float attribute": setting("scale", 0.5000000000000001),
+    "str attribute": setting("name", "other"),
+    "None attribute": setting("name", None),
+    "bool attribute": setting("flag", False),
+    "enum attribute": setting("kind", Kind.SECOND),
+    "dtype attribute": setting("working_dtype", torch.float16),
+    "device attribute": setting("where", torch.device("cuda")),
+    "class attribute": setting("block_type", nn.Conv2d),
+    "new attribute": setting("extra", 1),
+    "list attribute": setting("levels", [1, 2, 3]),
+    "list order": setting("levels", [2, 1, 4]),
+    "dict value": setting("options", {"a": 2, "b": [1.0, None]}),
+    "dict key": setting("options", {"c": 1, "b": [1.0, None]}),
+    "deep in a dict": setting("options", {"a": 1, "b": [1.0, 0]}),
+    "set attribute": setting("names", frozenset({"x", "z"})),
+    "dataclass field": setting("config.width", 5),
+    "tuple in a dataclass": setting("config.depths", (1, 3)),
+    "object attribute": setting("settings.scale", 2.0),
+    "tensor attribute's value": setting("sigmas", torch.tensor([0.0, 1.0, 3.0])),
+    "tensor attribute's dtype": setting("sigmas", torch.zeros(3, dtype=torch.int32)),
+    "tensor attribute's shape": setting("sigmas", torch.arange(3.0)[None]),
+    "lambda's constant": setting("activation", lambda x: x * 3),
+    "lambda's operator": setting("activation", lambda x: x + 2),
+    "another function": setting("activation", nn.functional.silu),
+    "attribute of a submodule": setting("norm.eps", 1e-6),
+    "class of a submodule": setting("norm", nn.LayerNorm(4)),
+    "eval": lambda net: net.eval(),
+    "eval of a submodule": lambda net: net.norm.eval(),
+    "dtype of all weights": lambda net: net.half(),
+    "dtype of one weight": lambda net: net.norm.to(torch.float64),
+    "dtype of a buffer": setting("table", torch.zeros(4, dtype=torch.float16)),
+    "shape of a buffer": setting("table", torch.zeros(5)),
+    "memory format of a conv weight": lambda net: net.conv.to(memory_format=torch.channels_last),
+    "new weight": lambda net: net.register_parameter("more", nn.Parameter(torch.zeros(1))),
+    "new buffer": lambda net: net.register_buffer("more", torch.zeros(1)),
+    "weight gone": lambda net: net.conv.register_parameter("bias", None),
+    "new submodule": lambda net: net.add_module("more", nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_can_change_the_computation_changes_the_fingerprint(change: str) -> None:
+    assert fingerprint(CHANGES[change]) != fingerprint()
+
+
+def test_every_two_changes_differ_from_each_other() -> None:
+    prints = {name: fingerprint(change) for name, change in CHANGES.items()}
+    assert len(set(prints.values())) == len(prints)
+
+
+def test_shapes_count() -> None:
+    assert len({fingerprint(), fingerprint(channels=8), fingerprint(kernel=1), fingerprint(bias=False)}) == 4
+
+
+def test_the_name_of_a_weight_counts() -> None:
+    def named(name: str) -> str:
+        module = nn.Module()
+        module.register_parameter(name, nn.Parameter(torch.zeros(1)))
+        return Target(module).fingerprint
+
+    assert named("a") != named("b")
+
+
+def test_the_class_counts_though_everything_in_it_is_the_same() -> None:
+    class Other(Net):
+        pass
+
+    assert Target(Other()).fingerprint != fingerprint()
+
+
+def test_the_same_in_every_process(identities: list[dict[str, Any]]) -> None:
+    """Two fresh processes with different hash seeds; sets, default reprs and lambdas among the attributes."""
+    assert identities[0]["fingerprint"] == identities[1]["fingerprint"]
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a set among a function's constants is described in hash order")
+def test_a_set_in_a_functions_code_is_the_same_in_every_process(identities: list[dict[str, Any]]) -> None:
+    assert identities[0]["set_in_code"] == identities[1]["set_in_code"]
+
+
+def multiplied(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x * factor
+
+
+def defaulted(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def function(x: torch.Tensor, by: float = factor) -> torch.Tensor:
+        return x * by
+
+    return function
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+BLIND: dict[str, tuple[Any, Any]] = {
+    "built-in functions": (torch.sin, torch.cos),
+    "partials": (
+        functools.partial(nn.functional.gelu, approximate="tanh"),
+        functools.partial(nn.functional.gelu, approximate="none"),
+    ),
+    "closures": (multiplied(2.0), multiplied(3.0)),
+    "defaults": (defaulted(2.0), defaulted(3.0)),
+    "bound methods": (
+        types.MethodType(lambda self, x: x * 2, object()),
+        types.MethodType(lambda self, x: x * 3, object()),
+    ),
+    "nesting": ([1, [2, 3]], [[1, 2], 3]),
+    "empty containers": ([], {}),
+    "complex": (1j, 2j),
+    "ranges": (range(2), range(3)),
+    "slots": (Slotted(1.0), Slotted(2.0)),
+    "deeper than six": ([[[[[[[[1]]]]]]]], [[[[[[[[2]]]]]]]]),
+    "deep structure": ([[[[[[[1, 2]]]]]]], [[[[[[[3]]]]]]]),
+    "modules outside the tree": ([nn.Dropout(0.1)], [nn.Dropout(0.9)]),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="bug: these attributes compute different things and give one fingerprint")
+@pytest.mark.parametrize("blind", BLIND)
+def test_attributes_that_the_fingerprint_does_not_tell_apart(blind: str) -> None:
+    one, other = BLIND[blind]
+    assert fingerprint(setting("activation", one)) != fingerprint(setting("activation", other))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: tied and untied weights give one fingerprint")
+def test_tied_weights_count() -> None:
+    tied, untied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    assert Target(tied).fingerprint != Target(untied).fingerprint
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+NAMES = ("conv.weight", "norm.bias", "table")
+
+
+def test_specs_and_layers_name_everything() -> None:
+    net = Net()
+    target = Target(net)
+    assert set(target.specs) == {"conv.weight", "conv.bias", "norm.weight", "norm.bias", "table"}
+    assert target.layers == (net, net.conv, net.norm)
+
+
+def test_weights_come_in_the_order_asked_for() -> None:
+    net = Net()
+    given = Target(net).weights(NAMES, CPU)
+    assert [id(weight) for weight in given] == [id(net.conv.weight), id(net.norm.bias), id(net.table)]
+
+
+def test_weights_are_those_in_place_now() -> None:
+    """A LoRA replaces parameters, another edits in place, a reload assigns a state dict."""
+    net = Net()
+    target = Target(net)
+    replaced = nn.Parameter(torch.rand_like(net.conv.weight))
+    net.conv.weight = replaced
+    net.table = torch.ones(4)
+    with torch.no_grad():
+        net.norm.bias.fill_(7)
+    weight, bias, table = target.weights(NAMES, CPU)
+    assert weight is replaced
+    assert bias.unique().tolist() == [7]
+    assert table is net.table
+    loaded = {name: torch.full_like(value, 3) for name, value in net.state_dict().items()}
+    net.load_state_dict(loaded, assign=True)
+    assert all(weight.unique().tolist() == [3] for weight in target.weights(NAMES, CPU))
+
+
+class QuantisedParameter(nn.Parameter):
+    pass
+
+
+UNFIT: dict[str, tuple[Callable[[Net], Any], str]] = {
+    "dtype": (lambda net: net.conv.half(), "shape or dtype"),
+    "shape": (setting("conv.weight", nn.Parameter(torch.zeros(4, 3, 1, 1))), "shape or dtype"),
+    "device": (lambda net: net.conv.to("meta"), "not resident on cpu"),
+    "buffer on another device": (setting("table", torch.zeros(4, device="meta")), "not resident on cpu"),
+    "set to None": (setting("conv.weight", None), "replaced"),
+    "removed": (lambda net: delattr(net.conv, "weight"), "removed"),
+    "subclass": (setting("conv.weight", QuantisedParameter(torch.zeros(4, 3, 3, 3))), "QuantisedParameter"),
+    "tensor subclass in a buffer": (
+        setting("table", torch.zeros(4).as_subclass(type("Fancy", (torch.Tensor,), {}))),
+        "Fancy",
+    ),
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_weights_that_a_graph_cannot_take_are_refused(unfit: str) -> None:
+    change, message = UNFIT[unfit]
+    net = Net()
+    target = Target(net)
+    change(net)
+    with pytest.raises(NotCovered, match=message):
+        target.weights(NAMES, CPU)
+
+
+def test_a_weight_that_was_not_asked_for_may_be_anywhere() -> None:
+    net = Net()
+    target = Target(net)
+    net.conv.to("meta")
+    assert len(target.weights(("norm.bias",), CPU)) == 1
+
+
+# -- is_current and refusal --------------------------------------------------------------------
+
+
+def hook(*_args: Any) -> None: ...
+
+
+NOTICED: dict[str, Callable[[Net], Any]] = {
+    "submodule replaced": setting("norm", nn.GroupNorm(2, 4)),
+    "submodule added": lambda net: net.add_module("more", nn.Identity()),
+    "submodule removed": lambda net: delattr(net, "norm"),
+    "forward overridden": setting("forward", lambda x: x),
+    "forward of a layer overridden": setting("conv.forward", lambda x: x),
+    "forward hook": lambda net: net.norm.register_forward_hook(hook),
+    "forward pre-hook": lambda net: net.register_forward_pre_hook(hook),
+    "new attribute": setting("conv.extra", 1),
+    "attribute removed": lambda net: delattr(net, "heads"),
+}
+
+
+@pytest.mark.parametrize("change", NOTICED)
+def test_is_current_notices(change: str) -> None:
+    net = Net()
+    target = Target(net)
+    assert target.is_current()
+    NOTICED[change](net)
+    assert not target.is_current()
+
+
+def test_is_current_notices_a_hook_that_went() -> None:
+    net = Net()
+    handle = net.norm.register_forward_hook(hook)
+    target = Target(net)
+    handle.remove()
+    assert not target.is_current()
+
+
+def test_replaced_weights_leave_the_target_current() -> None:
+    """Otherwise a LoRA would cost a new fingerprint."""
+    net = Net()
+    target = Target(net)
+    net.conv.weight = nn.Parameter(torch.rand_like(net.conv.weight))
+    net.table = torch.ones(4)
+    assert target.is_current()
+
+
+class Recast(nn.GroupNorm):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 2
+
+
+UNNOTICED: dict[str, Callable[[Net], Any]] = {
+    "attribute changed": setting("heads", 3),
+    "function attribute changed": setting("activation", lambda x: x * 3),
+    "nested attribute changed": setting("config.width", 5),
+    "tensor attribute replaced": setting("sigmas", torch.ones(3)),
+    "training mode": lambda net: net.eval(),
+    "class of a layer": lambda net: setattr(net.norm, "__class__", Recast),
+    "bias where none was": lambda net: setattr(net.conv, "bias", nn.Parameter(torch.ones(4))),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="bug: is_current() does not notice, and the old graph keeps serving")
+@pytest.mark.parametrize("change", UNNOTICED)
+def test_is_current_notices_what_the_fingerprint_holds(change: str) -> None:
+    net = Net(bias=False)
+    target = Target(net)
+    UNNOTICED[change](net)
+    assert Target(net).fingerprint != target.fingerprint
+    assert not target.is_current()
+
+
+def test_a_plain_module_is_not_refused() -> None:
+    assert Target(Net()).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (setting("forward", lambda x: x), r"forward of layer \(root\) was replaced"),
+        (setting("conv.forward", lambda x: x), "forward of layer conv was replaced"),
+        (lambda net: net.norm.register_forward_hook(hook), "layer norm has a forward hook"),
+        (lambda net: net.register_forward_pre_hook(hook), r"layer \(root\) has a forward hook"),
+    ],
+    ids=["forward", "layer's forward", "hook", "pre-hook"],
+)
+def test_a_module_that_does_not_run_its_own_code_is_refused(change: Callable[[Net], Any], message: str) -> None:
+    net = Net()
+    change(net)
+    refusal = Target(net).refusal
+    assert refusal is not None
+    assert re.search(message, refusal)
