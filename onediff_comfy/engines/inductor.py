@@ -52,7 +52,7 @@ class InductorEngine(Engine):
             # is part of its keys: with the capture's own digest in them, graphs cannot be mixed up.
             with (
                 torch.no_grad(),
-                torch.compiler.config.patch(cache_key_tag=capture.digest),
+                torch.compiler.config.patch(cache_key_tag=capture.digest),  # type: ignore[attr-defined]
                 functorch_config.patch(enable_autograd_cache=True),
             ):
                 artifact: Any = standalone_compile(

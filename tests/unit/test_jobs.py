@@ -170,7 +170,7 @@ def test_a_finished_job_is_forgotten() -> None:
     assert not jobs._running
 
 
-@pytest.mark.xfail(strict=True, raises=FutureTimeout, reason="bug: a job done just after a poll ended is a TimeoutError")
+@pytest.mark.xfail(strict=True, raises=FutureTimeout, reason="bug: a job done just after a poll is a TimeoutError")
 def test_a_job_that_ends_right_after_a_poll_gives_its_result() -> None:
     class EndsAfterThePoll(Future[str]):
         def result(self, timeout: float | None = None) -> str:

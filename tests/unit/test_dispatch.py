@@ -1,0 +1,799 @@
+"""graphs/dispatch.py: a call is served by a right graph, or by eager with a reason; never by a wrong one."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy import engines
+from onediff_comfy.capture.call import NotCovered
+from onediff_comfy.capture.trace import Capture
+from onediff_comfy.engines.base import CompiledGraph, Engine, EngineError
+from onediff_comfy.engines.eager import EagerEngine, EagerGraph
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+
+WAIT = 10.0  # seconds after which a test is broken, not slow
+HOST = HostServices(
+    identity="host 1",
+    options_name="transformer_options",
+    capture_options={},
+    check_interrupted=lambda: None,
+    refuse=lambda _layers: None,
+)
+
+
+class Net(nn.Module):
+    """A small model with the host's calling convention. Counts how often its own code runs."""
+
+    runs = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.spare = nn.Parameter(torch.zeros(2))  # in no operator
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        timestep: torch.Tensor,
+        context: torch.Tensor | None = None,
+        transformer_options: dict[str, Any] = {},  # noqa: B006
+        **kwargs: Any,
+    ) -> Any:
+        Net.runs += 1
+        hidden = self.norm(self.linear(x)) * timestep[:, None]
+        if context is not None:
+            hidden = hidden + context
+        if transformer_options.get("double"):
+            hidden = hidden * 2
+        return hidden
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "onediff_comfy")
+
+
+@pytest.fixture
+def library() -> GraphLibrary:
+    return GraphLibrary(GraphCache(1 << 30), Metrics())
+
+
+class Served:
+    """A dispatcher over one module, called like the module."""
+
+    def __init__(self, library: GraphLibrary, module: nn.Module | None = None, engine: str = "eager", **host: Any):
+        self.module = module if module is not None else Net()
+        self.library = library
+        self.shown: list[str] = []
+        self.dispatcher = Dispatcher(engine, library, dataclasses.replace(HOST, **host), self.shown.append)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.dispatcher(self.module, self.module.forward, args, kwargs)
+
+    def expected(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.module(*args, **kwargs)
+
+    def matches(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether one call gives eager's output."""
+        torch.testing.assert_close(self(*args, **kwargs), self.expected(*args, **kwargs))
+        return True
+
+    @property
+    def counts(self) -> dict[str, int]:
+        snapshot = self.library.metrics.snapshot()
+        return {name: value for name, value in snapshot.items() if isinstance(value, int) and value}
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        return self.library.metrics.snapshot()["fallbacks"]
+
+    @property
+    def only_reason(self) -> str:
+        (reason,) = self.fallbacks
+        return str(reason)
+
+
+def inputs(batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, 4), torch.rand(batch) + 0.5
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+class FakeEngine(EagerEngine):
+    """The eager engine with something done to its graphs, counting compilations."""
+
+    def __init__(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run, size: int = 0):
+        self.compilations = 0
+        self._wrap, self._size = wrap, size
+
+    def compile(self, capture: Capture) -> CompiledGraph:
+        self.compilations += 1
+        return FakeGraph(capture, self._wrap, self._size)
+
+
+class FakeGraph(EagerGraph):
+    def __init__(self, capture: Capture, wrap: Callable[..., Any], size: int) -> None:
+        super().__init__(capture)
+        self._size, self._call = size, wrap(super().__call__)
+
+    @property
+    def nbytes(self) -> int:
+        return self._size
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self._call(weights, tensors)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], Any]:
+    """Puts an engine in the place of the eager one."""
+
+    def put(engine: Engine) -> Any:
+        monkeypatch.setitem(engines._ENGINES, "eager", engine)
+        return engine
+
+    return put
+
+
+class Interrupted(BaseException):
+    """As the host's: no Exception."""
+
+
+# -- served ------------------------------------------------------------------------------------
+
+
+def test_a_call_is_served_and_counted(library: GraphLibrary, caplog: pytest.LogCaptureFixture) -> None:
+    served = Served(library)
+    assert served.matches(*inputs())
+    assert served.counts == {"captured": 1, "compiled": 1, "proved": 1, "served": 1}
+    assert served.fallbacks == {}
+    assert warnings(caplog) == []
+    assert served.shown[0] == "capturing"
+    assert served.shown[-1] == "compiled"
+
+
+def test_the_second_call_runs_neither_capture_nor_the_models_own_code(library: GraphLibrary) -> None:
+    served = Served(library)
+    served(*inputs())
+    runs = Net.runs
+    output = served(x := inputs()[0], torch.ones(2))
+    assert Net.runs == runs
+    torch.testing.assert_close(output, served.expected(x, torch.ones(2)))
+    assert served.counts == {"captured": 1, "compiled": 1, "proved": 1, "served": 2}
+
+
+def test_names_and_positions_are_one_call(library: GraphLibrary) -> None:
+    served = Served(library)
+    x, timestep = inputs()
+    for args, kwargs in [((x, timestep), {}), ((x,), {"timestep": timestep}), ((), {"timestep": timestep, "x": x})]:
+        assert served.matches(*args, **kwargs)
+    assert served.counts["captured"] == 1
+
+
+@pytest.mark.parametrize("other", ["batch", "context", "dtype", "extra argument", "new option"])
+def test_another_signature_gets_a_route_of_its_own(other: str, library: GraphLibrary) -> None:
+    served = Served(library, Net().double() if other == "dtype" else None)
+    x, timestep = inputs()
+    first = (x.double(), timestep.double()) if other == "dtype" else (x, timestep)
+    served(*first)
+    args, kwargs = {
+        "batch": (inputs(3), {}),
+        "context": ((x, timestep, torch.randn(2, 4)), {}),
+        "dtype": ((x.double(), timestep), {}),
+        "extra argument": ((x, timestep), {"y": torch.zeros(2)}),
+        "new option": ((x, timestep), {"transformer_options": {"unheard of": 1}}),
+    }[other]
+    for _ in range(2):
+        assert served.matches(*args, **kwargs)
+    assert served.counts["captured"] == 2
+    assert served.counts["served"] == 3
+    assert served.matches(*first)
+    assert served.counts["captured"] == 2
+
+
+def test_an_option_nobody_reads_costs_a_capture_but_no_compilation(library: GraphLibrary) -> None:
+    served = Served(library)
+    for options in ({}, {"a": 1}, {"a": object(), "b": print}):
+        assert served.matches(*inputs(), transformer_options=options)
+    assert (served.counts["captured"], served.counts["compiled"]) == (3, 1)
+    served(*inputs(), transformer_options={"a": "another value"})
+    assert served.counts["captured"] == 3
+
+
+def test_an_option_that_is_read_is_told_apart_by_value(library: GraphLibrary) -> None:
+    served = Served(library)
+    x = inputs()
+    for _ in range(2):
+        for double in (True, False, None, 1):
+            assert served.matches(*x, transformer_options={"double": double, "id": object()})
+    assert served.counts["served"] == 8
+    # True and 1 compute the same graph; so do False and None.
+    assert served.counts["compiled"] == 2
+
+
+def test_options_are_not_changed_by_a_call(library: GraphLibrary) -> None:
+    options = {"double": True, "id": object()}
+    before = dict(options)
+    Served(library, capture_options={"optimized_attention_override": print})(*inputs(), transformer_options=options)
+    assert options == before
+
+
+def test_outputs_keep_their_structure(library: GraphLibrary) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            hidden = self.linear(x)
+            return {"output": [hidden, (hidden * 2,)], "middle": {"a": hidden + 1}}
+
+    served = Served(library, Nested())
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        actual, expected = served(x), served.expected(x)
+        assert torch.utils._pytree.tree_structure(actual) == torch.utils._pytree.tree_structure(expected)
+        torch.testing.assert_close(actual, expected)
+    assert served.counts["served"] == 2
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="bug: the proof fails the call when an output is None")
+def test_outputs_may_hold_none_and_numbers(library: GraphLibrary) -> None:
+    class Partial(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"output": [x * 2, None], "count": 3}
+
+    output = Served(library, Partial())(torch.ones(2))
+    assert output["output"][1] is None
+    assert output["count"] == 3
+
+
+def test_works_under_inference_mode(library: GraphLibrary) -> None:
+    with torch.inference_mode():
+        served = Served(library, Net().requires_grad_(False))
+        for _ in range(2):
+            assert served.matches(*inputs())
+    assert served.counts["served"] == 2
+    assert served.matches(*inputs())
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def test_changed_weights_give_the_new_output_and_no_new_graph(library: GraphLibrary) -> None:
+    """A LoRA on, edited in place, off again; another checkpoint."""
+    served = Served(library)
+    x = inputs()
+    before = served(*x)
+    original = served.module.linear.weight
+    served.module.linear.weight = nn.Parameter(torch.randn(4, 4))
+    assert served.matches(*x)
+    assert not torch.allclose(served(*x), before)
+    with torch.no_grad():
+        served.module.linear.weight.mul_(0.5)
+    assert served.matches(*x)
+    served.module.linear.weight = original
+    torch.testing.assert_close(served(*x), before)
+    served.module.load_state_dict(Net().state_dict(), assign=True)
+    assert served.matches(*x)
+    served.dispatcher.begin_run()
+    assert served.matches(*x)
+    assert (served.counts["captured"], served.counts["compiled"], served.fallbacks) == (1, 1, {})
+
+
+def test_weights_that_moved_run_eager_until_they_are_back(library: GraphLibrary) -> None:
+    served = Served(library)
+    x = inputs()
+    served(*x)
+    resident = served.module.spare
+    served.module.spare = nn.Parameter(torch.zeros(2, device="meta"))
+    assert served.matches(*x)
+    assert served.only_reason == "weights are not resident on cpu (offloaded)"
+    served.module.spare = resident
+    served(*x)
+    assert served.counts == {"captured": 1, "compiled": 1, "proved": 1, "served": 2}
+
+
+@pytest.mark.xfail(strict=True, reason="bug: weights that are away in a signature's first call refuse it for ever")
+def test_weights_that_are_away_in_the_first_call_run_eager_until_they_are_back(library: GraphLibrary) -> None:
+    served = Served(library)
+    resident = served.module.spare
+    served.module.spare = nn.Parameter(torch.zeros(2, device="meta"))
+    served(*inputs())
+    served.module.spare = resident
+    served.dispatcher.begin_run()
+    served(*inputs())
+    assert served.counts.get("served") == 1
+
+
+def test_two_dispatchers_share_the_graphs_of_one_architecture(library: GraphLibrary) -> None:
+    first, second = Served(library), Served(library)
+    x = inputs()
+    assert first.matches(*x)
+    assert second.matches(*x)
+    assert not torch.allclose(first(*x), second(*x))
+    assert first.counts == {"captured": 1, "compiled": 1, "proved": 1, "served": 4}
+
+
+def test_another_host_shares_the_graph_after_a_capture_of_its_own(library: GraphLibrary) -> None:
+    """An update of the host that left the operators alone costs seconds, not minutes."""
+    first, second = Served(library), Served(library, identity="host 2")
+    first(*inputs())
+    second(*inputs())
+    assert (first.counts["captured"], first.counts["compiled"]) == (2, 1)
+
+
+# -- wrong pictures that must not happen -------------------------------------------------------
+
+
+class Moded(nn.Module):
+    """Computes according to a plain attribute."""
+
+    def __init__(self, activation: Any = None, factor: float = 1.0, bias: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=bias)
+        self.activation, self.factor = activation, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x) * self.factor
+        return self.activation(hidden) if self.activation else hidden
+
+
+@pytest.mark.xfail(strict=True, reason="bug: one fingerprint, so the other module's graph serves, unproved")
+def test_two_modules_with_different_built_in_activations_do_not_share_a_graph(library: GraphLibrary) -> None:
+    x = torch.randn(2, 4)
+    assert Served(library, Moded(torch.sin)).matches(x)
+    assert Served(library, Moded(torch.cos)).matches(x)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: an attribute that changes its value is not noticed between runs")
+def test_an_attribute_changed_between_runs_changes_the_output(library: GraphLibrary) -> None:
+    served = Served(library, Moded(factor=1.0))
+    served(torch.randn(2, 4))
+    served.module.factor = 2.0
+    served.dispatcher.begin_run()
+    assert served.matches(torch.randn(2, 4))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a bias where none was is not noticed between runs")
+def test_a_bias_added_between_runs_changes_the_output(library: GraphLibrary) -> None:
+    served = Served(library, Moded())
+    served(torch.randn(2, 4))
+    served.module.linear.bias = nn.Parameter(torch.ones(4))
+    served.dispatcher.begin_run()
+    assert served.matches(torch.randn(2, 4))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: tied and untied modules share a call key, and the tied graph serves both")
+def test_a_tied_and_an_untied_module_do_not_share_a_graph(library: GraphLibrary) -> None:
+    tied, untied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    x = torch.randn(2, 4)
+    assert Served(library, tied).matches(x)
+    assert Served(library, untied).matches(x)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: which function of the module is called is not in any key")
+def test_two_functions_of_one_module_do_not_share_a_graph(library: GraphLibrary) -> None:
+    """A VAE's encode and decode, say."""
+
+    class Codec(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+        def decode(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * 2
+
+    module, x = Codec(), torch.randn(2, 4)
+    dispatcher = Dispatcher("eager", library, HOST)
+    with torch.no_grad():
+        for function in (module.encode, module.decode):
+            torch.testing.assert_close(dispatcher(module, function, (x,), {}), function(x))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a served call drops the gradient of its inputs without a word")
+def test_a_call_that_needs_gradients_gets_them(library: GraphLibrary) -> None:
+    """The host trains LoRAs through the same forward."""
+    served = Served(library)
+    x, timestep = inputs()
+    x.requires_grad_()
+    with torch.enable_grad():
+        output = served.dispatcher(served.module, served.module.forward, (x, timestep), {})
+        output.sum().backward()
+    assert x.grad is not None
+
+
+# -- eager, with a reason ----------------------------------------------------------------------
+
+
+def test_an_uncovered_argument_runs_eager_counted_and_warned_once(
+    library: GraphLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Served(library)
+    x = inputs()
+    for _ in range(3):
+        assert served.matches(*x, patch=lambda: None)
+    assert served.fallbacks == {"argument patch holds a function, which no graph can take": 3}
+    assert "served" not in served.counts
+    assert len(warnings(caplog)) == 1
+    assert "Net runs without acceleration: argument patch holds a function" in warnings(caplog)[0]
+    assert served.shown == ["not accelerated: argument patch holds a function, which no graph can take"]
+    served(*x, other=object())
+    assert len(warnings(caplog)) == 2
+    assert served.matches(*x)
+    assert served.counts["served"] == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("cudagraph", "the cudagraph engine is not available: CUDA graphs need an NVIDIA GPU"),
+        ("oneflow", "the oneflow engine is not available: "),
+        ("tensorrt", "there is no engine 'tensorrt'; choose one of auto, inductor"),
+    ],
+)
+def test_an_engine_that_cannot_run_here_says_so(engine: str, words: str, library: GraphLibrary) -> None:
+    served = Served(library, engine=engine)
+    for _ in range(2):
+        assert served.matches(*inputs())
+    assert words in served.only_reason
+    assert served.fallbacks[served.only_reason] == 2
+    assert served.counts == {}, "nothing was captured in vain"
+
+
+def test_a_forward_that_cannot_be_captured_runs_eager_and_is_tried_once(library: GraphLibrary) -> None:
+    class Dependent(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Dependent.runs += 1
+            return x if x.sum() > 0 else -x
+
+    served = Served(library, Dependent())
+    served(torch.ones(2))
+    tried = Dependent.runs
+    for _ in range(3):
+        assert torch.equal(served(torch.ones(2)), torch.ones(2))
+    assert Dependent.runs == tried + 3
+    assert "cannot be captured" in served.only_reason
+
+
+def test_a_host_that_refuses_the_layers_is_obeyed(library: GraphLibrary) -> None:
+    seen = []
+
+    def refuse(layers: Any) -> None:
+        seen.append(list(layers))
+        raise NotCovered("layers patch their weights")
+
+    served = Served(library, refuse=refuse)
+    assert served.matches(*inputs())
+    assert served.only_reason == "layers patch their weights"
+    assert seen == [list(served.module.modules())]
+
+
+def test_arguments_that_do_not_fit_raise_the_models_own_error(library: GraphLibrary) -> None:
+    with pytest.raises(TypeError, match="timestep"):
+        Served(library)(torch.zeros(2, 4))
+
+
+def test_a_call_without_tensors_runs_eager(library: GraphLibrary) -> None:
+    class Constant(nn.Module):
+        def forward(self, number: int) -> int:
+            return number + 1
+
+    served = Served(library, Constant())
+    assert served(1) == 2
+    assert served.only_reason == "the call has no tensors"
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="bug: options that are None fail the call")
+def test_options_may_be_none(library: GraphLibrary) -> None:
+    class Optional(Net):
+        def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] | None = None) -> Any:
+            return self.linear(x)
+
+    Served(library, Optional())(torch.zeros(2, 4), None)
+
+
+# -- engines that fail -------------------------------------------------------------------------
+
+
+def failing(error: BaseException) -> FakeEngine:
+    engine = FakeEngine()
+
+    def compile_nothing(_capture: Capture) -> CompiledGraph:
+        engine.compilations += 1
+        raise error
+
+    engine.compile = compile_nothing  # type: ignore[method-assign]
+    return engine
+
+
+def test_an_engine_error_runs_eager_and_is_not_tried_again(library: GraphLibrary, install: Any) -> None:
+    engine = install(failing(EngineError("no compiler; install one")))
+    served = Served(library)
+    for _ in range(3):
+        assert served.matches(*inputs())
+    assert served.fallbacks == {"no compiler; install one": 3}
+    assert engine.compilations == 1
+    assert served.counts == {"captured": 1, "failed": 1}
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="bug: what an engine raises unforeseen fails the image")
+def test_any_other_exception_of_an_engine_runs_eager_too(library: GraphLibrary, install: Any) -> None:
+    engine = install(failing(RuntimeError("internal")))
+    served = Served(library)
+    for _ in range(3):
+        assert served.matches(*inputs())
+    assert "internal" in served.only_reason
+    assert engine.compilations == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda output: output * 1.001,
+        lambda output: output + torch.nan,
+        lambda output: output[:1],
+        lambda output: output.double(),
+        lambda output: torch.zeros_like(output),
+    ],
+    ids=["slightly off", "nan", "shape", "dtype", "zeros"],
+)
+def test_a_graph_that_is_wrong_never_serves(
+    spoil: Callable[[torch.Tensor], torch.Tensor], library: GraphLibrary, install: Any
+) -> None:
+    """Eager's result comes back, the graph is retired, nobody compiles it again."""
+    engine = install(FakeEngine(lambda run: lambda weights, tensors: [spoil(out) for out in run(weights, tensors)]))
+    served, other = Served(library), Served(library)
+    x = inputs()
+    for _ in range(2):
+        assert served.matches(*x)
+        assert other.matches(*x)
+    assert engine.compilations == 1
+    assert served.counts["retired"] == 1
+    assert "served" not in served.counts
+    assert "proved" not in served.counts
+    assert "differed from eager by" in served.only_reason
+    assert "was retired" in served.only_reason
+    assert len(library.cache) == 0
+
+
+def test_rounding_is_no_difference(library: GraphLibrary, install: Any) -> None:
+    install(FakeEngine(lambda run: lambda weights, tensors: [out * (1 + 1e-6) for out in run(weights, tensors)]))
+    served = Served(library)
+    served(*inputs())
+    assert served.counts["proved"] == 1
+
+
+def test_one_wrong_output_of_several_is_enough(library: GraphLibrary, install: Any) -> None:
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [x * 2, x * 3]
+
+    install(FakeEngine(lambda run: lambda weights, tensors: [run(weights, tensors)[0]] * 2))
+    served = Served(library, Pair())
+    assert served.matches(torch.ones(2))
+    assert "retired" in served.only_reason
+
+
+def test_a_proof_is_made_once_per_graph(library: GraphLibrary) -> None:
+    first, second = Served(library), Served(library)
+    first(*inputs())
+    runs = Net.runs
+    second(*inputs())
+    first(*inputs())
+    assert Net.runs == runs
+
+
+def test_a_graph_that_fails_while_running_gives_eagers_result_and_is_not_tried_again(
+    library: GraphLibrary, install: Any
+) -> None:
+    calls = []
+
+    def wrap(run: Any) -> Any:
+        def fail(*_args: Any) -> Any:
+            calls.append(1)
+            raise RuntimeError("kernel launch failed\nand a long story")
+
+        return fail
+
+    install(FakeEngine(wrap))
+    served = Served(library)
+    for _ in range(3):
+        assert served.matches(*inputs())
+    assert served.fallbacks == {"the compiled graph failed (RuntimeError: kernel launch failed)": 3}
+    assert len(calls) == 1
+
+
+def test_out_of_memory_runs_eager_this_time_only(library: GraphLibrary, install: Any) -> None:
+    fail = [False]
+
+    def wrap(run: Any) -> Any:
+        def sometimes(weights: Any, tensors: Any) -> Any:
+            if fail[0]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return run(weights, tensors)
+
+        return sometimes
+
+    engine = install(FakeEngine(wrap))
+    served = Served(library)
+    for fail[0] in (True, False, True, False):
+        assert served.matches(*inputs())
+    assert served.fallbacks == {"the compiled graph ran out of memory": 2}
+    assert served.counts["served"] == 2
+    assert engine.compilations == 1
+
+
+# -- interruptions -----------------------------------------------------------------------------
+
+
+def test_an_interruption_while_capturing_comes_out_and_a_later_call_is_served(library: GraphLibrary) -> None:
+    interrupt = [True]
+
+    def check() -> None:
+        if interrupt[0]:
+            raise Interrupted
+
+    served = Served(library, check_interrupted=check)
+    with pytest.raises(Interrupted):
+        served(*inputs())
+    assert served.counts == {}
+    interrupt[0] = False
+    assert served.matches(*inputs())
+    assert served.counts["served"] == 1
+    assert served.fallbacks == {}
+
+
+def test_an_interruption_while_compiling_comes_out_and_the_work_is_kept(library: GraphLibrary, install: Any) -> None:
+    compiling, may_end = threading.Event(), threading.Event()
+    interrupt = [True]
+
+    class Slow(FakeEngine):
+        def compile(self, capture: Capture) -> CompiledGraph:
+            compiling.set()
+            assert may_end.wait(WAIT)
+            return super().compile(capture)
+
+    def check() -> None:
+        if interrupt[0] and compiling.is_set():
+            raise Interrupted
+
+    engine = install(Slow())
+    served = Served(library, check_interrupted=check)
+    with pytest.raises(Interrupted):
+        served(*inputs())
+    interrupt[0] = False
+    may_end.set()
+    assert served.matches(*inputs())
+    assert served.counts["served"] == 1
+    assert served.fallbacks == {}
+    assert engine.compilations == 1
+
+
+def test_a_person_sees_that_it_compiles(library: GraphLibrary, install: Any) -> None:
+    may_end = threading.Event()
+
+    class Slow(FakeEngine):
+        def compile(self, capture: Capture) -> CompiledGraph:
+            assert may_end.wait(WAIT)
+            return super().compile(capture)
+
+    install(Slow())
+    served = Served(library)
+    served.dispatcher._show = lambda text: (served.shown.append(text), "compiling" in text and may_end.set())
+    served(*inputs())
+    assert "compiling, 0 s" in served.shown
+
+
+# -- runs and eviction -------------------------------------------------------------------------
+
+
+def doubled(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 2
+
+
+def test_a_hook_added_between_runs_is_obeyed_and_one_that_went_is_forgotten(library: GraphLibrary) -> None:
+    served = Served(library)
+    x = inputs()
+    before = served(*x)
+    handle = served.module.linear.register_forward_hook(doubled)
+    served.dispatcher.begin_run()
+    assert served.matches(*x)
+    assert served.only_reason == "layer linear has a forward hook from another extension"
+    handle.remove()
+    served.dispatcher.begin_run()
+    torch.testing.assert_close(served(*x), before)
+    assert served.counts == {"captured": 1, "compiled": 1, "proved": 1, "served": 2}
+
+
+def test_a_replaced_layer_is_obeyed_in_the_next_run(library: GraphLibrary) -> None:
+    served = Served(library)
+    x = inputs()
+    served(*x)
+    served.module.norm = nn.LayerNorm(4, eps=10.0)
+    served.dispatcher.begin_run()
+    assert served.matches(*x)
+    assert served.counts["compiled"] == 2
+
+
+def test_an_evicted_graph_is_made_again(library: GraphLibrary, install: Any) -> None:
+    engine = install(FakeEngine(size=10))
+    library.cache.budget = 15
+    served = Served(library)
+    for batch in (1, 2, 1, 1):
+        assert served.matches(*inputs(batch))
+    assert engine.compilations == 3
+    assert served.counts["served"] == 4
+    assert len(library.cache) == 1
+
+
+def test_a_graph_made_again_is_proved_again(library: GraphLibrary, install: Any) -> None:
+    install(FakeEngine(size=10))
+    library.cache.budget = 15
+    served = Served(library)
+    for batch in (1, 2, 1):
+        served(*inputs(batch))
+    assert served.counts["proved"] == 3
+
+
+def test_the_end_of_a_run_says_what_served_it(library: GraphLibrary, caplog: pytest.LogCaptureFixture) -> None:
+    served = Served(library)
+    served.dispatcher.begin_run()
+    served(*inputs())
+    served(*inputs(), patch=object())
+    served.dispatcher.end_run(served.module)
+    assert "1 of 2 model calls served by compiled graphs" in caplog.text
+
+
+def test_a_run_in_which_nothing_was_called_is_not_silent(
+    library: GraphLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Served(library)
+    served.dispatcher.begin_run()
+    served.dispatcher.end_run(served.module)
+    assert "never hands its calls" in served.only_reason
+    assert len(warnings(caplog)) == 1
+
+
+def test_calls_from_many_threads_compile_once(library: GraphLibrary) -> None:
+    served = Served(library)
+    x = inputs()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(5):
+                assert served.matches(*x)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert served.counts["compiled"] == 1
+    assert served.fallbacks == {}

@@ -1,0 +1,118 @@
+"""engines/inductor.py: one real compilation, and errors that name the cause and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy.engines.base import EngineError
+from onediff_comfy.engines.inductor import InductorEngine
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+
+HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"output": torch.tanh(self.linear(x)) * scale + torch.tensor([1.0, 2.0, 3.0, 4.0])}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dispatcher, Net, GraphLibrary]]:
+    """A dispatcher whose graph Inductor compiled, in a cache folder of its own."""
+    library = GraphLibrary(GraphCache(1 << 30), Metrics())
+    dispatcher, module = Dispatcher("auto", library, HOST), Net()
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        dispatcher(module, module.forward, (torch.randn(2, 4), torch.rand(2, 1)), {})
+        yield dispatcher, module, library
+
+
+def test_auto_is_inductor_and_the_graph_proves_itself(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
+    snapshot = compiled[2].metrics.snapshot()
+    assert snapshot["fallbacks"] == {}
+    assert [graph["engine"] for graph in snapshot["graphs"]] == ["inductor"]
+    assert (snapshot["proved"], snapshot["served"]) == (1, 1)
+
+
+def test_other_weights_and_inputs_need_no_other_graph(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
+    dispatcher, module, library = compiled
+    served = library.metrics.snapshot()["served"]
+    for number in range(3):
+        x, scale = torch.randn(2, 4), torch.rand(2, 1)
+        module.linear.weight = nn.Parameter(torch.randn(4, 4) * number)
+        with torch.no_grad():
+            actual = dispatcher(module, module.forward, (x, scale), {})
+            torch.testing.assert_close(actual, module(x, scale))
+    snapshot = library.metrics.snapshot()
+    assert (snapshot["compiled"], snapshot["served"] - served, snapshot["fallbacks"]) == (1, 3, {})
+
+
+def test_the_global_settings_of_torch_are_as_they_were(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    for config in (functorch_config, inductor_config, torch.compiler.config, torch._dynamo.config):
+        assert not [name for name in config._config if not config._is_default(name)]
+
+
+@pytest.mark.parametrize("device", ["meta", "mps"])
+def test_devices_without_a_backend_are_refused_by_name(device: str) -> None:
+    assert f"Inductor has no backend for {device} devices" in (InductorEngine().unavailable(torch.device(device)) or "")
+
+
+def test_the_version_of_triton_is_in_the_key_even_if_there_is_none() -> None:
+    assert InductorEngine().versions(torch.device("cpu"))["triton"]
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture_of: Callable[..., Any]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    folder = tmp_path / "file" / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    captured = capture_of(Net(), torch.randn(2, 4), torch.rand(2, 1)).capture
+    with pytest.raises(EngineError) as error:
+        InductorEngine().compile(captured)
+    assert str(folder) in str(error.value)
+    assert "set TORCHINDUCTOR_CACHE_DIR to a folder that is" in str(error.value)
+
+
+NO_COMPILER = """
+import json, torch
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+
+host = HostServices("host", "transformer_options", {}, lambda: None, lambda layers: None)
+library = GraphLibrary(GraphCache(1 << 30), Metrics())
+module = torch.nn.Linear(4, 4)
+x = torch.randn(3, 4)
+dispatcher = Dispatcher("inductor", library, host)
+with torch.no_grad():
+    right = all(torch.equal(dispatcher(module, module.forward, (x,), {}), module(x)) for _ in range(2))
+print(json.dumps({"right": right, **library.metrics.snapshot()}))
+"""
+
+
+def test_a_missing_compiler_is_named_with_the_remedy(fresh_process: Callable[..., Any], tmp_path: Path) -> None:
+    """And the image is made without it."""
+    result = fresh_process(NO_COMPILER, CXX="/nonexistent/g++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    ((reason, count),) = result["fallbacks"].items()
+    assert "no working C++ compiler was found (tried /nonexistent/g++)" in reason
+    assert "install g++" in reason
+    assert "set CXX to one" in reason
+    assert (result["right"], count, result["failed"], result["compiled"]) == (True, 2, 1, 0)

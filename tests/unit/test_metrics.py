@@ -1,0 +1,80 @@
+"""metrics.py: counters as plain data."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+from onediff_comfy.metrics import Metrics
+
+
+def test_a_snapshot_has_every_counter_from_the_start() -> None:
+    assert Metrics().snapshot() == {
+        "captured": 0,
+        "compiled": 0,
+        "loaded": 0,
+        "served": 0,
+        "proved": 0,
+        "retired": 0,
+        "evicted": 0,
+        "failed": 0,
+        "fallbacks": {},
+        "graphs": [],
+    }
+
+
+def test_counts_add_up() -> None:
+    metrics = Metrics()
+    metrics.count("served")
+    metrics.count("served", 2)
+    assert metrics.snapshot()["served"] == 3
+
+
+def test_a_made_graph_is_counted_and_listed() -> None:
+    metrics = Metrics()
+    metrics.made("compiled", "key", "inductor", "UNet float16[2x4]@cuda:0", 1.23456)
+    snapshot = metrics.snapshot()
+    (graph,) = snapshot["graphs"]
+    assert snapshot["compiled"] == 1
+    assert snapshot["loaded"] == 0
+    assert graph.pop("at") > 1.7e9
+    assert graph == {
+        "key": "key",
+        "how": "compiled",
+        "engine": "inductor",
+        "what": "UNet float16[2x4]@cuda:0",
+        "seconds": 1.235,
+    }
+
+
+def test_the_first_of_a_reason_is_told_apart() -> None:
+    metrics = Metrics()
+    assert [metrics.fell_back("a"), metrics.fell_back("a"), metrics.fell_back("b")] == [True, False, True]
+    assert metrics.snapshot()["fallbacks"] == {"a": 2, "b": 1}
+
+
+def test_a_snapshot_is_json_and_a_copy() -> None:
+    metrics = Metrics()
+    metrics.made("loaded", "key", "eager", "what", 0.0)
+    metrics.fell_back("reason")
+    snapshot = metrics.snapshot()
+    assert json.loads(json.dumps(snapshot)) == snapshot
+    snapshot["graphs"][0]["key"] = snapshot["fallbacks"]["reason"] = "spoiled"
+    assert metrics.snapshot()["graphs"][0]["key"] == "key"
+    assert metrics.snapshot()["fallbacks"] == {"reason": 1}
+
+
+def test_counting_from_many_threads_loses_nothing() -> None:
+    metrics = Metrics()
+
+    def work() -> None:
+        for _ in range(2000):
+            metrics.count("served")
+            metrics.fell_back("reason")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (metrics.snapshot()["served"], metrics.snapshot()["fallbacks"]["reason"]) == (8000, 8000)
