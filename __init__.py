@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .nodes.compiled_graph import OneDiffLoadCompiledGraph, OneDiffSaveCompiledGraph
 from .nodes.model_speedup import OneDiffModelSpeedup
 from .onediff_comfy.host.node_api import ComfyExtension, io
 from .onediff_comfy.host.routes import add_routes
@@ -12,7 +13,7 @@ class OneDiffExtension(ComfyExtension):
         add_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [OneDiffModelSpeedup]
+        return [OneDiffModelSpeedup, OneDiffSaveCompiledGraph, OneDiffLoadCompiledGraph]
 
 
 async def comfy_entrypoint() -> OneDiffExtension:

@@ -48,7 +48,7 @@ class Metrics:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything so far, as plain data for JSON."""
-        names = ("captured", "compiled", "loaded", "served", "proved", "retired", "evicted", "failed")
+        names = ("captured", "compiled", "loaded", "served", "proved", "retired", "evicted", "failed", "not_kept")
         with self._lock:
             return {
                 **{name: self._counts[name] for name in names},

@@ -8,3 +8,12 @@ MINIMUM_TORCH = (2, 10)
 
 GRAPH_BUDGET_BYTES = 4 << 30
 """What compiled graphs may hold in memory, weights excluded, before the least recently used goes."""
+
+GRAPHS_FOLDER = "onediff_graphs"
+"""The folder under the host's models folder where files to share are saved."""
+
+GRAPH_SUFFIX = ".graph"
+"""The ending of files with compiled graphs."""
+
+DISK_LIMIT_BYTES = 20 << 30
+"""What compiled graphs may take on disk; an SDXL graph takes about 50 MB. ``ONEDIFF_CACHE_LIMIT_MB`` overrides it."""

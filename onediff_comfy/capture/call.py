@@ -52,6 +52,7 @@ class TensorSpec:
 class Signature:
     """What makes two calls the same for a compiled graph. Hashable; ``lines`` is its canonical text."""
 
+    function: str
     structure: Structure
     tensors: tuple[TensorSpec, ...]
     option_names: tuple[str, ...]
@@ -59,6 +60,7 @@ class Signature:
     def lines(self) -> list[str]:
         """One line for every fact, in an order that does not depend on the process."""
         return [
+            f"function {self.function}",
             f"structure {self.structure!r}",
             *(f"tensor {index} {spec}" for index, spec in enumerate(self.tensors)),
             f"options {self.option_names!r}",
@@ -114,7 +116,7 @@ class _Splitter:
 
 
 def _dict_key(key: Any, path: str) -> Any:
-    if type(key) in (str, int, bool) or key is None:
+    if type(key) in (str, int) or key is None:  # no bool: Python takes True for 1
         return key
     if type(key) is tuple:
         return tuple(_dict_key(part, path) for part in key)
@@ -172,10 +174,17 @@ def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return arguments
 
 
-def split(arguments: Mapping[str, Any], *, options_name: str | None = None, options_read: Collection[str] = ()) -> Call:
+def split(
+    arguments: Mapping[str, Any],
+    *,
+    function: str = "forward",
+    options_name: str | None = None,
+    options_read: Collection[str] = (),
+) -> Call:
     """Split arguments into structure and tensors.
 
     Args:
+        function: what is called, by name: a module may have several forwards (encode, decode).
         arguments: by name; tensors may be nested in dicts, lists and tuples.
         options_name: the argument that is an open-ended bag of options (ComfyUI's
             ``transformer_options``). Of it, the *names* present always belong to the signature, and
@@ -186,16 +195,16 @@ def split(arguments: Mapping[str, Any], *, options_name: str | None = None, opti
         NotCovered: an argument, or an option that is read, holds something no graph can take.
     """
     splitter = _Splitter()
-    plain = {name: value for name, value in arguments.items() if name != options_name}
+    plain = dict(arguments)
     option_names: tuple[str, ...] = ()
-    if options_name is not None and options_name in arguments:
-        options = arguments[options_name]
+    if options_name is not None and plain.get(options_name) is not None:
+        options = plain[options_name]
         # Whether a value is None can be seen without reading it, so it counts as part of the name.
         option_names = tuple(sorted(f"{name}=None" if value is None else str(name) for name, value in options.items()))
         plain[options_name] = {name: options[name] for name in sorted(options_read) if name in options}
-    structure = (
-        "dict",
-        tuple((name, splitter.split(plain[name], name)) for name in sorted(plain)),
-    )
+    try:
+        structure = ("dict", tuple((name, splitter.split(plain[name], name)) for name in sorted(plain)))
+    except RecursionError:
+        raise NotCovered("the arguments hold something that contains itself") from None
     tensors = tuple(splitter.tensors)
-    return Call(Signature(structure, tuple(map(TensorSpec.of, tensors)), option_names), tensors)
+    return Call(Signature(function, structure, tuple(map(TensorSpec.of, tensors)), option_names), tensors)

@@ -2,15 +2,13 @@
 
 Weights are inputs of a compiled graph, so their values do not matter here: two checkpoints of one
 architecture have the same fingerprint. Everything else that can change what the forward computes
-does matter: classes, plain attributes, weight names, shapes, dtypes and layouts.
+does matter: classes and their functions, attributes, weight names, shapes, dtypes and layouts.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import hashlib
-import types
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +16,10 @@ from typing import Any
 import torch
 
 from .call import NotCovered
+from .describe import Describer, Indescribable, is_foundation
 
 # nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
-_MAX_DEPTH = 6
 # Subclasses (quantised tensors) carry scales and dispatch rules that a plain graph input would lose.
 _PLAIN_WEIGHTS = (torch.nn.Parameter, torch.Tensor, torch.nn.Buffer)
 
@@ -40,36 +38,35 @@ class Target:
     """A module seen as code plus weights.
 
     Built once per module and cheap to ask again: ``weights`` reads the tensors that are in place
-    *now* (a LoRA replaces them, an offload moves them), ``is_current`` tells whether the module is
-    still the one that was fingerprinted.
+    *now* (a LoRA replaces them, an offload moves them), ``is_current`` tells whether the module's
+    code is still what was fingerprinted.
 
     Attributes:
         layers: the module and all its submodules.
-        specs: every weight by name.
+        specs: every weight by name; of a weight with several names, each.
         fingerprint: sha256 over code and weight metadata.
-        refusal: why the module's forward is not the one its classes define, if it is not.
+        refusal: why no capture of the module could be relied on, if so.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.layers = tuple(module.modules())
-        self.refusal = _code_refusal(module)
-        self._token = _token(module)
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
-        specs = []
+        self.specs: dict[str, WeightSpec] = {}
         for path, owner in module.named_modules():
             for holder in (owner._parameters, owner._buffers):
                 for name, tensor in holder.items():
                     if tensor is not None:
                         full = f"{path}.{name}" if path else name
                         self._slots[full] = (holder, name)
-                        specs.append(_weight_spec(full, tensor))
-        self.specs: dict[str, WeightSpec] = {spec.name: spec for spec in specs}
-        self.fingerprint = _fingerprint(module, specs)
+                        self.specs[full] = _weight_spec(full, tensor)
+        self.fingerprint, self.refusal = _inspect(module)
 
     def is_current(self) -> bool:
-        """Whether no submodule was replaced, re-classed or given a forward of its own since."""
-        return _token(self.module) == self._token
+        """Whether the layers are the same objects with the same code. Ten milliseconds or two: once a run."""
+        now = tuple(self.module.modules())
+        same = len(now) == len(self.layers) and all(a is b for a, b in zip(now, self.layers, strict=True))
+        return same and _inspect(self.module) == (self.fingerprint, self.refusal)
 
     def weights(self, names: tuple[str, ...], device: torch.device) -> list[torch.Tensor]:
         """The named weights as they are in place now, all on ``device``.
@@ -98,83 +95,55 @@ def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
     return WeightSpec(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
-def _token(module: torch.nn.Module) -> tuple[tuple[int, int, bool, bool], ...]:
-    """Changes when a submodule is replaced, gains attributes or hooks, or its forward is overridden; ~1 µs a layer."""
-    return tuple((id(m), len(m.__dict__), "forward" in m.__dict__, _has_hooks(m)) for m in module.modules())
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _code_refusal(module: torch.nn.Module) -> str | None:
-    for path, layer in module.named_modules():
+def _inspect(module: torch.nn.Module) -> tuple[str, str | None]:
+    """The module's fingerprint and why it must be refused, if it must."""
+    layers = dict(module.named_modules())
+    for path, layer in layers.items():
         if "forward" in layer.__dict__:
-            return f"the forward of layer {path or '(root)'} was replaced by another extension"
-        if _has_hooks(layer):
-            return f"layer {path or '(root)'} has a forward hook from another extension"
-    return None
-
-
-def _fingerprint(module: torch.nn.Module, specs: list[WeightSpec]) -> str:
+            return "", f"the forward of layer {path or '(root)'} was replaced by another extension"
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return "", f"layer {path or '(root)'} has a forward hook from another extension"
+    describer = Describer({id(layer): path for path, layer in layers.items()})
     digest = hashlib.sha256()
-    for path, owner in module.named_modules():
-        digest.update(f"module {path} {_qualified(type(owner))} {owner.training}\n".encode())
-        for name, value in sorted(vars(owner).items()):
-            if name not in _MODULE_INTERNALS:
-                digest.update(f"  {name} = {' '.join(_describe(value, _MAX_DEPTH))}\n".encode())
-    for spec in specs:
-        digest.update(f"weight {spec.name} {spec.shape} {spec.stride} {spec.dtype}\n".encode())
-    return digest.hexdigest()
+    weights: dict[int, str] = {}
+    for path, layer in layers.items():
+        try:
+            for line in _layer_lines(path, layer, describer, weights):
+                digest.update(line.encode())
+        except Indescribable as error:
+            return "", f"layer {path or '(root)'} holds {error}, which cannot be part of a graph's identity"
+    for line in _class_lines({base for layer in layers.values() for base in type(layer).__mro__}, describer):
+        digest.update(line.encode())
+    return digest.hexdigest(), None
 
 
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str]) -> Iterator[str]:
+    """Class, attributes, children and weights of one layer; ``weights`` collects first names by identity."""
+    yield f"\nlayer {path} {type(layer).__module__}.{type(layer).__qualname__} {layer.training}"
+    for name, value in sorted(vars(layer).items()):
+        if name not in _MODULE_INTERNALS:
+            yield f"\n  {name} = {describer.describe(value)}"
+    for name, child in layer._modules.items():
+        yield f"\n  child {name} = {describer.describe(child)}"
+    for holder in (layer._parameters, layer._buffers):
+        for name, tensor in holder.items():
+            if tensor is None:
+                yield f"\n  weight {name} None"
+            elif id(tensor) in weights:
+                yield f"\n  weight {name} is {weights[id(tensor)]}"
+            else:
+                weights[id(tensor)] = f"{path}.{name}"
+                yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
 
 
-def _describe(value: Any, depth: int) -> Iterator[str]:
-    """A description of ``value`` that is the same in every process: no ids, no default reprs."""
-    if value is None or isinstance(value, (bool, int, str, bytes, enum.Enum, torch.dtype, torch.device)):
-        yield repr(value)
-    elif isinstance(value, float):
-        yield value.hex()
-    elif isinstance(value, torch.Tensor):
-        yield f"tensor {value.dtype} {tuple(value.shape)} {tensor_digest(value)}"
-    elif isinstance(value, type):
-        yield f"class {_qualified(value)}"
-    elif isinstance(value, torch.nn.Module):
-        # A module kept outside the tree (in a list, say): its weights would be baked in unseen.
-        yield f"module {_qualified(type(value))}"
-    elif isinstance(value, types.FunctionType):
-        yield f"function {value.__module__}.{value.__qualname__} {_code_digest(value.__code__)}"
-    elif depth == 0:
-        yield f"... {_qualified(type(value))}"
-    elif isinstance(value, dict):
-        for key, child in sorted(value.items(), key=lambda item: repr(item[0])):
-            yield from (f"{key!r}:", *_describe(child, depth - 1))
-    elif isinstance(value, (list, tuple)):
-        for child in value:
-            yield from _describe(child, depth - 1)
-    elif isinstance(value, (set, frozenset)):
-        yield from sorted(" ".join(_describe(child, depth - 1)) for child in value)
-    elif dataclasses.is_dataclass(value):
-        yield _qualified(type(value))
-        for item in dataclasses.fields(value):
-            yield from (f"{item.name}=", *_describe(getattr(value, item.name), depth - 1))
-    else:
-        yield _qualified(type(value))
-        yield from _describe(getattr(value, "__dict__", None), depth - 1)
+def _class_lines(kinds: set[type], describer: Describer) -> Iterator[str]:
+    """The code of the layers' classes and of the Python modules they are in.
 
-
-def _code_digest(code: types.CodeType) -> str:
-    constants = [_code_digest(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    text = repr((code.co_code, constants, code.co_names, code.co_varnames))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """sha256 over a tensor's values (on the CPU, contiguous), for constants that belong to the code."""
-    if tensor.is_meta:
-        return "meta"
-    data = tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
+    Other extensions replace methods and functions of the host while it runs. What they replaced
+    must not be served by a graph of what was there before.
+    """
+    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
+        yield from describer.class_lines(kind)
+    for name in sorted({kind.__module__ for kind in kinds}):
+        if name in sys.modules and not is_foundation(name):
+            yield from describer.function_lines(sys.modules[name])

@@ -8,6 +8,7 @@ of *what is computed*, whatever model object, file or process it came from.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import warnings
@@ -21,7 +22,8 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from .call import Call, NotCovered
-from .target import Target, tensor_digest
+from .describe import tensor_digest
+from .target import Target
 from .withheld import OptionRead, Withheld
 
 # torch.export swaps a module's parameters for fake ones while it traces: one at a time.
@@ -144,12 +146,12 @@ def capture(
     def arguments(tensors: list[torch.Tensor]) -> dict[str, Any]:
         rebuilt = call.rebuild(tensors)
         withheld = {name: value if value is None else Withheld(name) for name, value in options.items()}
-        if options_name in rebuilt:
+        if rebuilt.get(options_name) is not None:
             rebuilt[options_name] = {**withheld, **rebuilt[options_name], **overrides}
         return rebuilt
 
     wrapper = _Forward(target.module, forward, arguments)
-    wrapper.train(target.module.training)
+    wrapper.training = target.module.training  # of the wrapper alone: train() would set every layer's
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
     examples = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in call.signature.tensors]
     with (
@@ -162,17 +164,31 @@ def capture(
         # torch.export warns about its own use of its own deprecated classes.
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            program = torch.export.export(wrapper, (examples,), strict=False)
-        except OptionRead:
+            with _attributes_restored(target.layers):
+                program = torch.export.export(wrapper, (examples,), strict=False)
+            return _capture_from(program.run_decompositions({}))
+        except (OptionRead, NotCovered):
             raise
         except Exception as error:
-            check()
+            check()  # what looks like a failure may be an interruption that torch has wrapped
             first_line = (str(error).strip().splitlines() or ["no message"])[0]
             raise NotCovered(f"the model cannot be captured ({type(error).__name__}: {first_line})") from error
-        finally:
-            del wrapper.target
-        program = program.run_decompositions({})
-    return _capture_from(program)
+
+
+@contextlib.contextmanager
+def _attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Put every attribute of the layers back as the same object.
+
+    torch.export leaves copies in place of a module's own lists and dicts, and others may hold those.
+    """
+    before = [dict(layer.__dict__) for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, attributes in zip(layers, before, strict=True):
+            for name in layer.__dict__.keys() - attributes.keys():
+                del layer.__dict__[name]
+            layer.__dict__.update(attributes)
 
 
 def _capture_from(program: torch.export.ExportedProgram) -> Capture:

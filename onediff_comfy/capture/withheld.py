@@ -8,9 +8,9 @@ ignore other people's patches. So we do not guess: during a capture each value i
 can change a result. Any real use raises ``OptionRead``, which names the entry; the capture then
 starts again with that entry's true value, and the value becomes part of the call's signature.
 
-What cannot be seen this way is ``type(value)`` and ``value is None``: the first is not done by
-any model of the host, the second is answered rightly, because a stand-in is never None and an
-option that *is* None is not withheld.
+``value is None`` is answered rightly, because a stand-in is never None and an option that *is* None
+is not withheld. What cannot be seen this way is ``type(value)``, ``callable(value)`` and ``value is
+True``; no model of the host does these to an option.
 """
 
 from __future__ import annotations

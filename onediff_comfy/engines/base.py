@@ -60,3 +60,11 @@ class Engine(ABC):
         Raises:
             EngineError: the engine knows what is wrong and how to mend it.
         """
+
+    def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes] | None:
+        """The graph as bytes, without weights and constants; None if compiling again costs no more than loading."""
+        return None
+
+    def from_parts(self, binding: Binding, parts: Mapping[str, bytes]) -> CompiledGraph:
+        """The graph that ``to_parts`` of this engine gave; runs code that is in the parts."""
+        raise NotImplementedError(f"graphs of the {self.name} engine are not kept")

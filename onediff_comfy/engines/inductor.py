@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
 from ..capture.trace import Binding, Capture
+from ..files import write_atomically
 from .base import CompiledGraph, Engine, EngineError
+
+_ARTIFACT = "artifact"
+_KERNELS = "kernels/"
 
 
 class InductorGraph(CompiledGraph):
-    def __init__(self, binding: Binding, artifact: Callable[..., Sequence[torch.Tensor]]) -> None:
+    """An Inductor artifact, with the machine code that the artifact itself leaves to a cache folder."""
+
+    def __init__(self, binding: Binding, artifact: Any, kernels: Mapping[str, bytes]) -> None:
         super().__init__(binding)
-        self._artifact = artifact
+        self.artifact = artifact
+        self.kernels = kernels
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self._artifact(*self.binding.feed(weights, tensors))
+        return self.artifact(*self.binding.feed(weights, tensors))
 
 
 class InductorEngine(Engine):
@@ -38,29 +47,78 @@ class InductorEngine(Engine):
         return {"triton": _version_of("triton") or _version_of("triton-windows") or "none"}
 
     def compile(self, capture: Capture) -> CompiledGraph:
-        import torch._functorch.config as functorch_config
-        from torch._inductor import standalone_compile
+        with contextlib.ExitStack() as stack:
+            folder = _own_cache_folder(stack) if _on_cpu(capture) else None
+            try:
+                artifact = _compile(capture)
+            except Exception as error:
+                raise _explained(error) from error
+            return InductorGraph(capture.binding, artifact, _shared_objects(folder) if folder else {})
 
-        # standalone_compile looks for the graph's fake tensors under the name that Dynamo gives them.
-        output = next(iter(reversed(capture.graph.graph.nodes)))
-        for node in output.args[0]:
-            if isinstance(node, torch.fx.Node):
-                node.meta["example_value"] = node.meta["val"]
-        try:
-            # PyTorch 2.13's AOTAutograd cache can return the graph of another shape without an
-            # error. It cannot be switched off (an artifact is serialised through it), but the tag
-            # is part of its keys: with the capture's own digest in them, graphs cannot be mixed up.
-            with (
-                torch.no_grad(),
-                torch.compiler.config.patch(cache_key_tag=capture.digest),  # type: ignore[attr-defined]
-                functorch_config.patch(enable_autograd_cache=True),
-            ):
-                artifact: Any = standalone_compile(
-                    capture.graph, capture.examples(), dynamic_shapes="from_graph", aot=True
-                )
-        except Exception as error:
-            raise _explained(error) from error
-        return InductorGraph(capture.binding, artifact)
+    def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes] | None:
+        assert isinstance(graph, InductorGraph)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, _ARTIFACT)
+            graph.artifact.save(path=path, format="binary")
+            parts = {_ARTIFACT: Path(path).read_bytes()}
+        return {**parts, **{_KERNELS + name: content for name, content in graph.kernels.items()}}
+
+    def from_parts(self, binding: Binding, parts: Mapping[str, bytes]) -> CompiledGraph:
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+        from torch._inductor.standalone_compile import CompiledArtifact
+
+        kernels = {name.removeprefix(_KERNELS): code for name, code in parts.items() if name.startswith(_KERNELS)}
+        for name, code in kernels.items():
+            path = Path(cache_dir(), *PurePosixPath(name).parts)
+            if not path.exists():  # names are hashes of source and compiler command
+                write_atomically(path, code)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, _ARTIFACT)
+            path.write_bytes(parts[_ARTIFACT])
+            artifact = CompiledArtifact.load(path=str(path), format="binary")
+        return InductorGraph(binding, artifact, kernels)
+
+
+def _compile(capture: Capture) -> Any:
+    import torch._functorch.config as functorch_config
+    from torch._inductor import standalone_compile
+
+    # standalone_compile looks for the graph's fake tensors under the name that Dynamo gives them.
+    output = next(iter(reversed(capture.graph.graph.nodes)))
+    for node in output.args[0]:
+        if isinstance(node, torch.fx.Node):
+            node.meta["example_value"] = node.meta["val"]
+    # PyTorch 2.13's AOTAutograd cache can return the graph of another shape without an error. It
+    # cannot be switched off (an artifact is serialised through it), but the tag is part of its
+    # keys: with the capture's own digest in them, graphs cannot be mixed up.
+    with (
+        torch.no_grad(),
+        torch.compiler.config.patch(cache_key_tag=capture.digest),  # type: ignore[attr-defined]
+        functorch_config.patch(enable_autograd_cache=True),
+    ):
+        return standalone_compile(capture.graph, capture.examples(), dynamic_shapes="from_graph", aot=True)
+
+
+def _on_cpu(capture: Capture) -> bool:
+    return all(example.device.type == "cpu" for example in capture.examples() if isinstance(example, torch.Tensor))
+
+
+def _own_cache_folder(stack: contextlib.ExitStack) -> Path:
+    """An empty cache folder for one compilation, until ``stack`` closes.
+
+    On the CPU an Inductor artifact holds the source of its kernels and expects to find the shared
+    objects in the cache folder, which by default is one that a reboot empties. To keep them with
+    the artifact we must know which ones they are. (On a GPU the kernels are in the artifact.)
+    """
+    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onediff-", ignore_cleanup_errors=True))
+    stack.enter_context(temporary_cache_dir(folder))
+    return Path(folder)
+
+
+def _shared_objects(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*.so"))}
 
 
 def _version_of(distribution: str) -> str | None:

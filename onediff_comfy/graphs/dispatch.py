@@ -24,8 +24,9 @@ from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, EngineError
 from . import proof
-from .key import CallKey, GraphKey, compiler
+from .key import CallKey, Compiler, GraphKey, compiler
 from .library import GraphLibrary
+from .persist import Origin
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,14 @@ class Dispatcher:
         else:
             log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run_served, calls)
 
+    def graph_keys(self) -> list[str]:
+        """The keys of the compiled graphs that serve this model so far."""
+        return list(dict.fromkeys(r.graph_key for r in self._routes.values() if isinstance(r, _Served)))
+
+    def refusals(self) -> list[str]:
+        """Why calls of this model are not served, as far as that is settled."""
+        return list(dict.fromkeys(r.reason for r in self._routes.values() if isinstance(r, _Refused)))
+
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
@@ -127,9 +136,11 @@ class Dispatcher:
         target = self._target(module)
         self._host.refuse(target.layers)
         arguments = bind(forward, args, kwargs)
-        call = self._split(target, arguments)
+        call = self._split(target, forward, arguments)
         if not call.tensors:
             raise NotCovered("the call has no tensors")
+        if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves(arguments) if _is_tensor(t)):
+            raise NotCovered("gradients are wanted, and compiled graphs have none")
         route = self._routes.get((target.fingerprint, call.signature))
         graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
         if graph is None and not isinstance(route, _Refused):
@@ -151,9 +162,10 @@ class Dispatcher:
             raise NotCovered(target.refusal)
         return target
 
-    def _split(self, target: Target, arguments: Mapping[str, Any]) -> Call:
+    def _split(self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> Call:
         return split(
             arguments,
+            function=getattr(forward, "__qualname__", type(forward).__qualname__),
             options_name=self._host.options_name,
             options_read=self._library.options_read(target.fingerprint),
         )
@@ -162,29 +174,35 @@ class Dispatcher:
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
     ) -> tuple[Call, _Served | _Refused, CompiledGraph | None]:
         """Find or make the graph for a signature that has no route yet, and remember the route."""
+        device = _device_of(call)
+        # Before minutes of work: are the weights where the graph would need them? They may be back
+        # for the next call, so a refusal for this reason is not remembered.
+        target.weights(tuple(target.specs), device)
         try:
-            device = _device_of(call)
-            # Before minutes of work: are the weights where the graph would need them?
-            target.weights(tuple(target.specs), device)
             engine = choose(self._engine, device)
             code = compiler(engine, device)
-            call_key = self._call_key(target, call, code)
-            graph_key = self._library.graph_key_of(call_key)
-            graph = self._library.cache.get(graph_key) if graph_key else None
+            graph_key = self._library.graph_key_of(self._call_key(target, call, code))
+            graph = self._library.loaded(graph_key, engine, device, self._while_loading) if graph_key else None
             if graph_key is None or graph is None:
                 call, captured = self._capture(target, forward, arguments, call)
-                graph_key = GraphKey(captured.digest, code).digest
+                key = GraphKey(captured.digest, code)
+                graph_key = key.digest
                 wrong = self._library.retired(graph_key)
                 if wrong is not None:
                     raise NotCovered(wrong)
-                what = f"{type(target.module).__name__} {describe(call)}"
-                graph = self._library.compiled(graph_key, captured, engine, what, self._while_compiling)
-                self._show("compiled")
-                self._library.serve_with(self._call_key(target, call, code), graph_key)
+                origin = self._origin(target, call, code)
+                graph = self._library.compiled(key, captured, engine, device, origin, self._while_compiling)
+                self._library.serve_with(origin.call_key, graph_key)
+            self._show("compiled graph ready")
         except NotCovered as refusal:
             return call, self._refuse(target, call, refusal.reason), None
         except EngineError as error:
             return call, self._refuse(target, call, str(error)), None
+        except Exception as error:
+            # A compiler's own bug, a full disk, ...: nothing that eager could not do without.
+            log.debug("preparing a graph failed", exc_info=True)
+            reason = f"compiling failed ({type(error).__name__}: {_first_line(error)})"
+            return call, self._refuse(target, call, reason), None
         route = _Served(graph_key)
         self._routes[target.fingerprint, call.signature] = route
         return call, route, graph
@@ -194,8 +212,17 @@ class Dispatcher:
         self._routes[target.fingerprint, call.signature] = route
         return route
 
-    def _call_key(self, target: Target, call: Call, code: Any) -> str:
+    def _call_key(self, target: Target, call: Call, code: Compiler) -> str:
         return CallKey(target.fingerprint, call.signature, self._host.identity, code).digest
+
+    def _origin(self, target: Target, call: Call, code: Compiler) -> Origin:
+        return Origin(
+            target=f"{type(target.module).__name__} {describe(call)}",
+            fingerprint=target.fingerprint,
+            signature=call.signature.lines(),
+            call_key=self._call_key(target, call, code),
+            options_read=sorted(self._library.options_read(target.fingerprint)),
+        )
 
     def _capture(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
@@ -217,7 +244,7 @@ class Dispatcher:
                 )
             except OptionRead as read:
                 self._library.learn_option(target.fingerprint, read.name)
-                call = self._split(target, arguments)
+                call = self._split(target, forward, arguments)
                 continue
             self._library.metrics.count("captured")
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
@@ -226,6 +253,10 @@ class Dispatcher:
     def _while_compiling(self, seconds: float) -> None:
         self._host.check_interrupted()
         self._show(f"compiling, {seconds:.0f} s")
+
+    def _while_loading(self, seconds: float) -> None:
+        self._host.check_interrupted()
+        self._show(f"loading the compiled graph, {seconds:.0f} s")
 
     # -- running it ----------------------------------------------------------------------------
 
@@ -296,6 +327,10 @@ class _Found:
 def _device_of(call: Call) -> torch.device:
     """Where the call computes: the device of its largest tensor (scalars may be elsewhere)."""
     return max(call.tensors, key=torch.Tensor.numel).device
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _first_line(error: BaseException) -> str:

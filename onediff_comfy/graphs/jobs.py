@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -37,13 +36,9 @@ class Jobs(Generic[T]):
         """
         future = self._submit(key, function)
         start = time.monotonic()
-        while True:
-            try:
-                return future.result(timeout=_POLL_S)
-            except FutureTimeout:
-                if future.done():
-                    raise
+        while not wait([future], timeout=_POLL_S).done:
             while_waiting(time.monotonic() - start)
+        return future.result()
 
     def _submit(self, key: str, function: Callable[[], T]) -> Future[T]:
         with self._lock:

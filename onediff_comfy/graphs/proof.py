@@ -17,18 +17,32 @@ _LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.
 _TF32_LIMIT = 1e-2
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """‖actual - expected‖ / ‖expected‖ in float64; infinite where shapes, dtypes or non-finite values disagree."""
+def relative_error(actual: object, expected: object) -> float:
+    """How far one output is off.
+
+    For tensors ‖actual - expected‖ / ‖expected‖ in float64, over the finite values; infinite where
+    shapes, dtypes or the places of nan, +inf and -inf disagree. Anything else must be equal.
+    """
+    if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
+        return 0.0 if type(actual) is type(expected) and actual == expected else float("inf")
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
-    left, right = actual.double(), expected.double()
+    left, right = (torch.view_as_real(t) if t.is_complex() else t for t in (actual, expected))
+    left, right = left.double(), right.double()
     finite = torch.isfinite(right)
     if not torch.equal(finite, torch.isfinite(left)):
+        return float("inf")
+    if not torch.equal(_kinds(left[~finite]), _kinds(right[~finite])):
         return float("inf")
     left, right = left[finite], right[finite]
     norm = torch.linalg.vector_norm(right)
     error = torch.linalg.vector_norm(left - right)
     return float(error / norm) if norm > 0 else (0.0 if error == 0 else float("inf"))
+
+
+def _kinds(values: torch.Tensor) -> torch.Tensor:
+    """Non-finite values as numbers that can be compared: nan is not even equal to itself."""
+    return values.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)
 
 
 def limit(dtypes: set[torch.dtype], device: torch.device) -> float:

@@ -20,7 +20,7 @@ from .status import status_of
 
 log = logging.getLogger(__name__)
 
-_KEY = "onediff"
+KEY = "onediff"
 
 
 def accelerate(model: Any, engine: str, node_id: str | None = None) -> Any:
@@ -41,10 +41,10 @@ def accelerate(model: Any, engine: str, node_id: str | None = None) -> Any:
         return _unaccelerated(model, f"a {type(model).__qualname__} without a diffusion model", show)
     clone = _resident_clone(model)
     dispatcher = Dispatcher(engine, library(), host_services(), show)
-    clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, _KEY)
-    clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, _KEY)
-    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, _KEY, _ForwardWrapper(dispatcher))
-    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, _KEY, _RunWrapper(dispatcher))
+    clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
+    clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
+    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, ForwardWrapper(dispatcher))
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _RunWrapper(dispatcher))
     return clone
 
 
@@ -72,7 +72,7 @@ def _resident_clone(model: Any) -> Any:
         return model.clone()
 
 
-class _ForwardWrapper:
+class ForwardWrapper:
     """Around the diffusion model's forward: serves it, below every other extension's wrapper.
 
     Others may have put wrappers before ours and behind it. Ours only replaces what stands at the
@@ -80,14 +80,14 @@ class _ForwardWrapper:
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
             return executor(*args, **kwargs)
 
         def serve(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            return self._dispatcher(executor.class_obj, executor.original, inner_args, inner_kwargs)
+            return self.dispatcher(executor.class_obj, executor.original, inner_args, inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
         return WrapperExecutor.new_class_executor(serve, executor.class_obj, behind).execute(*args, **kwargs)

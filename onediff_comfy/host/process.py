@@ -1,4 +1,4 @@
-"""What exists once per ComfyUI process: the graph library and the counters the API serves."""
+"""What exists once per ComfyUI process: the graph library, its disk, and the counters the API serves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ..graphs.cache import GraphCache
 from ..graphs.library import GraphLibrary
 from ..metrics import Metrics
 from ..settings import GRAPH_BUDGET_BYTES
+from ..store.store import GraphStore, default_store
 
 
 @functools.cache
@@ -21,4 +22,10 @@ def library() -> GraphLibrary:
     """The compiled graphs of this process, shared by all nodes."""
     counters = metrics()
     cache = GraphCache(GRAPH_BUDGET_BYTES, on_evict=lambda _key: counters.count("evicted"))
-    return GraphLibrary(cache, counters)
+    return GraphLibrary(cache, counters, store())
+
+
+@functools.cache
+def store() -> GraphStore:
+    """The compiled graphs on this machine's disk."""
+    return default_store()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
+import folder_paths
+
+from ..settings import GRAPH_SUFFIX as SUFFIX
+from ..settings import GRAPHS_FOLDER
 from .status import status_of
 from .versions import torch_too_old
 
@@ -27,3 +32,48 @@ def speed_up(model: Any, engine: str, node_id: str | None) -> Any:
     from .model import accelerate
 
     return accelerate(model, engine, node_id)
+
+
+def save_compiled(model: Any, name: str, latent: Any, positive: Any, negative: Any) -> tuple[str, str]:
+    """Save the compiled graphs of an accelerated MODEL: the file's path, and what is inside, for people.
+
+    Raises:
+        ValueError: with the words that say what to connect or change.
+        RuntimeError: this installation cannot compile at all.
+    """
+    _require_torch()
+    from .artifacts import save_graphs
+
+    return save_graphs(model, name, latent, positive, negative)
+
+
+def load_compiled(model: Any, name: str, strict: bool, node_id: str | None) -> tuple[Any, str]:
+    """An accelerated clone of ``model`` with the graphs of a saved file, and what was inside.
+
+    Raises:
+        ValueError: the file is missing, damaged, not trusted or, when ``strict``, does not fit.
+        RuntimeError: this installation cannot compile at all.
+    """
+    _require_torch()
+    from .artifacts import load_graphs
+
+    return load_graphs(model, name, strict, node_id)
+
+
+def saved_files() -> list[str]:
+    """The files that can be loaded, as they are now."""
+    add_model_folder()
+    return folder_paths.get_filename_list(GRAPHS_FOLDER)
+
+
+def add_model_folder() -> None:
+    """Tell the host about ``models/onediff_graphs``, so that its lists and path settings include it."""
+    default = Path(folder_paths.models_dir) / GRAPHS_FOLDER
+    folder_paths.add_model_folder_path(GRAPHS_FOLDER, str(default), is_default=True)
+    folder_paths.folder_names_and_paths[GRAPHS_FOLDER][1].add(SUFFIX)
+
+
+def _require_torch() -> None:
+    reason = torch_too_old()
+    if reason is not None:
+        raise RuntimeError(f"OneDiff cannot work here: {reason}. Update torch, or bypass this node.")

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = "transformer_options"
 CPU = torch.device("cpu")
 
+torch.set_num_threads(1)  # everything here is tiny, and the machine may be shared
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.engines.base import EngineError
 from onediff_comfy.engines.inductor import InductorEngine
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
+
+# What torch says of itself while its compiler is imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 
@@ -60,12 +62,22 @@ def test_other_weights_and_inputs_need_no_other_graph(compiled: tuple[Dispatcher
     assert (snapshot["compiled"], snapshot["served"] - served, snapshot["fallbacks"]) == (1, 3, {})
 
 
-def test_the_global_settings_of_torch_are_as_they_were(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
+def test_torchs_settings_are_as_they_were(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
+    """Compiles once more, another shape, and compares the whole configuration before and after."""
+    import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
-    for config in (functorch_config, inductor_config, torch.compiler.config, torch._dynamo.config):
-        assert not [name for name in config._config if not config._is_default(name)]
+    def configuration() -> list[dict[str, Any]]:
+        configs = (dynamo_config, functorch_config, inductor_config, torch.compiler.config)
+        return [config.get_config_copy() for config in configs]
+
+    dispatcher, module, library = compiled
+    before, made = configuration(), library.metrics.snapshot()["compiled"]
+    with torch.no_grad():
+        dispatcher(module, module.forward, (torch.randn(5, 4), torch.rand(5, 1)), {})
+    assert library.metrics.snapshot()["compiled"] == made + 1
+    assert configuration() == before
 
 
 @pytest.mark.parametrize("device", ["meta", "mps"])
@@ -77,17 +89,23 @@ def test_the_version_of_triton_is_in_the_key_even_if_there_is_none() -> None:
     assert InductorEngine().versions(torch.device("cpu"))["triton"]
 
 
-def test_a_cache_folder_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture_of: Callable[..., Any]
+def test_a_cache_folder_that_cannot_be_written_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before anything is captured or compiled in vain."""
     (tmp_path / "file").write_text("not a folder")
     folder = tmp_path / "file" / "cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    captured = capture_of(Net(), torch.randn(2, 4), torch.rand(2, 1)).capture
-    with pytest.raises(EngineError) as error:
-        InductorEngine().compile(captured)
-    assert str(folder) in str(error.value)
-    assert "set TORCHINDUCTOR_CACHE_DIR to a folder that is" in str(error.value)
+    library, module, x = GraphLibrary(GraphCache(1 << 30), Metrics()), nn.Linear(4, 4), torch.randn(2, 4)
+    dispatcher = Dispatcher("inductor", library, HOST)
+    with torch.no_grad():
+        assert torch.equal(dispatcher(module, module.forward, (x,), {}), module(x))
+    snapshot = library.metrics.snapshot()
+    (reason,) = snapshot["fallbacks"]
+    assert str(folder) in reason
+    assert "Not a directory" in reason
+    assert "set TORCHINDUCTOR_CACHE_DIR to a folder that is" in reason
+    assert (snapshot["captured"], snapshot["failed"]) == (0, 0)
 
 
 NO_COMPILER = """
@@ -99,7 +117,7 @@ from onediff_comfy.metrics import Metrics
 
 host = HostServices("host", "transformer_options", {}, lambda: None, lambda layers: None)
 library = GraphLibrary(GraphCache(1 << 30), Metrics())
-module = torch.nn.Linear(4, 4)
+module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Softmax(-1))
 x = torch.randn(3, 4)
 dispatcher = Dispatcher("inductor", library, host)
 with torch.no_grad():

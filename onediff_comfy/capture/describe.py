@@ -1,0 +1,211 @@
+"""Text that identifies Python values: equal for equal meaning, in every process, and different otherwise.
+
+Used for what a forward may depend on besides tensors: attributes, functions, closures, classes.
+There is no guessing. A value without describable state (an object of a C extension, say) is
+refused, because leaving it out would let two different models pass for one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_BUILTIN_FUNCTIONS = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+# Parts of a class that are about the class and not what its instances compute.
+_CLASS_BOOKKEEPING = frozenset(
+    (
+        *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__"),
+        *("__annotate__", "__annotations_cache__", "__abstractmethods__", "_abc_impl", "__slots__"),
+        *("__parameters__", "__orig_bases__", "__match_args__", "__dataclass_params__"),
+        *("__dataclass_fields__", "__static_attributes__", "__firstlineno__", "__constants__"),
+        *("__hash__",),
+    )
+)
+
+
+class Indescribable(Exception):
+    """A value has no state that could be put into words; says which."""
+
+
+class Describer:
+    """Describes values that belong to one module tree.
+
+    Args:
+        layers: the tree's layers, by ``id``, with their paths. They are mentioned by path; a module
+            outside the tree is indescribable, because its weights would be baked into a capture.
+    """
+
+    def __init__(self, layers: Mapping[int, str]) -> None:
+        self._layers = layers
+        self._open: dict[int, int] = {}
+
+    def describe(self, value: Any) -> str:
+        """A text for ``value``.
+
+        Raises:
+            Indescribable: something in it has no describable state.
+        """
+        kind = type(value)
+        if value is None or value is Ellipsis or kind in _PLAIN:
+            return f"{kind.__name__} {value!r}"
+        if kind is float:
+            return f"float {value.hex()}"
+        if isinstance(value, torch.Tensor):
+            return f"tensor {value.dtype} {tuple(value.shape)} {value.device.type} {tensor_digest(value)}"
+        if isinstance(value, torch.nn.Module):
+            path = self._layers.get(id(value))
+            if path is None:
+                raise Indescribable(f"a {kind.__qualname__} layer outside of its module tree")
+            return f"layer {path}"
+        if id(value) in self._open:  # a cycle: say how far up it leads
+            return f"cycle {len(self._open) - self._open[id(value)]}"
+        self._open[id(value)] = len(self._open)
+        try:
+            return self._nested(value, kind)
+        except RecursionError:
+            raise Indescribable(f"a {kind.__qualname__} that is nested too deeply") from None
+        finally:
+            del self._open[id(value)]
+
+    def _nested(self, value: Any, kind: type) -> str:
+        if isinstance(value, enum.Enum):
+            return f"enum {_qualified(kind)}.{value.name}"
+        if isinstance(value, type):
+            return f"class {_qualified(value)}"
+        if isinstance(value, types.ModuleType):
+            return f"python module {value.__name__}"
+        if isinstance(value, dict):
+            items = sorted(f"{self.describe(key)}: {self.describe(child)}" for key, child in value.items())
+            return f"{_qualified(kind)} {{{', '.join(items)}}}"
+        if isinstance(value, (list, tuple)):
+            return f"{_qualified(kind)} [{', '.join(map(self.describe, value))}]"
+        if isinstance(value, (set, frozenset)):
+            return f"{_qualified(kind)} {{{', '.join(sorted(map(self.describe, value)))}}}"
+        if callable(value) and (text := self._function(value)) is not None:
+            return text
+        return self._object(value, kind)
+
+    def _function(self, value: Any) -> str | None:
+        if isinstance(value, types.FunctionType):
+            cells = [_cell_content(cell) for cell in value.__closure__ or ()]
+            state = self.describe([value.__defaults__, value.__kwdefaults__, cells])
+            return f"function {value.__module__}.{value.__qualname__} {_code_digest(value.__code__)} {state}"
+        if isinstance(value, types.MethodType):
+            return f"method {self.describe(value.__func__)} of {self.describe(value.__self__)}"
+        if isinstance(value, functools.partial):
+            return f"partial {self.describe([value.func, value.args, value.keywords])}"
+        if isinstance(value, _BUILTIN_FUNCTIONS):
+            return f"builtin {getattr(value, '__module__', None)}.{value.__qualname__}"
+        if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return f"operator {value}"
+        return None
+
+    def _object(self, value: Any, kind: type) -> str:
+        if dataclasses.is_dataclass(value):
+            state = {item.name: getattr(value, item.name, None) for item in dataclasses.fields(value)}
+        else:
+            names = [name for base in kind.__mro__ for name in _slots(base)]
+            state = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        state |= getattr(value, "__dict__", {})
+        if not state and kind.__basicsize__ > object.__basicsize__ and not hasattr(value, "__dict__"):
+            raise Indescribable(f"a {_qualified(kind)}")
+        return f"object {_qualified(kind)} {self.describe(state)}"
+
+    def class_lines(self, kind: type) -> Iterator[str]:
+        """What instances of a class compute with: the functions and plain attributes it defines itself.
+
+        Classes of torch and of Python are left out; their versions are known.
+        """
+        if is_foundation(kind.__module__):
+            return
+        for name, member in sorted(vars(kind).items()):
+            if name in _CLASS_BOOKKEEPING:
+                continue
+            functions = _functions_of(member)
+            for function in functions:
+                yield f"{_qualified(kind)}.{name} {self._describe_or_name(function)}"
+            if not functions:
+                yield f"{_qualified(kind)}.{name} {self._describe_or_name(member)}"
+
+    def function_lines(self, module: types.ModuleType) -> Iterator[str]:
+        """The functions that a Python module defines or imports: what its classes call by name."""
+        for name, member in sorted(vars(module).items()):
+            if isinstance(member, types.FunctionType) and not is_foundation(member.__module__ or ""):
+                yield f"{module.__name__}.{name} {self._describe_or_name(member)}"
+
+    def _describe_or_name(self, member: Any) -> str:
+        # Here an indescribable value is one among hundreds in a class or Python module, and of
+        # interest only when a person replaces it: its type has to do.
+        try:
+            return self.describe(member)
+        except Indescribable:
+            return f"some {_qualified(type(member))}"
+
+
+def _functions_of(member: Any) -> list[Callable[..., Any]]:
+    if isinstance(member, (staticmethod, classmethod)):
+        return [member.__func__]
+    if isinstance(member, property):
+        return [f for f in (member.fget, member.fset, member.fdel) if f is not None]
+    return []
+
+
+def is_foundation(module: str) -> bool:
+    """Whether a Python module belongs to torch or Python itself, whose versions are known."""
+    return module.partition(".")[0] in ("torch", "builtins", "abc", "typing", "functools", "collections", "enum")
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _cell_content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return "empty cell"
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_digest(code: types.CodeType) -> str:
+    constants = [_constant(value) for value in code.co_consts]
+    text = repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _constant(value: Any) -> str:
+    if inspect.iscode(value):
+        return _code_digest(value)
+    if isinstance(value, frozenset):  # prints in hash order, which differs between processes
+        return f"frozenset({sorted(map(_constant, value))})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant, value))})"
+    return f"{type(value).__name__} {value!r}"
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """sha256 over a tensor's values (on the CPU, contiguous), for constants that belong to the code."""
+    if tensor.is_meta:
+        return "meta"
+    data = tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(data.numpy().tobytes()).hexdigest()

@@ -1,0 +1,93 @@
+"""A compiled graph as an artifact, and back."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import safetensors.torch
+import torch
+import torch.utils._pytree as pytree
+
+from ..capture.trace import Binding, GraphInput
+from ..engines.base import CompiledGraph, Engine
+from ..store.artifact import Artifact, Manifest, Part
+from .key import GraphKey
+
+_CONSTANTS = "constants"
+_ENGINE = "engine/"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a graph came from: for people who look at it, and for finding it again without a capture.
+
+    Attributes:
+        target: class name of the module.
+        fingerprint: of the target.
+        signature: canonical lines of the call's signature.
+        call_key: of the call that it was captured for.
+        options_read: which options the target reads.
+    """
+
+    target: str
+    fingerprint: str
+    signature: Sequence[str]
+    call_key: str
+    options_read: Sequence[str]
+
+
+def to_artifact(
+    graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, compile_seconds: float
+) -> Artifact | None:
+    """The graph as an unsealed artifact; None if this engine's graphs are not worth keeping."""
+    parts = engine.to_parts(graph)
+    if parts is None:
+        return None
+    data = {_ENGINE + name: content for name, content in parts.items()}
+    data[_CONSTANTS] = safetensors.torch.save(dict(graph.binding.constants))
+    manifest = Manifest(
+        key=key.digest,
+        capture=key.capture,
+        target=origin.target,
+        engine=key.compiler.engine,
+        options=dict(key.compiler.options),
+        environment=dict(key.compiler.environment),
+        signature=list(origin.signature),
+        binding=_binding_to_json(graph.binding),
+        calls=[origin.call_key],
+        options_read={origin.fingerprint: sorted(origin.options_read)},
+        parts={name: Part.of(content) for name, content in data.items()},
+        compile_seconds=round(compile_seconds, 3),
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    )
+    return Artifact(manifest.to_json(), "", data)
+
+
+def from_artifact(artifact: Artifact, engine: Engine, device: torch.device) -> CompiledGraph:
+    """Load a checked artifact. Runs code that is in it: only for what ``Trust`` passed.
+
+    Args:
+        artifact: sealed or trusted, with checked parts.
+        engine: the one that made it.
+        device: where the graph computes; its constants go there.
+    """
+    data = artifact.data
+    constants = {name: value.to(device) for name, value in safetensors.torch.load(data[_CONSTANTS]).items()}
+    binding = _binding_from_json(artifact.manifest.binding, constants)
+    parts = {name.removeprefix(_ENGINE): content for name, content in data.items() if name.startswith(_ENGINE)}
+    return engine.from_parts(binding, parts)
+
+
+def _binding_to_json(binding: Binding) -> dict[str, object]:
+    return {
+        "inputs": [[item.kind, item.name, item.index] for item in binding.inputs],
+        "output": pytree.treespec_dumps(binding.output),
+    }
+
+
+def _binding_from_json(fields: Mapping[str, object], constants: Mapping[str, torch.Tensor]) -> Binding:
+    inputs, output = fields["inputs"], fields["output"]
+    assert isinstance(inputs, list) and isinstance(output, str)
+    return Binding(tuple(GraphInput(*item) for item in inputs), constants, pytree.treespec_loads(output))

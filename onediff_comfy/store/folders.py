@@ -1,0 +1,41 @@
+"""Where the pack keeps its files, with or without ComfyUI around.
+
+``ONEDIFF_CACHE_DIR`` overrides the cache folder; ``ONEDIFF_SHARED_CACHE_DIR`` names a further one
+that is only read (a fleet's); ``ONEDIFF_CONFIG_DIR`` overrides the folder of the signing key.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_NAME = "onediff-comfy"
+
+
+def cache_folder() -> Path:
+    """Where compiled graphs are kept: large, and may be deleted at any time."""
+    return _folder("ONEDIFF_CACHE_DIR", "XDG_CACHE_HOME", ".cache", "Library/Caches")
+
+
+def shared_cache_folder() -> Path | None:
+    """A cache folder that others write and we only read, if one was set."""
+    value = os.environ.get("ONEDIFF_SHARED_CACHE_DIR")
+    return Path(value) if value else None
+
+
+def config_folder() -> Path:
+    """Where the signing key and the list of trusted graphs are kept: small and private."""
+    return _folder("ONEDIFF_CONFIG_DIR", "XDG_CONFIG_HOME", ".config", "Library/Application Support")
+
+
+def _folder(override: str, xdg: str, unix: str, mac: str) -> Path:
+    if value := os.environ.get(override):
+        return Path(value)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / mac
+    else:
+        base = Path(os.environ.get(xdg) or Path.home() / unix)
+    return base / _NAME

@@ -1,0 +1,271 @@
+"""The artifact store: compiled graphs by graph key on disk, shared by processes and restarts.
+
+    <folder>/graphs/<graph key>.graph       one artifact each
+    <folder>/calls/<call key>.json          which graph serves a call, sealed
+    <folder>/options/<fingerprint>.json     which options a target reads, sealed
+    <folder>/locks/<graph key>.lock         held while one process compiles
+
+Every file appears whole, by rename. Damage is noticed on reading, reported once, and answered by
+compiling anew. Several processes may use one folder, on one machine or through a network drive
+with working locks; further folders may be read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from ..files import TEMPORARY_SUFFIX, write_atomically
+from ..settings import DISK_LIMIT_BYTES
+from ..settings import GRAPH_SUFFIX as SUFFIX
+from .artifact import Artifact, ArtifactError, pack, unpack
+from .folders import cache_folder, config_folder, shared_cache_folder
+from .trust import Trust, Untrusted
+
+log = logging.getLogger(__name__)
+
+# A crashed writer's temporary file; no write of ours takes longer.
+_STALE_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the store, as ``list`` shows it.
+
+    Attributes:
+        path: where it is.
+        nbytes: its size.
+        used: when it was last used, seconds since the epoch.
+        artifacts: what is in it; empty if it cannot be read.
+        problem: why it cannot be read or may not be loaded, if so.
+    """
+
+    path: Path
+    nbytes: int
+    used: float
+    artifacts: Sequence[Artifact]
+    problem: str | None
+
+
+class GraphStore:
+    """Compiled graphs on disk.
+
+    Args:
+        folder: read and written.
+        trust: seals and judges.
+        read_only: further folders of the same layout, looked into when ``folder`` has no match.
+        limit: bytes that the graphs in ``folder`` may take together; beyond it the least recently
+            used go.
+    """
+
+    def __init__(
+        self, folder: Path, trust: Trust, read_only: Sequence[Path] = (), limit: int = DISK_LIMIT_BYTES
+    ) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._trust = trust
+        self._folders = (folder, *read_only)
+
+    # -- graphs --------------------------------------------------------------------------------
+
+    def find(self, key: str) -> Artifact | None:
+        """The artifact for a graph key, sealed or trusted, its parts checked; None if there is no such."""
+        for folder in self._folders:
+            path = self._graph_path(folder, key)
+            try:
+                content = path.read_bytes()
+            except OSError:
+                continue
+            try:
+                (artifact,) = unpack(content)
+                if artifact.manifest.key != key:
+                    raise ArtifactError("it is of another graph than its name says")
+                self._trust.check(artifact, path)
+                artifact.checked_parts()
+            except (ArtifactError, Untrusted, ValueError) as error:
+                log.warning("OneDiff: not using %s: %s", path, error)
+                continue
+            self._touch(path)
+            return artifact
+        return None
+
+    def check(self, artifact: Artifact, source: Path) -> None:
+        """Refuse an artifact that this install neither sealed nor trusts.
+
+        Raises:
+            Untrusted: with the words that explain how to trust it.
+        """
+        self._trust.check(artifact, source)
+
+    def save(self, artifact: Artifact) -> Path:
+        """Seal and keep a graph that this process compiled.
+
+        Raises:
+            OSError: it could not be written; the store is as it was.
+        """
+        sealed = Artifact(artifact.manifest_text, self._trust.seal(artifact.manifest_text), artifact.data)
+        return self._put(sealed)
+
+    def trust(self, artifact: Artifact) -> None:
+        """Believe this artifact, exactly as it is, from now on. Only ever because a person said so."""
+        self._trust.trust(artifact)
+
+    def adopt(self, artifact: Artifact) -> Path:
+        """Keep a graph that came in a file, with what its manifest knows of the calls it serves.
+
+        Raises:
+            ArtifactError: a part is damaged.
+            Untrusted: nobody we believe vouches for it.
+            OSError: it could not be written.
+        """
+        artifact.checked_parts()
+        path = self._graph_path(self.folder, artifact.manifest.key)
+        self._trust.check(artifact, path)
+        self._put(artifact)
+        for call_key in artifact.manifest.calls:
+            self.note("calls", call_key, artifact.manifest.key)
+        for fingerprint, names in artifact.manifest.options_read.items():
+            self.note("options", fingerprint, sorted({*names, *(self.recall("options", fingerprint) or ())}))
+        return path
+
+    def _put(self, artifact: Artifact) -> Path:
+        path = self._graph_path(self.folder, artifact.manifest.key)
+        write_atomically(path, pack([artifact]))
+        self._touch(path)
+        self.prune(keep=path)
+        return path
+
+    def remove(self, key: str) -> None:
+        """Remove the artifact of a graph key from the folder we write, if it is there."""
+        with contextlib.suppress(OSError):
+            self._graph_path(self.folder, key).unlink()
+
+    @contextlib.contextmanager
+    def compiling(self, key: str) -> Iterator[None]:
+        """Only one process at a time compiles a graph; the others wait here, and find it afterwards.
+
+        The lock goes with the process that holds it, however that ends. In a folder that cannot be
+        written to there is no lock, and processes compile for themselves.
+        """
+        path = self.folder / "locks" / f"{key}.lock"
+        lock = filelock.FileLock(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError as error:
+            log.warning("OneDiff: no lock in %s (%s); another process may compile the same graph", path.parent, error)
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # -- notes ---------------------------------------------------------------------------------
+
+    def note(self, kind: str, name: str, value: Any) -> None:
+        """Remember a small fact, sealed: it decides which graph serves a call."""
+        text = json.dumps([kind, name, value], sort_keys=True)
+        content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
+        try:
+            write_atomically(self.folder / kind / f"{name}.json", content)
+        except OSError as error:
+            log.debug("could not write the %s note %s: %s", kind, name, error)
+
+    def recall(self, kind: str, name: str) -> Any | None:
+        """What was noted, if it carries our seal."""
+        for folder in self._folders:
+            try:
+                content = json.loads((folder / kind / f"{name}.json").read_text())
+                text = content["text"]
+                if not self._trust.sealed_by_us(text, content["seal"]):
+                    continue
+                found_kind, found_name, value = json.loads(text)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+            if (found_kind, found_name) == (kind, name):
+                return value
+        return None
+
+    # -- housekeeping --------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """Every graph file, most recently used first."""
+        found = []
+        for folder in self._folders:
+            for path in (folder / "graphs").glob(f"*{SUFFIX}"):
+                with contextlib.suppress(OSError):  # another process may remove it meanwhile
+                    found.append(self._entry(path))
+        return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+    def _entry(self, path: Path) -> Entry:
+        status = path.stat()
+        artifacts: list[Artifact] = []
+        problem = None
+        try:
+            artifacts = unpack(path.read_bytes())
+            for artifact in artifacts:
+                artifact.checked_parts()
+                self._trust.check(artifact, path)
+        except (ArtifactError, Untrusted) as error:
+            problem = str(error)
+        return Entry(path, status.st_size, status.st_mtime, artifacts, problem)
+
+    def prune(self, limit: int | None = None, keep: Path | None = None) -> list[Path]:
+        """Remove the least recently used graphs until the rest fits ``limit`` bytes (default: the store's).
+
+        Also removes what crashed writers left. ``keep`` is never removed.
+        """
+        limit = self.limit if limit is None else limit
+        files = []
+        for path in (self.folder / "graphs").glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        removed = []
+        for _, size, path in sorted(files):
+            if total <= limit:
+                break
+            if path != keep:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    removed.append(path)
+                    total -= size
+                    log.info("OneDiff: removed compiled graph %s to stay within %d MB", path.name, limit >> 20)
+        for leftover in self.folder.glob(f"*/.*{TEMPORARY_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if abs(time.time() - leftover.stat().st_mtime) > _STALE_SECONDS:
+                    leftover.unlink()
+        return removed
+
+    def _touch(self, path: Path) -> None:
+        """Mark as most recently used: later than every other file, even if the clock was set back."""
+        with contextlib.suppress(OSError):
+            latest = max((p.stat().st_mtime_ns for p in path.parent.glob(f"*{SUFFIX}") if p != path), default=0)
+            now = max(time.time_ns(), latest + 1000)
+            os.utime(path, ns=(now, now))
+
+    @staticmethod
+    def _graph_path(folder: Path, key: str) -> Path:
+        return folder / "graphs" / f"{key}{SUFFIX}"
+
+
+def default_store() -> GraphStore:
+    """The store that ComfyUI and the command line use on this machine; see ``folders``."""
+    shared = shared_cache_folder()
+    return GraphStore(cache_folder(), Trust(config_folder()), [shared] if shared else [], limit=_limit())
+
+
+def _limit() -> int:
+    megabytes = os.environ.get("ONEDIFF_CACHE_LIMIT_MB", "")
+    return int(megabytes) << 20 if megabytes.isdigit() else DISK_LIMIT_BYTES
