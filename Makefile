@@ -32,6 +32,7 @@ lint: setup
 	$(ENV_PYTHON) -m ruff check .
 	$(ENV_PYTHON) -m ruff format --check .
 	$(ENV_PYTHON) -m mypy
+	$(ENV_PYTHON) -m mypy --no-explicit-package-bases __init__.py nodes
 
 test: lint
 	$(ENV_PYTHON) -m pytest

@@ -92,7 +92,8 @@ class ComfyServer:
         cpu: run on the CPU even where there is a GPU.
         packs: (folder name, path) of further custom-node packs to install.
         args: further command-line arguments for ComfyUI.
-        env: environment variables to set on top of this process's.
+        env: environment variables to set on top of this process's; the folders of compiled graphs
+            and of the signing key are below ``base_dir`` unless set here.
         log_file: where the server's output goes; ``base_dir/server.log`` unless given.
         python: the interpreter; it must have ComfyUI's requirements.
         install_pack: whether onediff-comfy itself is installed.
@@ -119,7 +120,12 @@ class ComfyServer:
         # The host's default attention on the CPU reads free memory, which nothing can capture and
         # which makes results depend on what else runs on the machine.
         self._args = [*(("--cpu", "--use-pytorch-cross-attention") if cpu else ()), *args]
-        self._env = dict(env or {})
+        # Compiled graphs of tests and demos stay apart from those of the person who runs them.
+        self._env = {
+            "ONEDIFF_CACHE_DIR": str(self.base_dir / "onediff-cache"),
+            "ONEDIFF_CONFIG_DIR": str(self.base_dir / "onediff-config"),
+            **(env or {}),
+        }
         self._python = python
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -305,7 +311,7 @@ class ComfyServer:
 
     async def _next_is_last(
         self,
-        socket_: aiohttp.ClientWebSocketResponse,
+        socket_: Any,  # aiohttp.ClientWebSocketResponse, generic or not depending on aiohttp's version
         prompt_id: str,
         timeout: float,
         result: RunResult,
