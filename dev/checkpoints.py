@@ -93,7 +93,7 @@ def _sd15_min() -> StateDict:
     return {**_unet({**_SD15, **blocks}), **_taesd(4, "first_stage_model.", "float16")}
 
 
-def _sdxl_min() -> StateDict:
+def _sdxl_min(seed: int = 1) -> StateDict:
     """SDXL's family by its depths [0, 2, 5], one of the lists that the host knows."""
     blocks: dict[str, Any] = {
         "channel_mult": [1, 1, 1],
@@ -102,7 +102,7 @@ def _sdxl_min() -> StateDict:
         "transformer_depth_output": [0, 0, 1, 0, 1, 0],
         "transformer_depth_middle": -2,
     }
-    return {**_unet({**_SDXL, **blocks}), **_taesd(4, "first_stage_model.", "float16")}
+    return {**_unet({**_SDXL, **blocks}, seed), **_taesd(4, "first_stage_model.", "float16")}
 
 
 def _flux_min() -> StateDict:
@@ -140,12 +140,13 @@ CHECKPOINTS: Mapping[str, Callable[[], StateDict]] = {
     "sd15_tiny": _sd15_tiny,
     "sd15_min": _sd15_min,
     "sdxl_min": _sdxl_min,
+    "sdxl_min_other": lambda: _sdxl_min(seed=7),  # another checkpoint of the same architecture
     "flux_min": _flux_min,
 }
 """The checkpoints by name. All but sd15_tiny come without text encoders: give them TinyConditioning."""
 
 
-def _unet(config: Mapping[str, Any]) -> StateDict:
+def _unet(config: Mapping[str, Any], seed: int = 1) -> StateDict:
     import comfy.ops
     import torch
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
@@ -166,7 +167,7 @@ def _unet(config: Mapping[str, Any]) -> StateDict:
             use_temporal_attention=False,
             **config,
         )
-    return _random(model.state_dict(), "model.diffusion_model.", "float16", seed=1)
+    return _random(model.state_dict(), "model.diffusion_model.", "float16", seed=seed)
 
 
 def _taesd(channels: int, prefix: str, dtype: str) -> StateDict:

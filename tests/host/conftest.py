@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import FAMILIES
+from pictures import FAMILIES, OTHER_SDXL
 
 from dev.checkpoints import ensure_checkpoints
 from dev.environment import comfyui_path, repository
@@ -18,15 +18,18 @@ TINY_NODES = Path(__file__).with_name("tiny_nodes")
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ComfyServer]:
-    """Makes a server with the tiny checkpoints and test nodes; compilers start from an empty cache."""
+    """Makes a server with the tiny checkpoints and test nodes; compilers start from an empty cache.
+
+    Given the ``base`` of an earlier server it is that installation, started again.
+    """
     comfy = comfyui_path()
     checkpoints = repository() / ".cache" / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    ensure_checkpoints(comfy, checkpoints, [family.checkpoint for family in FAMILIES.values()])
+    ensure_checkpoints(comfy, checkpoints, [*(family.checkpoint for family in FAMILIES.values()), OTHER_SDXL])
 
-    def make(**environment: str) -> ComfyServer:
-        base = tmp_path_factory.mktemp("host")
-        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "inductor"))
+    def make(base: Path | None = None, **environment: str) -> ComfyServer:
+        base = base or tmp_path_factory.mktemp("host")
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         server = ComfyServer(
             comfy,
             base,
@@ -34,8 +37,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comf
             packs=[("tiny_nodes", TINY_NODES)],
             env=environment,
         )
-        server.checkpoints.parent.mkdir(parents=True, exist_ok=True)
-        server.checkpoints.symlink_to(checkpoints, target_is_directory=True)
+        if not server.checkpoints.exists():
+            server.checkpoints.parent.mkdir(parents=True, exist_ok=True)
+            server.checkpoints.symlink_to(checkpoints, target_is_directory=True)
         return server
 
     return make

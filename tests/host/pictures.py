@@ -45,6 +45,10 @@ FAMILIES = {
 }
 
 
+OTHER_SDXL = "sdxl_min_other"
+"""A checkpoint with the architecture of sdxl_min and other weights."""
+
+
 class Counters:
     """What the pack counted since this object was made."""
 

@@ -1,0 +1,232 @@
+"""Compile once, ever: a graph outlives its process, serves other checkpoints, and travels as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pictures import FAMILIES, OTHER_SDXL, Counters, assert_same_picture, latent_of
+
+from dev.environment import repository
+from dev.host import ComfyServer, RunResult
+from dev.workflows import Workflow
+from onediff_comfy.store.artifact import Artifact, pack, unpack
+from onediff_comfy.store.trust import Trust
+
+SDXL = FAMILIES["sdxl"]
+OTHER = dataclasses.replace(SDXL, checkpoint=OTHER_SDXL)
+FLUX = FAMILIES["flux"]
+
+
+def test_a_new_process_compiles_nothing_even_for_another_checkpoint(start_server: Callable[..., ComfyServer]) -> None:
+    with start_server() as first:
+        base = first.base_dir
+        expected = latent_of(first.run(SDXL.workflow(1)))
+        expected_other = latent_of(first.run(OTHER.workflow(1)))
+        assert not torch.allclose(expected, expected_other, rtol=1e-2)
+        assert_same_picture(latent_of(first.run(SDXL.workflow(1, "inductor"))), expected)
+        (compiled,) = first.get_json("/onediff/report")["graphs"]
+        assert compiled["how"] == "compiled"
+
+    # Another prompt, seed, node id and order of things; Inductor's own cache folder is empty.
+    with start_server(base) as second:
+        counters = Counters(second)
+        assert_same_picture(latent_of(second.run(SDXL.workflow(1, "inductor"))), expected)
+        assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
+        assert counters.served == SDXL.steps
+        (loaded,) = second.get_json("/onediff/report")["graphs"]
+        print(f"compiled in {compiled['seconds']} s, loaded in {loaded['seconds']} s")
+        assert loaded["seconds"] < 0.15 * compiled["seconds"]
+        assert "OneDiff: loaded" in second.log_text()
+
+    with start_server(base) as third:
+        counters = Counters(third)
+        assert_same_picture(latent_of(third.run(OTHER.workflow(1, "inductor"))), expected_other)
+        assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
+        assert_same_picture(latent_of(third.run(SDXL.workflow(1, "inductor"))), expected)
+        assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
+
+
+# -- Save and Load Compiled Graph --------------------------------------------------------------
+
+
+def with_save(workflow: Workflow, filename: str = "a graph für 図", **inputs: Any) -> Workflow:
+    """``workflow`` with a Save node on the accelerated model."""
+    inputs = {"model": ["speedup", 0], "filename": filename, **inputs}
+    return {**workflow, "keep": {"class_type": "OneDiffSaveCompiledGraph", "inputs": inputs}}
+
+
+def with_load(workflow: Workflow, file: str, mismatch: str = "compile") -> Workflow:
+    """``workflow`` with a Load node between loader and sampler."""
+    inputs = {"model": ["loader", 0], "file": file, "mismatch": mismatch}
+    loaded = {**workflow, "load": {"class_type": "OneDiffLoadCompiledGraph", "inputs": inputs}}
+    loaded["sampler"]["inputs"]["model"] = ["load", 0]
+    return loaded
+
+
+def error_of(result: RunResult) -> str:
+    assert result.error is not None, "the workflow should have failed"
+    return str(result.error["exception_message"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What the first installation saved."""
+
+    path: Path
+    shown: str
+    expected: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def saved(server: ComfyServer) -> Saved:
+    """A saved file of the shared server: compiled for one Flux size."""
+    expected = latent_of(server.run(FLUX.workflow(5)))
+    result = server.run(with_save(FLUX.workflow(5, "inductor"), latent=["sampler", 0]))
+    assert_same_picture(latent_of(result), expected)
+    folder = server.base_dir / "models" / "onediff_graphs"
+    return Saved(folder / "a graph für 図.graph", result.outputs["keep"]["text"][0], expected)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
+    """Another installation: other folders, another signing key."""
+    with start_server() as other:
+        yield other
+
+
+def test_save_writes_one_file_and_says_what_is_inside(saved: Saved) -> None:
+    (artifact,) = unpack(saved.path.read_bytes())
+    assert "Flux float32[1x16x16x16]" in saved.shown
+    assert "inductor" in saved.shown and f"torch {torch.__version__}" in saved.shown
+    assert artifact.manifest.target in saved.shown
+    weights = FAMILIES["flux"].checkpoint
+    assert saved.path.stat().st_size < 3_000_000, f"megabytes, while {weights} alone has seven"
+
+
+def test_save_before_anything_is_compiled_says_what_to_connect(server: ComfyServer) -> None:
+    workflow = with_save(FLUX.workflow(1, "eager", size=192))
+    nothing = {name: workflow[name] for name in ("loader", "speedup", "keep")}
+    message = error_of(server.run(nothing))
+    assert "connect a latent" in message and "positive conditioning" in message
+
+
+def test_save_compiles_for_a_latent_and_conditioning(server: ComfyServer) -> None:
+    workflow = with_save(
+        FLUX.workflow(1, "inductor", size=64, batch=3), "compiled here", latent=["latent", 0], positive=["positive", 0]
+    )
+    wanted = ("loader", "speedup", "latent", "positive", "keep")
+    counters = Counters(server)
+    result = server.run({name: workflow[name] for name in wanted})
+    assert result.status == "success", result.error
+    assert counters.compiled == 1
+    assert "Flux float32[3x16x8x8]" in result.outputs["keep"]["text"][0]
+
+
+@pytest.mark.parametrize("name", ["", "../outside", "/tmp/outside", "  "])
+def test_save_refuses_a_name_outside_its_folder(server: ComfyServer, name: str) -> None:
+    workflow = with_save(FLUX.workflow(5, "inductor"), name, latent=["sampler", 0])
+    assert "is no name for a file" in error_of(server.run(workflow))
+
+
+def test_save_refuses_a_model_that_is_not_accelerated(server: ComfyServer) -> None:
+    workflow = with_save(FLUX.workflow(1, "inductor"))
+    workflow["keep"]["inputs"]["model"] = ["loader", 0]
+    assert "connect the output of OneDiff Model Speedup" in error_of(server.run(workflow))
+
+
+def put(server: ComfyServer, name: str, content: bytes) -> str:
+    """Drop a file into a running server's folder, as a person would; its name for the Load node."""
+    folder = server.base_dir / "models" / "onediff_graphs"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+    options = server.get_json("/object_info/OneDiffLoadCompiledGraph")["OneDiffLoadCompiledGraph"]
+    assert name in options["input"]["required"]["file"][1]["options"], "the list did not refresh"
+    return name
+
+
+def command_line(server: ComfyServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``python -m onediff_comfy`` with the folders of a server's installation."""
+    folders = {"ONEDIFF_CACHE_DIR": "onediff-cache", "ONEDIFF_CONFIG_DIR": "onediff-config"}
+    environment = {**os.environ, **{name: str(server.base_dir / folder) for name, folder in folders.items()}}
+    command = [sys.executable, "-m", "onediff_comfy", *arguments]
+    return subprocess.run(command, cwd=repository(), env=environment, capture_output=True, text=True, check=False)
+
+
+def test_load_on_another_machine(saved: Saved, elsewhere: ComfyServer) -> None:
+    expected = latent_of(elsewhere.run(FLUX.workflow(5)))
+    file = put(elsewhere, "from a friend.graph", saved.path.read_bytes())
+
+    # A compiled graph is code: nobody's is run without a person's word.
+    message = error_of(elsewhere.run(with_load(FLUX.workflow(5), file)))
+    assert "was not compiled by this installation" in message
+    assert "graphs import --trust" in message
+
+    folder = elsewhere.base_dir / "models" / "onediff_graphs"
+    refused = command_line(elsewhere, "graphs", "import", str(folder / file))
+    assert refused.returncode == 1 and "--trust" in refused.stderr
+    trusted = command_line(elsewhere, "graphs", "import", "--trust", str(folder / file))
+    assert trusted.returncode == 0, trusted.stderr
+
+    counters = Counters(elsewhere)
+    assert_same_picture(latent_of(elsewhere.run(with_load(FLUX.workflow(5), file, "strict"))), expected)
+    assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
+    assert counters.served == FLUX.steps
+
+
+def doctored(content: bytes, **environment: str) -> Artifact:
+    """The graph of a file as if it had been compiled under another environment."""
+    (artifact,) = unpack(content)
+    fields = json.loads(artifact.manifest_text)
+    fields["environment"] |= environment
+    return Artifact(json.dumps(fields, sort_keys=True, separators=(",", ":")), "", artifact.data)
+
+
+def test_a_mismatch_is_explained_and_compiled_for_again_or_refused(saved: Saved, elsewhere: ComfyServer) -> None:
+    artifact = doctored(saved.path.read_bytes(), torch="2.10.0", architecture="sm_89")
+    Trust(elsewhere.base_dir / "onediff-config").trust(artifact)
+    file = put(elsewhere, "other machine.graph", pack([artifact]))
+    message = error_of(elsewhere.run(with_load(FLUX.workflow(6), file, "strict")))
+    assert "architecture: compiled for sm_89, here it is " in message
+    counters = Counters(elsewhere)
+    expected = latent_of(elsewhere.run(FLUX.workflow(6, size=64)))
+    assert_same_picture(latent_of(elsewhere.run(with_load(FLUX.workflow(6, size=64), file))), expected)
+    assert counters.compiled == 1
+    assert "compiled again on first use" in elsewhere.log_text()
+
+
+def test_a_graph_of_another_architecture_is_named(saved: Saved, server: ComfyServer) -> None:
+    file = put(server, saved.path.name, saved.path.read_bytes())
+    message = error_of(server.run(with_load(FAMILIES["sd15"].workflow(1), file, "strict")))
+    assert "architecture: compiled for Flux" in message and "has no weight" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 100])
+def test_a_damaged_file_is_refused_in_one_sentence(server: ComfyServer, content: bytes) -> None:
+    file = put(server, "damaged.graph", content)
+    message = error_of(server.run(with_load(FLUX.workflow(1), file)))
+    assert "damaged.graph was not loaded" in message
+
+
+def test_the_command_line_lists_shows_verifies_exports_and_prunes(saved: Saved, server: ComfyServer) -> None:
+    listed = json.loads(command_line(server, "graphs", "list", "--json").stdout)
+    assert listed and all(row["problem"] is None and row["mb"] > 0 for row in listed)
+    key = next(row["key"] for row in listed if row["target"].startswith("Flux"))
+    assert key[:12] in command_line(server, "graphs", "list").stdout
+    shown = command_line(server, "graphs", "show", key[:16]).stdout
+    assert "torch" in shown and "sha256" in shown and "transformer_options" in shown
+    assert command_line(server, "graphs", "verify").returncode == 0
+    exported = saved.path.with_name("exported.graph")
+    assert command_line(server, "graphs", "export", key, str(exported)).returncode == 0
+    assert unpack(exported.read_bytes())[0].manifest.key == key
+    assert command_line(server, "graphs", "show", str(exported)).returncode == 0
+    missing = command_line(server, "graphs", "show", "0123")
+    assert missing.returncode == 1 and "begins with 0123" in missing.stderr
