@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import comfy
 import comfy.model_management
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
@@ -46,7 +45,7 @@ def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
 @functools.cache
 def _identity() -> str:
     """sha256 over the host's model code: whatever steers a capture, any edit of it gives another."""
-    (root,) = {Path(path) for path in comfy.__path__}
+    root = Path(comfy.model_management.__file__).parent
     digest = hashlib.sha256()
     for source in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
         digest.update(source.relative_to(root).as_posix().encode())
