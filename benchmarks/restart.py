@@ -44,9 +44,8 @@ def main() -> int:
     result["processes"] = rows
     if options.output:
         Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
-    print(
-        f"\n{'variant':20} {'process':8} {'first image s':>13} {'captured':>8} {'compiled':>8} {'loaded':>6} {'load s':>6}"
-    )
+    print(f"\n{'variant':20} {'process':8} {'first image s':>13}", end=" ")
+    print(f"{'captured':>8} {'compiled':>8} {'loaded':>6} {'load s':>6}")
     for row in rows:
         load = f"{row['load_s']:.2f}" if row["load_s"] else "-"
         print(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from ..settings import ENGINE_NAMES
@@ -34,3 +36,14 @@ def choose(name: str, device: torch.device) -> Engine:
             return _ENGINES[candidate]
         reasons.append(f"the {candidate} engine is not available: {reason}")
     raise EngineError("; ".join(reasons))
+
+
+def prepare(name: str) -> None:
+    """Import what the engine called ``name`` will need, on a thread of its own; returns at once.
+
+    A compiler's imports take longer than loading a kept graph. Here they overlap with the host
+    loading the model and encoding the prompt.
+    """
+    engine = _ENGINES.get(_AUTO_ORDER[0] if name == "auto" else name)
+    if engine is not None:
+        threading.Thread(target=engine.prepare, name="onediff-prepare", daemon=True).start()

@@ -45,6 +45,9 @@ class Engine(ABC):
     def unavailable(self, device: torch.device) -> str | None:
         """Why this engine cannot serve ``device`` on this machine, with the remedy; None if it can."""
 
+    def prepare(self) -> None:  # noqa: B027 - nothing to do for most
+        """Import what compiling and loading need, seconds of work that can overlap with loading a model."""
+
     def options(self) -> Mapping[str, str]:
         """Options that change the compiled code."""
         return {}

@@ -296,8 +296,7 @@ class Dispatcher:
             self._library.retire(found.graph_key, reason)
             self._refuse(found.target, found.call, reason)
             raise NotCovered(reason)
-        found.graph.proved = True
-        self._library.metrics.count("proved")
+        self._library.proved(found.graph_key, found.graph)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
 
     def _fall_back(self, module: torch.nn.Module, reason: str) -> None:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _CALLS = "calls"
 _OPTIONS = "options"
+_PROVED = "proved"
 
 
 class GraphLibrary:
@@ -100,7 +101,15 @@ class GraphLibrary:
         self.cache.discard(graph_key)
         if self._store:
             self._store.remove(graph_key)
+            self._store.note(_PROVED, graph_key, False)
         self.metrics.count("retired")
+
+    def proved(self, graph_key: str, graph: CompiledGraph) -> None:
+        """A graph's output was compared with eager's on this machine and agreed: it need not be again."""
+        graph.proved = True
+        self.metrics.count("proved")
+        if self._store:
+            self._store.note(_PROVED, graph_key, True)
 
     def loaded(
         self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[float], None]
@@ -161,6 +170,8 @@ class GraphLibrary:
             )
             log.debug("loading %s failed", graph_key, exc_info=True)
             return None
+        # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
+        graph.proved = self._store.recall(_PROVED, graph_key) is True if self._store else False
         seconds = time.monotonic() - start
         self.cache.put(graph_key, graph)
         self.metrics.made("loaded", graph_key, engine.name, manifest.target, seconds)

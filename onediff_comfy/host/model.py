@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
+from ..engines import prepare
 from ..graphs.dispatch import Dispatcher
 from .process import library, metrics
 from .services import host_services
@@ -39,6 +40,7 @@ def accelerate(model: Any, engine: str, node_id: str | None = None) -> Any:
     module = getattr(getattr(model, "model", None), "diffusion_model", None)
     if not isinstance(module, torch.nn.Module):
         return _unaccelerated(model, f"a {type(model).__qualname__} without a diffusion model", show)
+    prepare(engine)
     clone = _resident_clone(model)
     dispatcher = Dispatcher(engine, library(), host_services(), show)
     clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)

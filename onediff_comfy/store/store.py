@@ -3,6 +3,7 @@
     <folder>/graphs/<graph key>.graph       one artifact each
     <folder>/calls/<call key>.json          which graph serves a call, sealed
     <folder>/options/<fingerprint>.json     which options a target reads, sealed
+    <folder>/proved/<graph key>.json        that its output agreed with eager's on this machine, sealed
     <folder>/locks/<graph key>.lock         held while one process compiles
 
 Every file appears whole, by rename. Damage is noticed on reading, reported once, and answered by

@@ -1,0 +1,145 @@
+"""The workflows in ``workflows/``: written here, in the editor's form and in the API's.
+
+    python -m dev.workflow_files     # writes them, with a ComfyUI to ask about node types
+
+The API form is what the tests run; the editor's form is made from it with what the host says of
+each node, so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .environment import comfyui_path, repository
+from .host import ComfyServer
+from .workflows import Workflow, text_to_image
+
+_CHECKPOINT = "sd_xl_base_1.0.safetensors"
+# Columns from left to right, so that wires run one way.
+_COLUMNS = (
+    ("CheckpointLoaderSimple",),
+    ("OneDiffModelSpeedup", "OneDiffLoadCompiledGraph", "CLIPTextEncode", "EmptyLatentImage"),
+    ("KSampler",),
+    ("VAEDecode", "OneDiffSaveCompiledGraph"),
+    ("SaveImage",),
+)
+_COLUMN_WIDTH, _ROW_HEIGHT = 380, 240
+
+
+def workflows() -> dict[str, Workflow]:
+    """Every workflow of the pack by file name, in API form."""
+    plain = {"width": 1024, "height": 1024, "steps": 20, "cfg": 7.0, "seed": 1}
+    speedup = text_to_image(_CHECKPOINT, engine="auto", **plain)  # type: ignore[arg-type]
+    save = text_to_image(_CHECKPOINT, engine="auto", **plain)  # type: ignore[arg-type]
+    save["keep"] = {
+        "class_type": "OneDiffSaveCompiledGraph",
+        # The sampler's output and not the empty latent: saving waits for the first image.
+        "inputs": {"model": ["speedup", 0], "filename": "sdxl 1024x1024", "latent": ["sampler", 0]},
+    }
+    load = text_to_image(_CHECKPOINT, engine=None, **plain)  # type: ignore[arg-type]
+    load["load"] = {
+        "class_type": "OneDiffLoadCompiledGraph",
+        "inputs": {"model": ["loader", 0], "file": "sdxl 1024x1024.graph", "mismatch": "compile"},
+    }
+    load["sampler"]["inputs"]["model"] = ["load", 0]
+    return {"text_to_image": speedup, "save_compiled_graph": save, "load_compiled_graph": load}
+
+
+def editor_form(workflow: Workflow, node_types: Mapping[str, Any]) -> dict[str, Any]:
+    """A workflow as the editor saves it.
+
+    Args:
+        workflow: in API form.
+        node_types: what the host's ``/object_info`` says.
+    """
+    numbers = {name: number for number, name in enumerate(workflow, start=1)}
+    links: list[list[Any]] = []
+    nodes = {name: _node(name, workflow[name], numbers, node_types, links) for name in workflow}
+    for link, source, slot, *_ in links:
+        node = next(node for node in nodes.values() if node["id"] == source)
+        node["outputs"][slot]["links"].append(link)
+    _place(nodes)
+    return {
+        "last_node_id": len(nodes),
+        "last_link_id": len(links),
+        "nodes": list(nodes.values()),
+        "links": links,
+        "groups": [],
+        "config": {},
+        "extra": {},
+        "version": 0.4,
+    }
+
+
+def _node(
+    name: str,
+    node: Mapping[str, Any],
+    numbers: Mapping[str, int],
+    node_types: Mapping[str, Any],
+    links: list[list[Any]],
+) -> dict[str, Any]:
+    info = node_types[node["class_type"]]
+    declared = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
+    inputs: list[dict[str, Any]] = []
+    values: list[Any] = []
+    for input_name, (kind, *options) in declared.items():
+        value = node["inputs"].get(input_name)
+        if isinstance(value, list):  # a wire: [node, output]
+            links.append([len(links) + 1, numbers[value[0]], value[1], numbers[name], len(inputs), kind])
+            inputs.append({"name": input_name, "type": kind, "link": len(links)})
+        elif input_name in node["inputs"]:
+            values.append(value)
+            if options and options[0].get("control_after_generate"):
+                values.append("fixed")  # what the editor does with a seed after each run
+        else:
+            inputs.append({"name": input_name, "type": kind, "link": None})
+    outputs = [
+        {"name": label, "type": kind, "links": []}
+        for label, kind in zip(info["output_name"], info["output"], strict=True)
+    ]
+    return {
+        "id": numbers[name],
+        "type": node["class_type"],
+        "pos": [0, 0],
+        "size": [320, 60 + 26 * (len(inputs) + len(values))],
+        "flags": {},
+        "order": numbers[name] - 1,
+        "mode": 0,
+        "inputs": inputs,
+        "outputs": outputs,
+        "properties": {"Node name for S&R": node["class_type"]},
+        "widgets_values": values,
+    }
+
+
+def _place(nodes: Mapping[str, dict[str, Any]]) -> None:
+    for column, kinds in enumerate(_COLUMNS):
+        members = [node for node in nodes.values() if node["type"] in kinds]
+        for row, node in enumerate(members):
+            node["pos"] = [40 + column * _COLUMN_WIDTH, 60 + row * _ROW_HEIGHT]
+
+
+def write(folder: Path, node_types: Mapping[str, Any]) -> None:
+    """Write every workflow into ``folder``: ``NAME.json`` for the editor, ``api/NAME.json`` for the API."""
+    (folder / "api").mkdir(parents=True, exist_ok=True)
+    for name, workflow in workflows().items():
+        (folder / f"{name}.json").write_text(_json(editor_form(workflow, node_types)))
+        (folder / "api" / f"{name}.json").write_text(_json(workflow))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def main() -> None:
+    """Start a ComfyUI, ask it about its nodes, and write the files."""
+    with tempfile.TemporaryDirectory() as base, ComfyServer(comfyui_path(), Path(base), cpu=True) as server:
+        write(repository() / "workflows", server.get_json("/object_info"))
+
+
+if __name__ == "__main__":
+    main()
