@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..onediff_comfy.host.actions import load_compiled, save_compiled, saved_files
 from ..onediff_comfy.host.node_api import io, ui
-from ..onediff_comfy.host.speedup import load_compiled, save_compiled, saved_files
 
 
 class OneDiffSaveCompiledGraph(io.ComfyNode):
@@ -47,13 +47,14 @@ class OneDiffSaveCompiledGraph(io.ComfyNode):
                 ),
             ],
             outputs=[io.String.Output(display_name="path", tooltip="Where the file is.")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(
         cls, model: Any, filename: str, latent: Any = None, positive: Any = None, negative: Any = None
     ) -> io.NodeOutput:
-        path, inside = save_compiled(model, filename, latent, positive, negative)
+        path, inside = save_compiled(model, filename, latent, positive, negative, cls.hidden.unique_id)
         return io.NodeOutput(path, ui=ui.PreviewText(inside))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.host.speedup import speed_up
 from ..onediff_comfy.settings import ENGINE_NAMES
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,7 +83,9 @@ def boundaries(content: bytes) -> list[int]:
     return sorted(place for place in places if place < len(content))
 
 
-def test_truncation_is_noticed_at_every_boundary_and_at_200_random_places(store: GraphStore) -> None:
+def test_truncation_is_noticed_at_every_boundary_and_at_200_random_places(
+    store: GraphStore, tally: Callable[[str], None]
+) -> None:
     artifact = make_artifact()
     path = store.save(artifact)
     content = path.read_bytes()
@@ -96,7 +98,7 @@ def test_truncation_is_noticed_at_every_boundary_and_at_200_random_places(store:
     assert_whole(store.find(KEY), artifact)
 
 
-def test_1000_random_byte_flips_are_noticed_or_harmless(store: GraphStore) -> None:
+def test_1000_random_byte_flips_are_noticed_or_harmless(store: GraphStore, tally: Callable[[str], None]) -> None:
     artifact = make_artifact()
     path = store.save(artifact)
     content = path.read_bytes()
@@ -227,7 +229,9 @@ while True:
 """
 
 
-def test_kill_9_during_writing_50_times_leaves_a_whole_graph(store: GraphStore, tmp_path: Path) -> None:
+def test_kill_9_during_writing_50_times_leaves_a_whole_graph(
+    store: GraphStore, tmp_path: Path, tally: Callable[[str], None]
+) -> None:
     script = tmp_path / "writer.py"
     script.write_text(textwrap.dedent(_WRITER.format(root=str(ROOT), tests=str(Path(__file__).parent))))
     store.save(make_artifact())

@@ -26,7 +26,9 @@ OTHER = dataclasses.replace(SDXL, checkpoint=OTHER_SDXL)
 FLUX = FAMILIES["flux"]
 
 
-def test_a_new_process_compiles_nothing_even_for_another_checkpoint(start_server: Callable[..., ComfyServer]) -> None:
+def test_a_new_process_compiles_nothing_even_for_another_checkpoint(
+    start_server: Callable[..., ComfyServer], tally: Callable[[str], None]
+) -> None:
     with start_server() as first:
         base = first.base_dir
         expected = latent_of(first.run(SDXL.workflow(1)))
@@ -43,7 +45,7 @@ def test_a_new_process_compiles_nothing_even_for_another_checkpoint(start_server
         assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
         assert counters.served == SDXL.steps
         (loaded,) = second.get_json("/onediff/report")["graphs"]
-        print(f"compiled in {compiled['seconds']} s, loaded in {loaded['seconds']} s")
+        tally(f"tiny SDXL, CPU: compiled in {compiled['seconds']} s, loaded in {loaded['seconds']} s")
         assert loaded["seconds"] < 0.15 * compiled["seconds"]
         assert "OneDiff: loaded" in second.log_text()
 
@@ -92,6 +94,7 @@ def saved(server: ComfyServer) -> Saved:
     expected = latent_of(server.run(FLUX.workflow(5)))
     result = server.run(with_save(FLUX.workflow(5, "inductor"), latent=["sampler", 0]))
     assert_same_picture(latent_of(result), expected)
+    assert any(node == "keep" and "Flux float32" in text for node, text in result.texts), "nothing shown on the node"
     folder = server.base_dir / "models" / "onediff_graphs"
     return Saved(folder / "a graph für 図.graph", result.outputs["keep"]["text"][0], expected)
 

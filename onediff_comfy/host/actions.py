@@ -34,8 +34,12 @@ def speed_up(model: Any, engine: str, node_id: str | None) -> Any:
     return accelerate(model, engine, node_id)
 
 
-def save_compiled(model: Any, name: str, latent: Any, positive: Any, negative: Any) -> tuple[str, str]:
+def save_compiled(
+    model: Any, name: str, latent: Any, positive: Any, negative: Any, node_id: str | None
+) -> tuple[str, str]:
     """Save the compiled graphs of an accelerated MODEL: the file's path, and what is inside, for people.
+
+    The node ``node_id`` shows the same.
 
     Raises:
         ValueError: with the words that say what to connect or change.
@@ -44,7 +48,9 @@ def save_compiled(model: Any, name: str, latent: Any, positive: Any, negative: A
     _require_torch()
     from .artifacts import save_graphs
 
-    return save_graphs(model, name, latent, positive, negative)
+    path, inside = save_graphs(model, name, latent, positive, negative)
+    status_of(node_id)(f"{path}\n{inside}")
+    return path, inside
 
 
 def load_compiled(model: Any, name: str, strict: bool, node_id: str | None) -> tuple[Any, str]:

@@ -1,0 +1,23 @@
+"""What all tests share: figures that a run should end with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+_TALLY = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Adds a line to the summary at the end of the run: how often something was tried, what came out."""
+    return request.config.stash.setdefault(_TALLY, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(_TALLY, [])
+    if lines:
+        terminalreporter.section("counted")
+        for line in lines:
+            terminalreporter.line(line)
