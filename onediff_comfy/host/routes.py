@@ -5,22 +5,28 @@ GET /onediff/report   what was compiled, what served how many calls, and why any
 
 from __future__ import annotations
 
+import logging
+
+from .versions import torch_too_old
+
+log = logging.getLogger(__name__)
+
 
 def add_routes() -> None:
-    """Add the routes to the running server, if there is one (there is none when nodes are only imported)."""
-    from server import PromptServer
-
-    server = getattr(PromptServer, "instance", None)
-    if server is None:
-        return
-    from aiohttp import web
-
-    from .versions import torch_too_old
-
+    """Add the routes to the running server; without one (nodes only imported), or without its API, do nothing."""
     if torch_too_old() is not None:
         return
-    from .process import metrics
+    try:
+        from aiohttp import web
+        from server import PromptServer
 
-    @server.routes.get("/onediff/report")
+        routes = PromptServer.instance.routes
+    except (ImportError, AttributeError) as error:
+        log.debug("no /onediff/report on this host: %s", error)
+        return
+
+    @routes.get("/onediff/report")
     async def report(_request: web.Request) -> web.Response:
+        from .process import metrics
+
         return web.json_response(metrics().snapshot())

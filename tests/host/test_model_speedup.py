@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, latent_of
+from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, latent_of
 
 from dev.host import ComfyServer, PromptRejected
 from dev.workflows import Workflow
@@ -19,7 +19,11 @@ def family(request: pytest.FixtureRequest) -> TinyFamily:
 
 
 def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, family: TinyFamily) -> None:
-    plain = [latent_of(server.run(family.workflow(seed))) for seed in (1, 2)]
+    # The first run of a size may choose other kernels than later ones (cuDNN tries several), so the
+    # pictures to compare with come from runs after it. Another seed between keeps the host from
+    # answering out of its cache.
+    latent_of(server.run(family.workflow(1)))
+    plain = [latent_of(server.run(family.workflow(seed))) for seed in (2, 1)][::-1]
 
     first = Counters(server)
     assert_same_picture(latent_of(server.run(family.workflow(1, "inductor"))), plain[0])
@@ -38,7 +42,7 @@ def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, f
     assert (again.compiled, again.captured, again.served) == (0, 0, family.steps)
 
     # Without the node nothing of it is left: not one bit.
-    assert torch.equal(latent_of(server.run(family.workflow(1))), plain[0])
+    assert_untouched(latent_of(server.run(family.workflow(1))), plain[0])
     assert second.fallbacks == {}
 
 
@@ -126,7 +130,7 @@ def test_a_patch_that_no_graph_can_take_runs_eager_and_unchanged(server: ComfySe
         _before(workflow, "AttentionPatch") if place == "before" else _behind(workflow, "speedup", "AttentionPatch")
     )
     counters = Counters(server)
-    assert torch.equal(latent_of(server.run(workflow)), expected)
+    assert_untouched(latent_of(server.run(workflow)), expected)
     assert counters.served == 0
     (reason,) = counters.fallbacks
     assert "transformer_options.patches.attn1_patch" in reason
@@ -135,7 +139,7 @@ def test_a_patch_that_no_graph_can_take_runs_eager_and_unchanged(server: ComfySe
 def test_a_model_whose_family_has_no_wrappers_is_named(server: ComfyServer) -> None:
     expected = latent_of(server.run(_behind(SD15.workflow(1), "loader", "PlainModule")))
     counters = Counters(server)
-    assert torch.equal(latent_of(server.run(_before(SD15.workflow(1, "inductor"), "PlainModule"))), expected)
+    assert_untouched(latent_of(server.run(_before(SD15.workflow(1, "inductor"), "PlainModule"))), expected)
     assert counters.fallbacks == {"this model family never hands its calls to diffusion-model wrappers": 1}
 
 

@@ -82,6 +82,8 @@ class _Plain(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)
+        # The host looks at these of any UNet that it runs on a GPU.
+        self.input_blocks = self.middle_block = self.output_blocks = torch.nn.ModuleList()
 
     def forward(self, x: torch.Tensor, timesteps: torch.Tensor, **_: Any) -> torch.Tensor:
         return x * self.weight
