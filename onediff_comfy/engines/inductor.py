@@ -35,6 +35,10 @@ class InductorGraph(CompiledGraph):
         self.artifact = artifact
         self.kernels = kernels
 
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(map(len, self.kernels.values()))
+
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.artifact(*self.binding.feed(weights, tensors))
 

@@ -92,11 +92,17 @@ class GraphLibrary:
     # -- graphs --------------------------------------------------------------------------------
 
     def retired(self, graph_key: str) -> str | None:
-        """Why this graph may not serve in this process, if it was found wrong."""
+        """Why this graph may not serve, if it was found wrong, now or by an earlier process."""
+        if graph_key not in self._retired and self._store and self._store.recall(_PROVED, graph_key) is False:
+            self._retired[graph_key] = "its compiled graph differed from eager when it was first used on this machine"
         return self._retired.get(graph_key)
 
     def retire(self, graph_key: str, reason: str) -> None:
-        """Take a graph that was found wrong out of service, here and on disk; it is not made again here."""
+        """Take a graph that was found wrong out of service, here and on disk.
+
+        It is not made again on this machine: compiling the same graph with the same compiler would
+        cost each restart a minute, for another wrong graph. Other versions have other keys.
+        """
         self._retired[graph_key] = reason
         self.cache.discard(graph_key)
         if self._store:

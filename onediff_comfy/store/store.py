@@ -3,7 +3,7 @@
     <folder>/graphs/<graph key>.graph       one artifact each
     <folder>/calls/<call key>.json          which graph serves a call, sealed
     <folder>/options/<fingerprint>.json     which options a target reads, sealed
-    <folder>/proved/<graph key>.json        that its output agreed with eager's on this machine, sealed
+    <folder>/proved/<graph key>.json        whether its output agreed with eager's on this machine, sealed
     <folder>/locks/<graph key>.lock         held while one process compiles
 
 Every file appears whole, by rename. Damage is noticed on reading, reported once, and answered by
@@ -162,7 +162,7 @@ class GraphStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-        except OSError as error:
+        except (OSError, NotImplementedError) as error:
             log.warning("OneDiff: no lock in %s (%s); another process may compile the same graph", path.parent, error)
             yield
             return
