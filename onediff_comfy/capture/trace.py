@@ -135,7 +135,8 @@ def capture(
         options_name: the argument that is the open-ended bag of options.
         options: that bag, as the call had it. Entries that are not part of the call's structure
             are withheld.
-        overrides: entries put into the bag for the trace, over the call's own.
+        overrides: entries put into the bag for the trace, unless the call has such an entry itself:
+            what a person's node put there must not be lost.
         check: called often during the trace; what it raises ends the trace and comes out.
 
     Raises:
@@ -147,7 +148,7 @@ def capture(
         rebuilt = call.rebuild(tensors)
         withheld = {name: value if value is None else Withheld(name) for name, value in options.items()}
         if rebuilt.get(options_name) is not None:
-            rebuilt[options_name] = {**withheld, **rebuilt[options_name], **overrides}
+            rebuilt[options_name] = {**overrides, **withheld, **rebuilt[options_name]}
         return rebuilt
 
     wrapper = _Forward(target.module, forward, arguments)

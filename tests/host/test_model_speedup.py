@@ -120,20 +120,25 @@ def test_other_extensions_wrappers_still_run(server: ComfyServer, place: str) ->
     assert counters.served == FLUX.steps
 
 
+PATCHES = {
+    "AttentionPatch": "transformer_options.patches.attn1_patch",
+    "AttentionOverride": "transformer_options.optimized_attention_override",
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
 @pytest.mark.parametrize("place", ["before", "behind"])
-def test_a_patch_that_no_graph_can_take_runs_eager_and_unchanged(server: ComfyServer, place: str) -> None:
+def test_a_patch_that_no_graph_can_take_runs_eager_and_unchanged(server: ComfyServer, place: str, patch: str) -> None:
     plain = latent_of(server.run(SD15.workflow(1)))
-    expected = latent_of(server.run(_behind(SD15.workflow(1), "loader", "AttentionPatch")))
+    expected = latent_of(server.run(_behind(SD15.workflow(1), "loader", patch)))
     assert not torch.allclose(plain, expected, rtol=1e-2)
     workflow = SD15.workflow(1, "inductor")
-    workflow = (
-        _before(workflow, "AttentionPatch") if place == "before" else _behind(workflow, "speedup", "AttentionPatch")
-    )
+    workflow = _before(workflow, patch) if place == "before" else _behind(workflow, "speedup", patch)
     counters = Counters(server)
     assert_untouched(latent_of(server.run(workflow)), expected)
     assert counters.served == 0
     (reason,) = counters.fallbacks
-    assert "transformer_options.patches.attn1_patch" in reason
+    assert PATCHES[patch] in reason
 
 
 def test_a_model_whose_family_has_no_wrappers_is_named(server: ComfyServer) -> None:

@@ -74,6 +74,17 @@ def _with_attention_patch(model: Any) -> Any:
     return clone
 
 
+def _with_attention_override(model: Any) -> Any:
+    """The host's own hook for another attention, which our captures use too."""
+
+    def override(chosen: Any, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return chosen(q * 0.5, *args, **kwargs)
+
+    clone = model.clone()
+    clone.model_options["transformer_options"]["optimized_attention_override"] = override
+    return clone
+
+
 class _Plain(torch.nn.Module):
     """A diffusion model of a family that does not hand its calls to wrappers."""
 
@@ -118,6 +129,7 @@ NODES = [
     ModelKind,
     _model_node("ScaleWrapper", _scaled, [io.Float.Input("factor", default=0.9)]),
     _model_node("AttentionPatch", _with_attention_patch),
+    _model_node("AttentionOverride", _with_attention_override),
     _model_node("PlainModule", _with_plain_module),
     _model_node("NotAModel", lambda model: _NotAModel()),
 ]
