@@ -343,11 +343,21 @@ def test_a_tensor_in_an_option_is_an_input_like_any_other(capture_of: Any) -> No
 
 def test_overrides_are_seen_by_the_trace_alone(capture_of: Any) -> None:
     module, x = Simple(), tensor(2, 4)
-    options = {"double": False}
-    captured = capture_of(module, x, options, read=("double",), overrides={"double": True})
+    options = {"other": 1}
+    captured = capture_of(module, x, options, overrides={"double": True})
     with torch.no_grad():
         assert_same(captured.run(), module(x) * 2)
-    assert options == {"double": False}
+    assert options == {"other": 1}
+
+
+def test_an_override_never_replaces_what_the_call_brings(capture_of: Any) -> None:
+    """Somebody put it there to change the picture; replaced in the trace, it would be lost in silence."""
+    module, x = Simple(), tensor(2, 4)
+    with pytest.raises(OptionRead, match="double"):
+        capture_of(module, x, {"double": object()}, overrides={"double": True})
+    captured = capture_of(module, x, {"double": False}, read=("double",), overrides={"double": True})
+    with torch.no_grad():
+        assert_same(captured.run(), module(x))
 
 
 # -- not covered -------------------------------------------------------------------------------
