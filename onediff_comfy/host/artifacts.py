@@ -10,6 +10,8 @@ import comfy.sample
 import folder_paths
 from comfy.patcher_extension import WrappersMP
 
+from ..engines import choose
+from ..engines.base import EngineError
 from ..files import write_atomically
 from ..graphs.dispatch import Dispatcher
 from ..graphs.key import compiler
@@ -84,11 +86,13 @@ def load_graphs(model: Any, name: str, strict: bool, node_id: str | None) -> tup
     except (ArtifactError, Untrusted, OSError) as error:
         raise ValueError(f"{name} was not loaded: {error}") from error
     clone = model if _find_dispatcher(model) is not None else accelerate(model, artifacts[0].manifest.engine, node_id)
+    if _find_dispatcher(clone) is None:
+        raise ValueError(f"{name} was not loaded: a {type(model).__qualname__} has no diffusion model to accelerate")
     device = model.load_device
     for artifact in artifacts:
         problem = _other_architecture(artifact, model) or mismatch(artifact, device)
         if problem is None:
-            library().adopt(artifact)
+            _adopt(artifact, name)
         elif strict:
             raise ValueError(f"{name} does not fit: {problem}")
         else:
@@ -98,12 +102,23 @@ def load_graphs(model: Any, name: str, strict: bool, node_id: str | None) -> tup
     return clone, describe(artifacts)
 
 
+def _adopt(artifact: Artifact, name: str) -> None:
+    try:
+        library().adopt(artifact)
+    except OSError as error:
+        raise ValueError(
+            f"{name} was not loaded: it could not be kept in {store().folder} ({error}); make room there, or set "
+            "ONEDIFF_CACHE_DIR to a folder that can be written to"
+        ) from error
+
+
 def mismatch(artifact: Artifact, device: Any) -> str | None:
     """In what the graph was compiled for something else than this machine, or None: field, both values."""
-    from ..engines import choose
-
     manifest = artifact.manifest
-    here = compiler(choose(manifest.engine, device), device)
+    try:
+        here = compiler(choose(manifest.engine, device), device)
+    except EngineError as error:
+        return f"engine: compiled with {manifest.engine}, and here {error}"
     theirs = {**manifest.environment, **{f"option {name}": value for name, value in manifest.options.items()}}
     ours = {**here.environment, **{f"option {name}": value for name, value in here.options.items()}}
     for field in sorted({*theirs, *ours}):
@@ -136,6 +151,8 @@ def describe(artifacts: list[Artifact]) -> str:
 
 
 def _find_dispatcher(model: Any) -> Dispatcher | None:
+    if not hasattr(model, "get_wrappers"):
+        return None
     for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY):
         if isinstance(wrapper, ForwardWrapper):
             return wrapper.dispatcher

@@ -212,6 +212,30 @@ def test_a_graph_of_another_architecture_is_named(saved: Saved, server: ComfySer
     assert "architecture: compiled for Flux" in message and "has no weight" in message
 
 
+def test_load_refuses_what_is_no_model(saved: Saved, server: ComfyServer) -> None:
+    file = put(server, saved.path.name, saved.path.read_bytes())
+    workflow: Workflow = {
+        "loader": FLUX.workflow(1)["loader"],
+        "broken": {"class_type": "NotAModel", "inputs": {"model": ["loader", 0]}},
+        "load": {
+            "class_type": "OneDiffLoadCompiledGraph",
+            "inputs": {"model": ["broken", 0], "file": file, "mismatch": "compile"},
+        },
+        "kind": {"class_type": "ModelKind", "inputs": {"model": ["load", 0]}},
+    }
+    assert "a _NotAModel has no diffusion model" in error_of(server.run(workflow))
+
+
+def test_load_names_an_engine_that_cannot_run_here(saved: Saved, server: ComfyServer) -> None:
+    (artifact,) = unpack(saved.path.read_bytes())
+    fields = {**json.loads(artifact.manifest_text), "engine": "oneflow"}
+    other = Artifact(json.dumps(fields, sort_keys=True, separators=(",", ":")), "", artifact.data)
+    Trust(server.base_dir / "onediff-config").trust(other)
+    file = put(server, "oneflow.graph", pack([other]))
+    message = error_of(server.run(with_load(FLUX.workflow(1), file, "strict")))
+    assert "engine: compiled with oneflow" in message
+
+
 @pytest.mark.parametrize("content", [b"", b"rubbish" * 100])
 def test_a_damaged_file_is_refused_in_one_sentence(server: ComfyServer, content: bytes) -> None:
     file = put(server, "damaged.graph", content)
