@@ -228,27 +228,28 @@ class Dispatcher:
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
     ) -> tuple[Call, Capture]:
         """Capture ``forward``, revealing one option after another until it reads no withheld one."""
-        self._show("capturing")
         options = arguments.get(self._host.options_name) or {}
-        start = time.monotonic()
-        while True:
-            try:
-                captured = capture(
-                    target,
-                    forward,
-                    call,
-                    options_name=self._host.options_name,
-                    options=options,
-                    overrides=self._host.capture_options,
-                    check=self._host.check_interrupted,
-                )
-            except OptionRead as read:
-                self._library.learn_option(target.fingerprint, read.name)
-                call = self._split(target, forward, arguments)
-                continue
-            self._library.metrics.count("captured")
-            log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
-            return call, captured
+        with self._library.while_no_graph_is_made(self._while_compiling):
+            self._show("capturing")
+            start = time.monotonic()
+            while True:
+                try:
+                    captured = capture(
+                        target,
+                        forward,
+                        call,
+                        options_name=self._host.options_name,
+                        options=options,
+                        overrides=self._host.capture_options,
+                        check=self._host.check_interrupted,
+                    )
+                except OptionRead as read:
+                    self._library.learn_option(target.fingerprint, read.name)
+                    call = self._split(target, forward, arguments)
+                    continue
+                self._library.metrics.count("captured")
+                log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
+                return call, captured
 
     def _while_compiling(self, seconds: float) -> None:
         self._host.check_interrupted()

@@ -7,9 +7,10 @@ the job goes on, and its result is there for the next one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
@@ -39,6 +40,21 @@ class Jobs(Generic[T]):
         while not wait([future], timeout=_POLL_S).done:
             while_waiting(time.monotonic() - start)
         return future.result()
+
+    @contextlib.contextmanager
+    def between_jobs(self, while_waiting: Callable[[float], None]) -> Iterator[None]:
+        """For work on the caller's own thread that no job may run beside: waits its turn, as jobs do.
+
+        Args:
+            while_waiting: as for ``run``; what it raises comes out, and the work is not begun.
+        """
+        start = time.monotonic()
+        while not self._turn.acquire(timeout=_POLL_S):
+            while_waiting(time.monotonic() - start)
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _submit(self, key: str, function: Callable[[], T]) -> Future[T]:
         with self._lock:

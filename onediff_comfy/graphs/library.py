@@ -117,6 +117,10 @@ class GraphLibrary:
         if self._store:
             self._store.note(_PROVED, graph_key, True)
 
+    def while_no_graph_is_made(self, while_waiting: Callable[[float], None]) -> contextlib.AbstractContextManager[None]:
+        """For captures: torch.export and a compiler at work on another thread disturb each other."""
+        return self._jobs.between_jobs(while_waiting)
+
     def loaded(
         self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[float], None]
     ) -> CompiledGraph | None:

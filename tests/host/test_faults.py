@@ -50,6 +50,7 @@ def test_interrupting_a_compilation_works_and_loses_nothing(start_server: Callab
 
         # The compilation went on behind the scenes; the next image uses it.
         assert_same_picture(latent_of(server.run(SDXL.workflow(1, "inductor"))), expected)
+        assert counters.fallbacks == {}
         assert (counters.compiled, counters.served) == (1, SDXL.steps)
         assert server.log_text().count("OneDiff: compiling UNetModel") == 1
 

@@ -181,3 +181,46 @@ def test_a_job_that_outlasts_several_polls_gives_its_result() -> None:
     assert Jobs[bool]().run("a", lambda: release.wait(30), count) is True
     assert polls == sorted(polls)
     assert len(polls) >= 3
+
+
+def test_work_between_jobs_waits_for_the_running_one_and_holds_up_the_next() -> None:
+    jobs, order = Jobs[None](), []
+    started, release = threading.Event(), threading.Event()
+
+    def first() -> None:
+        started.set()
+        release.wait(30)
+        order.append("first")
+
+    running = threading.Thread(target=lambda: jobs.run("a", first, no_wait))
+    running.start()
+    started.wait(30)
+    with jobs.between_jobs(lambda _: release.set()):
+        order.append("between")
+        later = threading.Thread(target=lambda: jobs.run("b", lambda: order.append("second"), no_wait))
+        later.start()
+        later.join(0.3)
+        order.append("still between")
+    running.join(30)
+    later.join(30)
+    assert order == ["first", "between", "still between", "second"]
+
+
+def test_a_person_may_stop_waiting_for_their_turn() -> None:
+    jobs = Jobs[None]()
+    started, release = threading.Event(), threading.Event()
+    running = threading.Thread(
+        target=lambda: jobs.run("a", lambda: (started.set(), release.wait(30)) and None, no_wait)
+    )
+    running.start()
+    started.wait(30)
+
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), jobs.between_jobs(stop):
+        pytest.fail("it was not our turn")
+    release.set()
+    running.join(30)
+    with jobs.between_jobs(stop):
+        pass
