@@ -209,9 +209,12 @@ def test_work_between_jobs_waits_for_the_running_one_and_holds_up_the_next() -> 
 def test_a_person_may_stop_waiting_for_their_turn() -> None:
     jobs = Jobs[None]()
     started, release = threading.Event(), threading.Event()
-    running = threading.Thread(
-        target=lambda: jobs.run("a", lambda: (started.set(), release.wait(30)) and None, no_wait)
-    )
+
+    def job() -> None:
+        started.set()
+        release.wait(30)
+
+    running = threading.Thread(target=lambda: jobs.run("a", job, no_wait))
     running.start()
     started.wait(30)
 
