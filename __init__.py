@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .nodes.compiled_graph import OneDiffLoadCompiledGraph, OneDiffSaveCompiledGraph
 from .nodes.model_speedup import OneDiffModelSpeedup
+from .nodes.shape_bucket import OneDiffShapeBucket
+from .nodes.warm_up import OneDiffWarmUp
 from .onediff_comfy.host.node_api import ComfyExtension, io
 from .onediff_comfy.host.routes import add_routes
 
@@ -13,7 +15,13 @@ class OneDiffExtension(ComfyExtension):
         add_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [OneDiffModelSpeedup, OneDiffSaveCompiledGraph, OneDiffLoadCompiledGraph]
+        return [
+            OneDiffModelSpeedup,
+            OneDiffSaveCompiledGraph,
+            OneDiffLoadCompiledGraph,
+            OneDiffShapeBucket,
+            OneDiffWarmUp,
+        ]
 
 
 async def comfy_entrypoint() -> OneDiffExtension:

@@ -1,4 +1,4 @@
-"""``python -m onediff_comfy``: look after compiled graphs on machines without a screen."""
+"""``python -m onediff_comfy``: make and look after compiled graphs on machines without a screen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from . import warmup_command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m onediff_comfy", description=__doc__)
-    graphs = parser.add_subparsers(required=True).add_parser("graphs", help="compiled graphs on this machine's disk")
+    topics = parser.add_subparsers(required=True)
+    graphs = topics.add_parser("graphs", help="compiled graphs on this machine's disk")
     commands = graphs.add_subparsers(required=True)
 
     def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
@@ -50,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="believe the file although another installation compiled it; a compiled graph is code that runs here",
     )
+    text = "have a running ComfyUI prepare a workflow's buckets; exit status 1 if one is not ready"
+    warmup = topics.add_parser("warmup", help=text, description=text)
+    warmup.add_argument("--json", action="store_true", help="print JSON")
+    warmup_command.add_arguments(warmup)
+    warmup.set_defaults(command=warmup_command.warm_up)
     return parser
 
 

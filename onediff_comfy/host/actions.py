@@ -8,8 +8,10 @@ from typing import Any
 
 import folder_paths
 
+from ..graphs.buckets import PRESETS, BucketError  # needs no torch
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER
+from .shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
 from .status import status_of
 from .versions import torch_too_old
 
@@ -77,6 +79,72 @@ def add_model_folder() -> None:
     default = Path(folder_paths.models_dir) / GRAPHS_FOLDER
     folder_paths.add_model_folder_path(GRAPHS_FOLDER, str(default), is_default=True)
     folder_paths.folder_names_and_paths[GRAPHS_FOLDER][1].add(SUFFIX)
+
+
+def bucket_names() -> list[str]:
+    """What can be chosen as a list of buckets: presets, and the person's own."""
+    return [*PRESETS, CUSTOM]
+
+
+def bucket_problem(preset: str, text: str, with_model: bool) -> str | None:
+    """Why a list of buckets cannot be, as far as that is known before the model is there; or None.
+
+    Args:
+        preset: one of ``bucket_names()``.
+        text: the person's own list.
+        with_model: whether sizes will be checked against a model anyway.
+    """
+    try:
+        read_buckets(preset, text, 1 if with_model else FACTOR)
+    except BucketError as error:
+        return str(error)
+    return None
+
+
+def shape_bucket(
+    preset: str, text: str, width: int, height: int, batch: int, snap: bool, model: Any, node_id: str | None
+) -> tuple[Any, int, int, int, str]:
+    """A list of buckets, the size for the latent node (width, height, batch), and which bucket that is, for people.
+
+    The node ``node_id`` shows the same.
+
+    Args:
+        preset: one of ``bucket_names()``.
+        text: the person's own list.
+        width: wished for, in pixels.
+        height: likewise.
+        batch: wished for.
+        snap: whether to go to the nearest bucket.
+        model: a MODEL that sizes must suit, or None.
+        node_id: the node that shows the choice.
+
+    Raises:
+        ValueError: a line of the list cannot be; names it.
+    """
+    factor = FACTOR
+    if model is not None:
+        from .latents import size_factor
+
+        factor = size_factor(model)
+    buckets = read_buckets(preset, text, factor)
+    width, height, batch, chosen = choose_size(buckets, width, height, batch, snap, factor)
+    status_of(node_id)(chosen)
+    return buckets, width, height, batch, chosen
+
+
+def warm_up(
+    model: Any, buckets: Any, positive: Any, negative: Any, node_id: str | None
+) -> tuple[str, list[dict[str, Any]]]:
+    """Prepare every bucket of an accelerated MODEL: a summary for people, and the figures of each.
+
+    Raises:
+        ValueError: the model is not accelerated.
+        RuntimeError: this installation cannot compile at all.
+    """
+    _require_torch()
+    from .warm_up import warm_up_buckets
+
+    return warm_up_buckets(model, buckets, positive, negative, node_id)
 
 
 def _require_torch() -> None:

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import comfy.sample
 import folder_paths
 from comfy.patcher_extension import WrappersMP
 
@@ -21,6 +20,7 @@ from ..store.artifact import Artifact, ArtifactError, pack, unpack
 from ..store.trust import Untrusted
 from .model import KEY, ForwardWrapper, accelerate
 from .process import library, store
+from .rehearsal import rehearse
 
 log = logging.getLogger(__name__)
 
@@ -167,19 +167,18 @@ def _dispatcher_of(model: Any) -> Dispatcher:
 
 
 def _compile_for(model: Any, latent: Any, positive: Any, negative: Any) -> None:
-    """Make one sampling step, thrown away, so that what it needs gets compiled."""
+    """Compile what an image of this latent's size needs.
+
+    Raises:
+        ValueError: there is no latent or no prompt to compile with.
+    """
     if latent is None or positive is None:
         raise ValueError(
             "nothing is compiled yet for this model, and compiling needs sizes and a prompt: connect a latent and "
             "the positive conditioning (and the negative one, unless you sample at cfg 1), or connect the sampler's "
             "LATENT output here, so that saving waits for the first image."
         )
-    samples = comfy.sample.fix_empty_latent_channels(model, latent["samples"])
-    noise = comfy.sample.prepare_noise(samples, 0)
-    cfg = 1.0 if negative is None else 7.0
-    comfy.sample.sample(
-        model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
-    )
+    rehearse(model, latent["samples"], positive, negative)
 
 
 def _path_for(name: str) -> Path:

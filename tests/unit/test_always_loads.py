@@ -60,7 +60,13 @@ def test_loading_the_pack_imports_nothing_that_could_be_missing() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["OneDiffModelSpeedup", "OneDiffSaveCompiledGraph", "OneDiffLoadCompiledGraph"]
+    assert done.stdout.split() == [
+        "OneDiffModelSpeedup",
+        "OneDiffSaveCompiledGraph",
+        "OneDiffLoadCompiledGraph",
+        "OneDiffShapeBucket",
+        "OneDiffWarmUp",
+    ]
 
 
 def test_the_version_is_the_same_everywhere() -> None:

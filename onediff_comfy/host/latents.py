@@ -1,0 +1,49 @@
+"""Which sizes a MODEL takes, and empty latents of such sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ..graphs.buckets import Bucket, BucketError
+
+
+def size_factor(model: Any) -> int:
+    """Width and height that ``model`` takes without padding are multiples of this many pixels.
+
+    It is what the latent format says one latent pixel stands for (8 where a host does not say),
+    times the side of the patches that the diffusion model cuts latents into, if it does.
+    """
+    ratio = getattr(model.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
+    patch = getattr(model.get_model_object("diffusion_model"), "patch_size", 1)
+    if isinstance(patch, (tuple, list)):  # (frames, height, width)
+        patch = patch[-1]
+    return ratio * patch if isinstance(patch, int) else ratio
+
+
+def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:
+    """Zeros, ``[least_batch, channels, (frames,) height, width]``, as the host's own nodes make them.
+
+    Args:
+        model: a MODEL; says how many channels and dimensions.
+        bucket: the size in pixels.
+
+    Raises:
+        BucketError: the model does not make images, or not videos.
+    """
+    latent_format = model.get_model_object("latent_format")
+    ratio = getattr(latent_format, "spacial_downscale_ratio", 8)
+    shape = [bucket.least_batch, latent_format.latent_channels, bucket.height // ratio, bucket.width // ratio]
+    if latent_format.latent_dimensions == 3:
+        # The first frame is a latent frame by itself, in every video format of the host.
+        every = getattr(latent_format, "temporal_downscale_ratio", 1)
+        shape.insert(2, ((bucket.frames or 1) - 1) // every + 1)
+    elif latent_format.latent_dimensions != 2:
+        raise BucketError("this model's latents have no width and height")
+    elif bucket.frames is not None:
+        raise BucketError(f"this model makes images, not videos; write the size without f{bucket.frames}")
+    # The dtype is a setting of newer hosts.
+    dtype = getattr(comfy.model_management, "intermediate_dtype", lambda: torch.float32)()
+    return torch.zeros(shape, device=comfy.model_management.intermediate_device(), dtype=dtype)

@@ -1,0 +1,24 @@
+"""One sampling step, thrown away: what an image of that size needs is made, kept and proved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.sample
+
+
+def rehearse(model: Any, samples: Any, positive: Any, negative: Any = None) -> None:
+    """Make one sampling step and throw it away, so that what it needs gets compiled or loaded.
+
+    Args:
+        model: an accelerated MODEL.
+        samples: an empty latent, ``[batch, channels, (frames,) height, width]`` in latent units.
+        positive: CONDITIONING.
+        negative: CONDITIONING; None for a model that is sampled at cfg 1.
+    """
+    samples = comfy.sample.fix_empty_latent_channels(model, samples)
+    noise = comfy.sample.prepare_noise(samples, 0)
+    cfg = 1.0 if negative is None else 7.0
+    comfy.sample.sample(
+        model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
+    )

@@ -1,0 +1,125 @@
+"""Preparing every bucket of a MODEL before the first image."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import comfy.model_management
+import comfy.utils
+from comfy.patcher_extension import WrappersMP
+
+from ..graphs.buckets import Bucket, BucketError, BucketSet, shown
+from .latents import empty_latent
+from .model import KEY, ForwardWrapper
+from .process import metrics
+from .rehearsal import rehearse
+from .status import status_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came of one bucket.
+
+    Attributes:
+        bucket: as text.
+        seconds: that it took.
+        compiled: graphs that were compiled.
+        loaded: graphs that were loaded from disk.
+        problem: why images of this size will not be accelerated, or None.
+    """
+
+    bucket: str
+    seconds: float
+    compiled: int
+    loaded: int
+    problem: str | None
+
+    def __str__(self) -> str:
+        outcome = "ready" if self.problem is None else f"NOT READY: {self.problem}"
+        return f"{self.bucket} in {self.seconds:.1f} s ({self.compiled} compiled, {self.loaded} loaded): {outcome}"
+
+
+def warm_up_buckets(
+    model: Any, buckets: BucketSet, positive: Any, negative: Any, node_id: str | None
+) -> tuple[str, list[dict[str, Any]]]:
+    """Make one sampling step, thrown away, for every bucket and each of its batch sizes.
+
+    An interruption comes out as the host raises it; what was made by then is kept.
+
+    Args:
+        model: an accelerated MODEL.
+        buckets: the sizes.
+        positive: CONDITIONING.
+        negative: CONDITIONING; None for a model that is sampled at cfg 1.
+        node_id: the node that shows how far it is.
+
+    Returns:
+        A summary for people, and the fields of ``Prepared`` for each bucket and batch size.
+
+    Raises:
+        ValueError: the model is not accelerated.
+    """
+    if not _is_accelerated(model):
+        raise ValueError(
+            "this MODEL is not accelerated: connect the output of OneDiff Model Speedup. If it is connected, that node "
+            "says why it could not accelerate."
+        )
+    singles = [bucket.at(batch) for bucket in buckets.buckets for batch in bucket.batches]
+    show, bar = status_of(node_id), comfy.utils.ProgressBar(len(singles), node_id=node_id)
+    done: list[Prepared] = []
+    for number, bucket in enumerate(singles, start=1):
+        show(f"{number} of {len(singles)}: {shown(bucket)} …")
+        done.append(_prepare(model, bucket, positive, negative))
+        log.log(
+            logging.WARNING if done[-1].problem else logging.INFO,
+            "OneDiff: warm-up %d of %d: %s",
+            number,
+            len(singles),
+            done[-1],
+        )
+        bar.update_absolute(number)
+    summary = _summary(done)
+    show(summary)
+    return summary, [asdict(prepared) for prepared in done]
+
+
+def _is_accelerated(model: Any) -> bool:
+    return hasattr(model, "get_wrappers") and any(
+        isinstance(wrapper, ForwardWrapper) for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY)
+    )
+
+
+def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any) -> Prepared:
+    before, start, problem = metrics().snapshot(), time.monotonic(), None
+    try:
+        rehearse(model, empty_latent(model, bucket), positive, negative)
+    except comfy.model_management.InterruptProcessingException:  # an Exception in older hosts
+        raise
+    except Exception as error:
+        # Out of memory, most of all: a size too large says nothing about the others.
+        log.debug("warming up %s failed", bucket, exc_info=True)
+        problem = str(error) if isinstance(error, BucketError) else f"{type(error).__name__}: {error}"
+        comfy.model_management.soft_empty_cache()
+    after, seconds = metrics().snapshot(), time.monotonic() - start
+    fell_back = [reason for reason, count in after["fallbacks"].items() if count > before["fallbacks"].get(reason, 0)]
+    return Prepared(
+        shown(bucket),
+        round(seconds, 3),
+        after["compiled"] - before["compiled"],
+        after["loaded"] - before["loaded"],
+        problem or "; ".join(fell_back) or None,
+    )
+
+
+def _summary(done: list[Prepared]) -> str:
+    ready = sum(prepared.problem is None for prepared in done)
+    seconds = sum(prepared.seconds for prepared in done)
+    compiled, loaded = sum(prepared.compiled for prepared in done), sum(prepared.loaded for prepared in done)
+    lines = [f"{ready} of {len(done)} ready in {seconds:.0f} s: {compiled} compiled, {loaded} loaded"]
+    lines += [f"{prepared.bucket} is not: {prepared.problem}" for prepared in done if prepared.problem]
+    return "\n".join(lines)

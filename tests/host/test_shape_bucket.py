@@ -1,0 +1,333 @@
+"""Shape Bucket and Warm Up in a real ComfyUI, and the warm-up without a screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pictures import FAMILIES, Counters, TinyFamily, latent_of
+
+from dev.environment import repository
+from dev.host import ComfyServer, PromptRejected, RunResult
+from dev.workflows import Workflow
+
+SD15 = FAMILIES["sd15"]
+FLUX = FAMILIES["flux"]
+
+
+@pytest.fixture(scope="module")
+def own_server(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
+    """A server of this module's own: here counts which graphs exist."""
+    with start_server() as running:
+        yield running
+
+
+def _bucketed(workflow: Workflow, *, wired: bool = True, **inputs: Any) -> Workflow:
+    """``workflow`` with a Shape Bucket in front of its empty latent."""
+    values = {"preset": "custom", "buckets": "", "width": 64, "height": 64, "batch_size": 1, "snap": True, **inputs}
+    workflow["shape"] = {"class_type": "OneDiffShapeBucket", "inputs": values}
+    if wired:
+        workflow["latent"]["inputs"] = {"width": ["shape", 1], "height": ["shape", 2], "batch_size": ["shape", 3]}
+    return workflow
+
+
+def _warmed(family: TinyFamily, buckets: str, seed: int = 1, **more: Any) -> Workflow:
+    """Speedup → Warm Up → sampler, with the buckets of a Shape Bucket."""
+    workflow = _bucketed(family.workflow(seed, "eager", **more), wired=False, buckets=buckets)
+    workflow["warm"] = {
+        "class_type": "OneDiffWarmUp",
+        "inputs": {"model": ["speedup", 0], "buckets": ["shape", 0], "positive": ["positive", 0]},
+    }
+    if family.cfg != 1.0:
+        workflow["warm"]["inputs"]["negative"] = ["negative", 0]
+    workflow["sampler"]["inputs"]["model"] = ["warm", 0]
+    return workflow
+
+
+def _only(workflow: Workflow, *names: str) -> Workflow:
+    """The named nodes and what they need."""
+    kept = list(names)
+    for name in kept:
+        kept += [
+            wire[0] for wire in workflow[name]["inputs"].values() if isinstance(wire, list) and wire[0] not in kept
+        ]
+    return {name: workflow[name] for name in workflow if name in kept}
+
+
+def _texts(result: RunResult, node: str) -> list[str]:
+    return [text for name, text in result.texts if name == node]
+
+
+# -- Shape Bucket ------------------------------------------------------------------------------
+
+SNAPPED = {
+    "portrait": ({"buckets": "64x64\n64x128 b1-2", "width": 50, "height": 90}, (1, 128, 64), "50×90 → 64×128 b1"),
+    "batch": ({"buckets": "64X64 B2-3 # two", "batch_size": 9}, (3, 64, 64), "64×64 b9 → 64×64 b3"),
+    "exact": ({"buckets": "64x64, 72x64"}, (1, 64, 64), "64×64 b1"),
+    "off": (
+        {"buckets": "128x128", "snap": False, "width": 64, "height": 72, "batch_size": 2},
+        (2, 72, 64),
+        "64×72 b2 is in no bucket: runs on the general graph",
+    ),
+    "preset": (
+        {"preset": "SD1.5", "buckets": "not read", "width": 100, "height": 151},
+        (1, 768, 512),
+        "100×151 → 512×768 b1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SNAPPED)
+def test_the_snapped_size_is_the_pictures_and_is_said(server: ComfyServer, case: str) -> None:
+    inputs, (batch, height, width), said = SNAPPED[case]
+    workflow = _bucketed(SD15.workflow(1), **inputs)
+    # The empty latent itself; a picture at full size would only take long.
+    workflow["save_latent"]["inputs"]["samples"] = ["latent", 0]
+    result = server.run(_only(workflow, "save_latent"))
+    assert latent_of(result).shape == (batch, 4, height // 8, width // 8)
+    assert _texts(result, "shape") == [said]
+    assert result.outputs["shape"]["text"] == [said]
+
+
+def test_a_picture_is_made_at_the_snapped_size(server: ComfyServer) -> None:
+    result = server.run(_bucketed(SD15.workflow(1), buckets="64x72 b2", width=60, height=60))
+    assert latent_of(result).shape == (2, 4, 9, 8)
+    assert len(result.images) == 2
+
+
+BAD = {
+    "a line that is none": ("64x64\nbig please", 'line 2, "big please": "big please" is no size; write WIDTHxHEIGHT'),
+    "not a multiple of 8": ("# mine\n100x64", 'line 2, "100x64": 100 is not a multiple of 8; write 96 or 104'),
+    "absurd": ("64x64\n\n0x64", 'line 3, "0x64": a width of 0 is absurd; write one from 1 to 16384 pixels'),
+    "empty": ("# nothing", "there is no bucket in the list; write one per line"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_line_is_named_before_anything_runs(server: ComfyServer, case: str) -> None:
+    text, said = BAD[case]
+    with pytest.raises(PromptRejected) as refusal:
+        server.run(_bucketed(SD15.workflow(1), buckets=text))
+    errors = refusal.value.body["node_errors"]["shape"]["errors"]
+    assert any(said in error["details"] for error in errors), errors
+
+
+def test_an_unknown_preset_is_refused(server: ComfyServer) -> None:
+    with pytest.raises(PromptRejected) as refusal:
+        server.run(_bucketed(SD15.workflow(1), preset="SD9"))
+    errors = refusal.value.body["node_errors"]["shape"]["errors"]
+    assert any('there is no preset "SD9"; choose custom or one of SD1.5' in error["details"] for error in errors)
+
+
+def test_a_connected_model_decides_which_sizes_can_be(server: ComfyServer) -> None:
+    """Flux cuts latents into patches of 2, so its sizes are multiples of 16; SD1.5 takes 8."""
+    flux = _bucketed(FLUX.workflow(1), wired=False, buckets="64x64\n72x64", model=["loader", 0])
+    flux["latent"]["inputs"] |= {"width": ["shape", 1]}
+    result = server.run(flux)
+    assert result.error is not None and result.error["node_id"] == "shape"
+    said = 'line 2, "72x64": 72 is not a multiple of 16; write 64 or 80'
+    assert said in result.error["exception_message"]
+
+    sd15 = _bucketed(SD15.workflow(1), buckets="72x64", model=["loader", 0])
+    assert latent_of(server.run(sd15)).shape == (1, 4, 8, 9)
+
+
+def test_the_nodes_explain_themselves(server: ComfyServer) -> None:
+    for name, inputs in {
+        "OneDiffShapeBucket": ["preset", "buckets", "width", "height", "batch_size", "snap", "model"],
+        "OneDiffWarmUp": ["model", "buckets", "positive", "negative"],
+    }.items():
+        info = server.get_json(f"/object_info/{name}")[name]
+        assert info["category"] == "OneDiff" and info["description"] and all(info["output_tooltips"])
+        declared = {**info["input"]["required"], **info["input"].get("optional", {})}
+        assert list(declared) == inputs
+        assert all(options["tooltip"] for _, options in declared.values())
+    shape = server.get_json("/object_info/OneDiffShapeBucket")["OneDiffShapeBucket"]
+    assert shape["output"] == ["ONEDIFF_BUCKETS", "INT", "INT", "INT"]
+    assert "custom" in shape["input"]["required"]["preset"][1]["options"]
+
+
+# -- Warm Up -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [SD15, FLUX], ids=["sd15", "flux"])
+def test_after_a_warm_up_no_image_waits(own_server: ComfyServer, family: TinyFamily) -> None:
+    buckets = "64x64 b1-2\n96x64"
+    counters = Counters(own_server)
+    result = own_server.run(_only(_warmed(family, buckets), "warm"))
+    assert result.status == "success", result.error
+    assert (counters.captured, counters.compiled, counters.fallbacks) == (3, 3, {})
+    figures = result.outputs["warm"]["warm_up"]
+    assert [figure["bucket"] for figure in figures] == ["64×64 b1", "64×64 b2", "96×64 b1"]
+    assert all((figure["compiled"], figure["loaded"], figure["problem"]) == (1, 0, None) for figure in figures)
+    assert all(figure["seconds"] > 0 for figure in figures)
+    (summary,) = result.outputs["warm"]["text"]
+    assert summary.startswith("3 of 3 ready in ") and summary.endswith(": 3 compiled, 0 loaded")
+    assert _texts(result, "warm") == ["1 of 3: 64×64 b1 …", "2 of 3: 64×64 b2 …", "3 of 3: 96×64 b1 …", summary]
+    progress = [data["value"] for kind, data in result.events if kind == "progress" and data["node"] == "warm"]
+    assert progress[0] == 1 and progress[-1] == 3
+    assert "OneDiff: warm-up 2 of 3: 64×64 b2 in " in own_server.log_text()
+
+    warm = Counters(own_server)
+    for seed, (width, height, batch) in enumerate([(64, 64, 1), (64, 64, 2), (96, 64, 1)], start=50):
+        workflow = _warmed(family, buckets, seed, batch=batch)
+        workflow["latent"]["inputs"] |= {"width": width, "height": height}
+        assert latent_of(own_server.run(workflow)).shape[0] == batch
+    assert (warm.captured, warm.compiled, warm.fallbacks) == (0, 0, {})
+    assert warm.served == 3 * family.steps
+
+    # Guards the counts above: a size that was not warmed up is captured.
+    cold = Counters(own_server)
+    latent_of(own_server.run(_warmed(family, buckets, 60, size=80)))
+    assert cold.captured == 1
+
+
+def test_an_interrupted_warm_up_goes_on_where_it_stopped(own_server: ComfyServer) -> None:
+    workflow = _only(_warmed(SD15, "104x64\n104x72\n104x80"), "warm")
+    counters = Counters(own_server)
+
+    def stop_after_the_first(kind: str, data: dict[str, Any]) -> None:
+        if kind == "progress" and data["node"] == "warm" and data["value"] == 1:
+            own_server.post("/interrupt")
+
+    result = own_server.run(workflow, on_event=stop_after_the_first)
+    assert result.interrupted
+    done = counters.compiled
+    assert 1 <= done < 3
+
+    again = Counters(own_server)
+    result = own_server.run(workflow)
+    assert result.status == "success", result.error
+    assert again.compiled == 3 - done
+    figures = result.outputs["warm"]["warm_up"]
+    assert [figure["compiled"] for figure in figures] == [0] * done + [1] * (3 - done)
+    assert all(figure["problem"] is None for figure in figures)
+
+
+def test_a_bucket_that_cannot_be_is_reported_and_the_others_go_on(own_server: ComfyServer) -> None:
+    result = own_server.run(_only(_warmed(SD15, "112x64\n112x72 f9\n112x80"), "warm"))
+    assert result.status == "success", result.error
+    problems = [figure["problem"] for figure in result.outputs["warm"]["warm_up"]]
+    assert problems == [None, "this model makes images, not videos; write the size without f9", None]
+    first, second = result.outputs["warm"]["text"][0].splitlines()
+    assert first.startswith("2 of 3 ready in ")
+    assert second == f"112×72 b1 f9 is not: {problems[1]}"
+    assert f"NOT READY: {problems[1]}" in own_server.log_text()
+
+
+def test_a_bucket_that_is_served_by_no_graph_is_not_called_ready(own_server: ComfyServer) -> None:
+    workflow = _warmed(SD15, "120x64")
+    workflow["patch"] = {"class_type": "AttentionPatch", "inputs": {"model": ["loader", 0]}}
+    workflow["speedup"]["inputs"]["model"] = ["patch", 0]
+    result = own_server.run(_only(workflow, "warm"))
+    (figure,) = result.outputs["warm"]["warm_up"]
+    assert "transformer_options.patches.attn1_patch" in figure["problem"]
+    assert result.outputs["warm"]["text"][0].startswith("0 of 1 ready")
+
+
+def test_a_model_that_is_not_accelerated_is_an_error(own_server: ComfyServer) -> None:
+    workflow = _warmed(SD15, "64x64")
+    workflow["warm"]["inputs"]["model"] = ["loader", 0]
+    result = own_server.run(_only(workflow, "warm"))
+    assert result.error is not None and result.error["node_id"] == "warm"
+    message = result.error["exception_message"]
+    assert "not accelerated: connect the output of OneDiff Model Speedup" in message
+
+
+# -- without a screen --------------------------------------------------------------------------
+
+
+def _command(workflow: Workflow | str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "workflow.json"
+    file.write_text(workflow if isinstance(workflow, str) else json.dumps(workflow))
+    return subprocess.run(
+        [sys.executable, "-m", "onediff_comfy", "warmup", "--workflow", str(file), *arguments],
+        cwd=repository(),
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_command_warms_a_server_up_and_makes_no_image(own_server: ComfyServer, tmp_path: Path) -> None:
+    workflow = _warmed(SD15, "128x64 b1-2\n128x72")
+    counters = Counters(own_server)
+    done = _command(workflow, tmp_path, "--server", own_server.url)
+    assert done.returncode == 0, done.stderr
+    assert counters.compiled == 3
+    assert counters.served == 3  # one step each, and no image
+    lines = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["128×64 b1", "128×64 b2", "128×72 b1"]
+    assert all(line.endswith("1 compiled, 0 loaded  ready") for line in lines)
+    assert "2 of 3: 128×64 b2 …" in done.stderr.splitlines()
+
+    own_server.post("/free", {"unload_models": True, "free_memory": True})
+    again = _command(workflow, tmp_path, "--server", f"{own_server.url}/", "--json")
+    assert again.returncode == 0, again.stderr
+    figures = json.loads(again.stdout)
+    assert [figure["bucket"] for figure in figures] == ["128×64 b1", "128×64 b2", "128×72 b1"]
+    assert all(figure["problem"] is None for figure in figures)
+
+
+def test_the_command_says_when_the_server_did_it_before(own_server: ComfyServer, tmp_path: Path) -> None:
+    workflow = _warmed(SD15, "136x64")
+    first = _command(workflow, tmp_path, "--server", own_server.url, "--json")
+    second = _command(workflow, tmp_path, "--server", own_server.url, "--json")
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    assert json.loads(second.stdout) == json.loads(first.stdout)
+    assert "prepared these buckets before" in second.stderr and "prepared these buckets before" not in first.stderr
+
+
+def test_the_command_fails_when_a_bucket_is_not_ready(own_server: ComfyServer, tmp_path: Path) -> None:
+    done = _command(_warmed(SD15, "144x64\n144x72 f9"), tmp_path, "--server", own_server.url)
+    assert done.returncode == 1
+    good, bad = done.stdout.splitlines()
+    assert good.endswith("ready") and "NOT READY: this model makes images, not videos" in bad
+
+
+def test_the_command_passes_on_what_the_server_refuses_or_fails_at(own_server: ComfyServer, tmp_path: Path) -> None:
+    refused = _command(_warmed(SD15, "64x64\nbig"), tmp_path, "--server", own_server.url)
+    assert refused.returncode == 1
+    assert "ComfyUI refused" in refused.stderr and 'line 2, "big": "big" is no size' in refused.stderr
+    workflow = _warmed(SD15, "64x64")
+    workflow["warm"]["inputs"]["model"] = ["loader", 0]
+    failed = _command(workflow, tmp_path, "--server", own_server.url)
+    assert failed.returncode == 1
+    assert "node warm (OneDiffWarmUp): this MODEL is not accelerated" in failed.stderr
+    assert "Traceback" not in refused.stderr + failed.stderr
+
+
+FILES = {
+    "no JSON": ("{", "is no JSON"),
+    "the editor's form": ('{"nodes": [], "links": []}', "choose Workflow > Export (API)"),
+    "something else": ('{"a": 1}', "is no workflow in API form"),
+    "without the node": ('{"1": {"class_type": "SaveImage", "inputs": {}}}', "has no OneDiff Warm Up node"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path, case: str) -> None:
+    text, said = FILES[case]
+    done = _command(text, tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr and str(tmp_path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_says_how_to_start_a_server_where_none_answers(tmp_path: Path) -> None:
+    workflow = _warmed(SD15, "64x64")
+    nobody = _command(workflow, tmp_path, "--server", "http://127.0.0.1:9")
+    assert nobody.returncode == 1
+    assert "no ComfyUI answers at http://127.0.0.1:9" in nobody.stderr and "python main.py" in nobody.stderr
+    nonsense = _command(workflow, tmp_path, "--server", "nonsense")
+    assert nonsense.returncode == 1
+    assert "nonsense is no address of a server" in nonsense.stderr
+    assert "Traceback" not in nobody.stderr + nonsense.stderr
