@@ -21,13 +21,16 @@ from .workflows import Workflow, text_to_image
 _CHECKPOINT = "sd_xl_base_1.0.safetensors"
 # Columns from left to right, so that wires run one way.
 _COLUMNS = (
-    ("CheckpointLoaderSimple",),
+    ("CheckpointLoaderSimple", "OneDiffShapeBucket"),
     ("OneDiffModelSpeedup", "OneDiffLoadCompiledGraph", "CLIPTextEncode", "EmptyLatentImage"),
+    ("OneDiffWarmUp",),
     ("KSampler",),
     ("VAEDecode", "OneDiffSaveCompiledGraph"),
     ("SaveImage",),
 )
 _COLUMN_WIDTH, _ROW_HEIGHT = 380, 240
+# The types whose inputs are fields on the node. Such a field keeps a value while a wire replaces it.
+_FIELDS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 
 
 def workflows() -> dict[str, Workflow]:
@@ -46,7 +49,36 @@ def workflows() -> dict[str, Workflow]:
         "inputs": {"model": ["loader", 0], "file": "sdxl 1024x1024.graph", "mismatch": "compile"},
     }
     load["sampler"]["inputs"]["model"] = ["load", 0]
-    return {"text_to_image": speedup, "save_compiled_graph": save, "load_compiled_graph": load}
+    shaped = text_to_image(_CHECKPOINT, engine="auto", **plain)  # type: ignore[arg-type]
+    shaped["shape"] = {
+        "class_type": "OneDiffShapeBucket",
+        "inputs": {
+            # Few, because each is prepared; a preset's whole list is a choice away.
+            "preset": "custom",
+            "buckets": "1024x1024 b1\n832x1216 b1\n1216x832 b1",
+            "width": 1000,
+            "height": 1400,
+            "batch_size": 1,
+            "snap": True,
+        },
+    }
+    shaped["warm_up"] = {
+        "class_type": "OneDiffWarmUp",
+        "inputs": {
+            "model": ["speedup", 0],
+            "buckets": ["shape", 0],
+            "positive": ["positive", 0],
+            "negative": ["negative", 0],
+        },
+    }
+    shaped["latent"]["inputs"] = {"width": ["shape", 1], "height": ["shape", 2], "batch_size": ["shape", 3]}
+    shaped["sampler"]["inputs"]["model"] = ["warm_up", 0]
+    return {
+        "text_to_image": speedup,
+        "save_compiled_graph": save,
+        "load_compiled_graph": load,
+        "shape_bucket": shaped,
+    }
 
 
 def editor_form(workflow: Workflow, node_types: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +123,9 @@ def _node(
         if isinstance(value, list):  # a wire: [node, output]
             links.append([len(links) + 1, numbers[value[0]], value[1], numbers[name], len(inputs), kind])
             inputs.append({"name": input_name, "type": kind, "link": len(links)})
+            if kind in _FIELDS:
+                inputs[-1]["widget"] = {"name": input_name}
+                values.append(options[0]["default"])
         elif input_name in node["inputs"]:
             values.append(value)
             if options and options[0].get("control_after_generate"):
@@ -117,8 +152,8 @@ def _node(
 
 
 def _place(nodes: Mapping[str, dict[str, Any]]) -> None:
-    for column, kinds in enumerate(_COLUMNS):
-        members = [node for node in nodes.values() if node["type"] in kinds]
+    columns = [[node for node in nodes.values() if node["type"] in kinds] for kinds in _COLUMNS]
+    for column, members in enumerate(filter(None, columns)):
         for row, node in enumerate(members):
             node["pos"] = [40 + column * _COLUMN_WIDTH, 60 + row * _ROW_HEIGHT]
 

@@ -44,13 +44,17 @@ def _as_api(editor: dict[str, Any], node_types: dict[str, Any], names: list[str]
         info = node_types[node["type"]]["input"]
         declared = {**info.get("required", {}), **info.get("optional", {})}
         wired = {item["name"]: item["link"] for item in node["inputs"]}
+        fields = {item["name"] for item in node["inputs"] if "widget" in item}
         inputs = {name: wires[link] for name, link in wired.items() if link is not None}
         values = iter(node["widgets_values"])
         for name, (_, *options) in declared.items():
-            if name not in wired:
+            if name in fields:
+                next(values)  # the field behind a wire has a value, which does not count
+            elif name not in wired:
                 inputs[name] = next(values)
                 if options and options[0].get("control_after_generate"):
                     assert next(values) == "fixed"
+        assert not list(values), "a value without its field"
         workflow[names[node["id"] - 1]] = {"class_type": node["type"], "inputs": inputs}
     return workflow
 
@@ -59,7 +63,10 @@ def _small(name: str, seed: int) -> Workflow:
     """The shipped API form, on a tiny checkpoint and a tiny image."""
     workflow: Workflow = json.loads((FOLDER / "api" / f"{name}.json").read_text())
     workflow["loader"]["inputs"]["ckpt_name"] = checkpoint_file(SD15.checkpoint)
-    workflow["latent"]["inputs"] |= {"width": 128, "height": 128}
+    if "shape" in workflow:  # which goes to the nearest of its buckets
+        workflow["shape"]["inputs"] |= {"buckets": "128x128 b1", "width": 100, "height": 120}
+    else:
+        workflow["latent"]["inputs"] |= {"width": 128, "height": 128}
     # A seed of its own, or the host answers from its cache and runs nothing.
     workflow["sampler"]["inputs"] |= {"steps": SD15.steps, "seed": seed}
     for number, prompt in enumerate(("positive", "negative")):  # the tiny checkpoint has no text encoder
@@ -69,10 +76,13 @@ def _small(name: str, seed: int) -> Workflow:
 
 def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
     """In this order, as what one saves the other loads."""
-    for seed, name in enumerate(("text_to_image", "save_compiled_graph", "load_compiled_graph"), start=100):
+    names = ("text_to_image", "save_compiled_graph", "load_compiled_graph", "shape_bucket")
+    assert set(names) == set(workflows())
+    for seed, name in enumerate(names, start=100):
         counters = Counters(server)
         result = server.run(_small(name, seed))
         assert result.status == "success", (name, result.error)
         assert result.images
-        assert counters.served == SD15.steps, name
+        rehearsed = 1 if name == "shape_bucket" else 0  # the one bucket, one step
+        assert counters.served == SD15.steps + rehearsed, name
         assert counters.fallbacks == {}
