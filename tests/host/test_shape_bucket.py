@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from pictures import FAMILIES, Counters, TinyFamily, latent_of
 from dev.environment import repository
 from dev.host import ComfyServer, PromptRejected, RunResult
 from dev.workflows import Workflow
+from onediff_comfy import warmup_command
 
 SD15 = FAMILIES["sd15"]
 FLUX = FAMILIES["flux"]
@@ -127,12 +131,13 @@ def test_an_unknown_preset_is_refused(server: ComfyServer) -> None:
 
 def test_a_connected_model_decides_which_sizes_can_be(server: ComfyServer) -> None:
     """Flux cuts latents into patches of 2, so its sizes are multiples of 16; SD1.5 takes 8."""
-    flux = _bucketed(FLUX.workflow(1), wired=False, buckets="64x64\n72x64", model=["loader", 0])
-    flux["latent"]["inputs"] |= {"width": ["shape", 1]}
-    result = server.run(flux)
-    assert result.error is not None and result.error["node_id"] == "shape"
-    said = 'line 2, "72x64": 72 is not a multiple of 16; write 64 or 80'
-    assert said in result.error["exception_message"]
+    for line, said in {
+        "72x64": "72 is not a multiple of 16; write 64 or 80",
+        "100x64": "100 is not a multiple of 16; write 96 or 112",  # and not of the 8 that counts without a model
+    }.items():
+        result = server.run(_bucketed(FLUX.workflow(1), buckets=f"64x64\n{line}", model=["loader", 0]))
+        assert result.error is not None and result.error["node_id"] == "shape"
+        assert f'line 2, "{line}": {said}' in result.error["exception_message"]
 
     sd15 = _bucketed(SD15.workflow(1), buckets="72x64", model=["loader", 0])
     assert latent_of(server.run(sd15)).shape == (1, 4, 8, 9)
@@ -249,7 +254,6 @@ def _command(workflow: Workflow | str, folder: Path, *arguments: str) -> subproc
     return subprocess.run(
         [sys.executable, "-m", "onediff_comfy", "warmup", "--workflow", str(file), *arguments],
         cwd=repository(),
-        env=dict(os.environ),
         capture_output=True,
         text=True,
         timeout=300,
@@ -305,9 +309,66 @@ def test_the_command_passes_on_what_the_server_refuses_or_fails_at(own_server: C
     assert "Traceback" not in refused.stderr + failed.stderr
 
 
+def test_stopping_the_command_stops_the_server_too_and_keeps_what_is_done(
+    own_server: ComfyServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "workflow.json"
+    file.write_text(json.dumps(_only(_warmed(SD15, "152x64\n152x72\n152x80\n152x88\n152x96\n152x104"), "warm")))
+    counters = Counters(own_server)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "onediff_comfy", "warmup", "--workflow", str(file), "--server", own_server.url],
+        cwd=repository(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stderr is not None
+    for line in command.stderr:
+        if line.startswith("3 of 6"):
+            command.send_signal(signal.SIGINT)
+            break
+    printed, said = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert printed == "" and said.splitlines()[-1] == "stopped; what was prepared by then is kept"
+    _wait_until_idle(own_server)
+    assert 2 <= counters.compiled < 6
+
+
+def test_the_command_notices_that_its_prompt_was_taken_off_the_queue(
+    own_server: ComfyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warmup_command, "_SILENCE_SECONDS", 0.5)
+    file = tmp_path / "workflow.json"
+    file.write_text(json.dumps(_warmed(SD15, "160x64")))
+    busy = _only(SD15.workflow(9), "save")
+    busy["sampler"]["inputs"]["steps"] = 10_000
+    busy_id = own_server.post("/prompt", {"prompt": busy})["prompt_id"]
+    with ThreadPoolExecutor() as threads:
+        options = argparse.Namespace(workflow=file, server=own_server.url, json=False)
+        command = threads.submit(warmup_command.warm_up, options)
+        while not (waiting := own_server.get_json("/queue")["queue_pending"]):
+            time.sleep(0.1)
+        time.sleep(1)  # longer than the silence: waiting for its turn is no reason to give up
+        assert not command.done()
+        own_server.post("/queue", {"delete": [waiting[0][1]]})
+        assert command.result(timeout=30) == 1
+    assert "somebody took it off ComfyUI's queue" in capsys.readouterr().err
+    own_server.post("/interrupt", {"prompt_id": busy_id})
+    _wait_until_idle(own_server)
+
+
+def _wait_until_idle(server: ComfyServer) -> None:
+    for _ in range(300):
+        queue = server.get_json("/queue")
+        if not queue["queue_running"] and not queue["queue_pending"]:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the server is still at work")
+
+
 FILES = {
     "no JSON": ("{", "is no JSON"),
-    "the editor's form": ('{"nodes": [], "links": []}', "choose Workflow > Export (API)"),
+    "the editor's form": ('{"nodes": [], "links": []}', "is in the editor's form"),
     "something else": ('{"a": 1}', "is no workflow in API form"),
     "without the node": ('{"1": {"class_type": "SaveImage", "inputs": {}}}', "has no OneDiff Warm Up node"),
 }

@@ -135,7 +135,7 @@ def test_an_empty_list_is_refused(text: str) -> None:
 
 
 def test_one_size_may_have_several_ranges_of_batches_and_frames() -> None:
-    text = "512x512 b1-2\n512x512 b4\n512x512 b1 f81"
+    text = "512x512 b3\n512x512 b1-2\n512x512 b4\n512x512 b1 f81"
     assert str(BucketSet.parse(text)) == text
 
 
@@ -247,6 +247,8 @@ def test_batches_are_split_and_padded_where_that_is_cheapest() -> None:
     assert plan(3, {4}) == [Part(0, 3, 4)]
     assert plan(6, [2, 4]) == [Part(0, 4, 4), Part(4, 2, 2)]
     assert plan(7, {4, 2}) == [Part(0, 4, 4), Part(4, 3, 4)]  # 8.5, as 4 + 2 + 2 is 8.75
+    assert plan(3, {1, 2, 4}) == [Part(0, 2, 2), Part(2, 1, 1)]  # 3.5, as padding to 4 is 4.25
+    assert plan(7, {1, 8}) == [Part(0, 7, 8)]  # 8.25, as seven calls are 8.75
     assert plan(4, {1, 2, 4}) == [Part(0, 4, 4)]
     assert plan(5, {2}, cost=lambda size: 1.0) == [Part(0, 2, 2), Part(2, 2, 2), Part(4, 1, 2)]
     assert plan(3, {1, 4}, cost=lambda size: size) == [Part(0, 1, 1), Part(1, 1, 1), Part(2, 1, 1)]
