@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pictures import FAMILIES, Counters, TinyFamily, latent_of
 
-from dev.environment import repository
+from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer, PromptRejected, RunResult
 from dev.workflows import Workflow
 from onediff_comfy import warmup_command
@@ -243,6 +243,62 @@ def test_a_model_that_is_not_accelerated_is_an_error(own_server: ComfyServer) ->
     assert result.error is not None and result.error["node_id"] == "warm"
     message = result.error["exception_message"]
     assert "not accelerated: connect the output of OneDiff Model Speedup" in message
+
+
+LATENTS = """
+import json, sys
+from types import SimpleNamespace
+sys.path[:0] = sys.argv[1:]
+from comfy.cli_args import args
+args.cpu = True
+import comfy.latent_formats as formats
+from comfy_extras.nodes_hunyuan import EmptyHunyuanLatentVideo
+from comfy_extras.nodes_lt import EmptyLTXVLatentVideo
+from comfy_extras.nodes_mochi import EmptyMochiLatentVideo
+from nodes import EmptyLatentImage
+from onediff_comfy.graphs.buckets import Bucket
+from onediff_comfy.host.latents import empty_latent, size_factor
+
+def case(latent_format, host, frames, **diffusion_model):
+    objects = {"latent_format": latent_format, "diffusion_model": SimpleNamespace(**diffusion_model)}
+    model = SimpleNamespace(get_model_object=objects.get)
+    ours = empty_latent(model, Bucket(832, 480, 2, 2, frames))
+    latent = host["samples"]
+    same = latent.shape == ours.shape and latent.dtype == ours.dtype and latent.device == ours.device
+    return [same and not ours.any().item(), list(latent.shape), size_factor(model)]
+
+def video(node, frames):
+    return node.execute(832, 480, frames, 2).args[0]
+
+print(json.dumps({
+    "sdxl": case(formats.SDXL(), EmptyLatentImage().generate(832, 480, 2)[0], None),
+    "wan": case(formats.Wan21(), video(EmptyHunyuanLatentVideo, 81), 81, patch_size=(1, 2, 2)),
+    "hunyuan": case(formats.HunyuanVideo(), video(EmptyHunyuanLatentVideo, 25), 25, patch_size=[1, 2, 2]),
+    "ltx": case(formats.LTXV(), video(EmptyLTXVLatentVideo, 97), 97),
+    "mochi": case(formats.Mochi(), video(EmptyMochiLatentVideo, 30), 30, patch_size=2),
+    "wan still": case(formats.Wan21(), video(EmptyHunyuanLatentVideo, 1), None, patch_size=(1, 2, 2)),
+}))
+"""
+
+
+def test_latents_are_those_of_the_hosts_own_nodes() -> None:
+    """No tiny video checkpoint here: the shapes, against the host's nodes, for models of its latent formats."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATENTS, str(comfyui_path()), str(repository())],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "sdxl": [True, [2, 4, 60, 104], 8],
+        "wan": [True, [2, 16, 21, 60, 104], 16],
+        "hunyuan": [True, [2, 16, 7, 60, 104], 16],
+        "ltx": [True, [2, 128, 13, 15, 26], 32],
+        "mochi": [True, [2, 12, 5, 60, 104], 16],
+        "wan still": [True, [2, 16, 1, 60, 104], 16],
+    }
 
 
 # -- without a screen --------------------------------------------------------------------------
