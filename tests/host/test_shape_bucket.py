@@ -215,6 +215,21 @@ def test_an_interrupted_warm_up_goes_on_where_it_stopped(own_server: ComfyServer
     assert all(figure["problem"] is None for figure in figures)
 
 
+def test_a_restarted_server_loads_what_was_prepared(start_server: Callable[..., ComfyServer]) -> None:
+    workflow = _warmed(FLUX, "64x64\n96x64")
+    workflow["speedup"]["inputs"]["engine"] = "inductor"  # whose graphs are kept
+    base = None
+    for compiled, loaded in ((1, 0), (0, 1)):
+        with start_server(base) as running:
+            base = running.base_dir
+            result = running.run(_only(workflow, "warm"))
+            assert result.status == "success", result.error
+            figures = result.outputs["warm"]["warm_up"]
+            assert [(figure["compiled"], figure["loaded"], figure["problem"]) for figure in figures] == [
+                (compiled, loaded, None)
+            ] * 2
+
+
 def test_a_bucket_that_cannot_be_is_reported_and_the_others_go_on(own_server: ComfyServer) -> None:
     result = own_server.run(_only(_warmed(SD15, "112x64\n112x72 f9\n112x80"), "warm"))
     assert result.status == "success", result.error
