@@ -7,12 +7,25 @@ import time
 from collections import Counter
 from typing import Any
 
+_COUNTED = (
+    "captured",
+    "compiled",
+    "loaded",
+    "recorded",
+    "served",
+    "proved",
+    "retired",
+    "evicted",
+    "failed",
+    "not_kept",
+)
+
 
 class Metrics:
     """Counts of graph work and served calls. Thread-safe.
 
-    ``compiled`` and ``loaded`` count graphs; ``served`` counts calls answered by a compiled graph;
-    ``fallbacks`` counts calls answered by eager, by reason.
+    ``compiled`` and ``loaded`` count graphs, ``recorded`` CUDA graph recordings; ``served`` counts
+    calls answered by a compiled graph; ``fallbacks`` counts calls answered by eager, by reason.
     """
 
     def __init__(self) -> None:
@@ -48,10 +61,9 @@ class Metrics:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything so far, as plain data for JSON."""
-        names = ("captured", "compiled", "loaded", "served", "proved", "retired", "evicted", "failed", "not_kept")
         with self._lock:
             return {
-                **{name: self._counts[name] for name in names},
+                **{name: self._counts[name] for name in _COUNTED},
                 "fallbacks": dict(self._fallbacks),
                 "graphs": [dict(graph) for graph in self._graphs],
             }

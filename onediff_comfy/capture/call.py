@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,10 @@ import torch
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
 # in every process.
 Structure = tuple[Any, ...]
+
+
+ANY_SIZE = -1
+"""Stands for every size in a signature that leaves sizes open."""
 
 
 class NotCovered(Exception):
@@ -56,6 +60,10 @@ class Signature:
     structure: Structure
     tensors: tuple[TensorSpec, ...]
     option_names: tuple[str, ...]
+
+    def any_sizes(self) -> Signature:
+        """This signature with the sizes left open: what calls of all sizes have in common."""
+        return replace(self, tensors=tuple(replace(t, shape=(ANY_SIZE,) * len(t.shape)) for t in self.tensors))
 
     def lines(self) -> list[str]:
         """One line for every fact, in an order that does not depend on the process."""

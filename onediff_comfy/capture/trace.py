@@ -1,4 +1,4 @@
-"""Capture: a target's forward, for one call signature, as an FX graph of ATen operators.
+"""Capture: a target's forward as an FX graph of ATen operators, for one call signature or for all sizes.
 
 The graph comes from ``torch.export`` (non-strict: the model's own Python runs on fake tensors, so
 no model family needs code of its own). Every parameter and buffer becomes an input, so that no
@@ -13,21 +13,25 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
+import torch.fx.experimental._config as symbols
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from .call import Call, NotCovered
+from .decompose import GENERAL_FORMS
 from .describe import tensor_digest
+from .shapes import ShapeRange, batch_tensor, fold, foldable, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
 
 # torch.export swaps a module's parameters for fake ones while it traces: one at a time.
 _TRACE_LOCK = threading.RLock()
+_AUTO = torch.export.Dim.AUTO  # symbolic, unless the forward insists on this very size
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,13 @@ class Binding:
         inputs: what each placeholder stands for, in order.
         constants: tensors that the forward made out of plain numbers; part of the code.
         output: how to put the flat outputs together again.
+        folds: which of the call's tensors are handed over folded (see ``shapes.fold``), and by what.
     """
 
     inputs: tuple[GraphInput, ...]
     constants: Mapping[str, torch.Tensor]
     output: pytree.TreeSpec
+    folds: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def weight_names(self) -> tuple[str, ...]:
@@ -63,11 +69,14 @@ class Binding:
         return [
             next(remaining)
             if item.kind == "weight"
-            else tensors[item.index]
+            else self._tensor(tensors, item.index)
             if item.kind == "tensor"
             else self.constants[item.name]
             for item in self.inputs
         ]
+
+    def _tensor(self, tensors: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+        return fold(tensors[index], self.folds[index]) if index in self.folds else tensors[index]
 
 
 @dataclass(frozen=True)
@@ -77,12 +86,19 @@ class Capture:
     Attributes:
         graph: functional ATen operators; called with one tensor per entry of ``binding.inputs``,
             returns a flat tuple of tensors.
-        digest: sha256 of the graph's canonical text, binding and constants.
+        digest: sha256 of the graph's canonical text, binding, constants and range of sizes.
+        batch: which of the call's tensors has the batch as its first axis.
     """
 
     graph: torch.fx.GraphModule
     binding: Binding
     digest: str
+    batch: int | None = None
+
+    @property
+    def shapes(self) -> ShapeRange:
+        """The sizes it holds for. Compiling may narrow them: ask again afterwards."""
+        return _shapes(self.graph, self.binding, self.batch)
 
     def examples(self) -> list[Any]:
         """A fake tensor for every input: shapes, dtypes, strides and devices without memory."""
@@ -90,7 +106,11 @@ class Capture:
 
 
 class _Watch(TorchFunctionMode):
-    """Calls ``check`` before every torch function of the traced forward, so that a trace can be interrupted."""
+    """Sees every torch function of the traced forward.
+
+    Calls ``check`` before each, so that a trace can be interrupted; and writes ``linspace`` with a
+    symbolic number of steps, which torch.export would take for this call's number, as arithmetic.
+    """
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
@@ -98,7 +118,16 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._check()
+        if func is torch.linspace:
+            return _linspace(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
+    if not isinstance(steps, torch.SymInt):
+        return torch.linspace(start, end, steps, **options)
+    counted: torch.Tensor = torch.arange(steps, **{"dtype": torch.get_default_dtype(), **options})  # type: ignore[call-overload]
+    return start + counted * ((end - start) / torch.sym_max(steps - 1, 1))
 
 
 class _Forward(torch.nn.Module):
@@ -125,6 +154,8 @@ def capture(
     options: Mapping[str, Any],
     overrides: Mapping[str, Any],
     check: Callable[[], None],
+    general: bool = False,
+    multiple: int = 1,
 ) -> Capture:
     """Trace ``forward`` for the signature of ``call``.
 
@@ -138,6 +169,8 @@ def capture(
         overrides: entries put into the bag for the trace, unless the call has such an entry itself:
             what a person's node put there must not be lost.
         check: called often during the trace; what it raises ends the trace and comes out.
+        general: keep every size symbolic that the forward lets be, instead of tracing for these sizes.
+        multiple: of a general capture, what the sides of images are multiples of.
 
     Raises:
         OptionRead: the forward uses an option that ``call`` does not have in its structure.
@@ -145,7 +178,7 @@ def capture(
     """
 
     def arguments(tensors: list[torch.Tensor]) -> dict[str, Any]:
-        rebuilt = call.rebuild(tensors)
+        rebuilt = call.rebuild([unfold(t) if i in folds else t for i, t in enumerate(tensors)])
         withheld = {name: value if value is None else Withheld(name) for name, value in options.items()}
         if rebuilt.get(options_name) is not None:
             rebuilt[options_name] = {**overrides, **withheld, **rebuilt[options_name]}
@@ -153,21 +186,30 @@ def capture(
 
     wrapper = _Forward(target.module, forward, arguments)
     wrapper.training = target.module.training  # of the wrapper alone: train() would set every layer's
+    specs = call.signature.tensors
+    batch = batch_tensor(specs)
+    shapes = representative(specs, batch, multiple) if general else [spec.shape for spec in specs]
+    folds = {i: multiple for i, spec in enumerate(specs) if general and multiple > 1 and foldable(spec.shape, multiple)}
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
-    examples = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in call.signature.tensors]
+    examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, specs, strict=True)]
+    examples = [fold(example, folds[i]) if i in folds else example for i, example in enumerate(examples)]
+    sizes = ([dict.fromkeys(symbolic_axes(t.ndim, i in folds), _AUTO) for i, t in enumerate(examples)],)
     with (
         _TRACE_LOCK,
         torch.inference_mode(False),
         torch.no_grad(),
         _Watch(check),
+        symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
         warnings.catch_warnings(),
     ):
         # torch.export warns about its own use of its own deprecated classes.
         warnings.simplefilter("ignore", FutureWarning)
         try:
             with _attributes_restored(target.layers):
-                program = torch.export.export(wrapper, (examples,), strict=False)
-            return _capture_from(program.run_decompositions({}))
+                program = torch.export.export(
+                    wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
+                )
+            return _capture_from(program.run_decompositions(GENERAL_FORMS if general else {}), batch, folds)
         except (OptionRead, NotCovered):
             raise
         except Exception as error:
@@ -192,7 +234,7 @@ def _attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
             layer.__dict__.update(attributes)
 
 
-def _capture_from(program: torch.export.ExportedProgram) -> Capture:
+def _capture_from(program: torch.export.ExportedProgram, batch: int | None, folds: Mapping[int, int]) -> Capture:
     kinds = torch.export.graph_signature.InputKind
     inputs: list[GraphInput] = []
     constants: dict[str, torch.Tensor] = {}
@@ -221,13 +263,27 @@ def _capture_from(program: torch.export.ExportedProgram) -> Capture:
     lines += [f"{name} {tensor_digest(value)}" for name, value in constants.items()]
     lines += _graph_lines(graph)
     lines.append(str(out_spec))
+    binding = Binding(tuple(inputs), constants, out_spec, folds)
+    shapes = _shapes(graph, binding, batch)
+    if shapes.general:
+        lines.append(repr(shapes))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return Capture(graph, Binding(tuple(inputs), constants, out_spec), digest)
+    return Capture(graph, binding, digest, batch)
+
+
+def _shapes(graph: torch.fx.GraphModule, binding: Binding, batch: int | None) -> ShapeRange:
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    pairs = zip(binding.inputs, placeholders, strict=True)
+    return range_of([node.meta["val"] for item, node in pairs if item.kind == "tensor"], batch, binding.folds)
 
 
 def _graph_lines(graph: torch.fx.GraphModule) -> Iterator[str]:
     """The graph's canonical text: nodes by position, no names, no addresses."""
     positions: dict[torch.fx.Node, int] = {}
+
+    def numbers(sizes: Sequence[Any]) -> tuple[Any, ...]:
+        # Symbols and their ranges are in the digest by themselves, under names that are the same everywhere.
+        return tuple("*" if isinstance(size, torch.SymInt) else size for size in sizes)
 
     def text(value: Any) -> str:
         if isinstance(value, torch.fx.Node):
@@ -245,7 +301,7 @@ def _graph_lines(graph: torch.fx.GraphModule) -> Iterator[str]:
         if node.op == "placeholder":
             value = node.meta.get("val")
             described = (
-                f"{value.dtype} {tuple(value.shape)} {tuple(value.stride())} {value.device}"
+                f"{value.dtype} {numbers(value.shape)} {numbers(value.stride())} {value.device}"
                 if isinstance(value, torch.Tensor)
                 else repr(value)
             )

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 
 
@@ -20,16 +21,22 @@ class CompiledGraph(ABC):
 
     Holds no weight: whoever calls passes the weights that are in place now, so one compiled graph
     serves every checkpoint and LoRA of an architecture.
+
+    Attributes:
+        binding: how to call it.
+        shapes: the sizes of a call's tensors that it may be called with.
+        code_bytes: size of its machine code, as far as the engine knows.
     """
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: Binding, shapes: ShapeRange) -> None:
         self.binding = binding
-        self.proved = False  # whether its first output was compared with eager's
+        self.shapes = shapes
+        self.code_bytes = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of device (or host) memory held while the graph is kept, weights excluded."""
-        return sum(value.nbytes for value in self.binding.constants.values())
+        return self.code_bytes + sum(value.nbytes for value in self.binding.constants.values())
 
     @abstractmethod
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -40,6 +47,10 @@ class Engine(ABC):
     """One way of compiling. Stateless; everything that changes the code it makes is in its key fields."""
 
     name: ClassVar[str]
+    general: ClassVar[bool]
+    """Whether it compiles captures whose sizes are symbols, so that one graph serves many sizes."""
+    recorded: ClassVar[bool]
+    """Whether its graphs, on a GPU, are to be replayed through CUDA graphs."""
 
     @abstractmethod
     def unavailable(self, device: torch.device) -> str | None:
@@ -68,6 +79,6 @@ class Engine(ABC):
         """The graph as bytes, without weights and constants; None if compiling again costs no more than loading."""
         return None
 
-    def from_parts(self, binding: Binding, parts: Mapping[str, bytes]) -> CompiledGraph:
+    def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
         """The graph that ``to_parts`` of this engine gave; runs code that is in the parts."""
         raise NotImplementedError(f"graphs of the {self.name} engine are not kept")

@@ -16,7 +16,7 @@ from .base import CompiledGraph, Engine
 
 class EagerGraph(CompiledGraph):
     def __init__(self, capture: Capture) -> None:
-        super().__init__(capture.binding)
+        super().__init__(capture.binding, capture.shapes)
         self._graph = capture.graph
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -25,6 +25,8 @@ class EagerGraph(CompiledGraph):
 
 class EagerEngine(Engine):
     name = "eager"
+    general = True
+    recorded = False
 
     def unavailable(self, device: torch.device) -> str | None:
         return None

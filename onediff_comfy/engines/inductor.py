@@ -7,12 +7,15 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as symbols
 
+from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 from ..files import write_atomically
 from .base import CompiledGraph, Engine, EngineError
@@ -30,14 +33,11 @@ _KERNELS = "kernels/"
 class InductorGraph(CompiledGraph):
     """An Inductor artifact, with the machine code that the artifact itself leaves to a cache folder."""
 
-    def __init__(self, binding: Binding, artifact: Any, kernels: Mapping[str, bytes]) -> None:
-        super().__init__(binding)
+    def __init__(self, binding: Binding, shapes: ShapeRange, artifact: Any, kernels: Mapping[str, bytes]) -> None:
+        super().__init__(binding, shapes)
         self.artifact = artifact
         self.kernels = kernels
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + sum(map(len, self.kernels.values()))
+        self.code_bytes = sum(map(len, kernels.values()))
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.artifact(*self.binding.feed(weights, tensors))
@@ -45,6 +45,8 @@ class InductorGraph(CompiledGraph):
 
 class InductorEngine(Engine):
     name = "inductor"
+    general = True
+    recorded = True
 
     def unavailable(self, device: torch.device) -> str | None:
         if device.type == "cuda" and _version_of("triton") is None and _version_of("triton-windows") is None:
@@ -58,7 +60,7 @@ class InductorEngine(Engine):
         import torch._inductor.standalone_compile  # noqa: F401
 
     def options(self) -> Mapping[str, str]:
-        return {"emulate_precision_casts": str(_ROUND_LIKE_EAGER)}
+        return {"emulate_precision_casts": str(_ROUND_LIKE_EAGER), "general_layout": "channels_last"}
 
     def versions(self, device: torch.device) -> Mapping[str, str]:
         return {"triton": _version_of("triton") or _version_of("triton-windows") or "none"}
@@ -70,7 +72,8 @@ class InductorEngine(Engine):
                 artifact = _compile(capture)
             except Exception as error:
                 raise _explained(error) from error
-            return InductorGraph(capture.binding, artifact, _shared_objects(folder) if folder else {})
+            kernels = _shared_objects(folder) if folder else {}
+            return InductorGraph(capture.binding, capture.shapes, artifact, kernels)
 
     def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes] | None:
         assert isinstance(graph, InductorGraph)
@@ -78,9 +81,11 @@ class InductorEngine(Engine):
             path = os.path.join(folder, _ARTIFACT)
             graph.artifact.save(path=path, format="binary")
             parts = {_ARTIFACT: Path(path).read_bytes()}
-        return {**parts, **{_KERNELS + name: content for name, content in graph.kernels.items()}}
+        parts.update((_KERNELS + name, content) for name, content in graph.kernels.items())
+        graph.code_bytes = sum(map(len, parts.values()))
+        return parts
 
-    def from_parts(self, binding: Binding, parts: Mapping[str, bytes]) -> CompiledGraph:
+    def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
         from torch._inductor.standalone_compile import CompiledArtifact
 
@@ -93,7 +98,9 @@ class InductorEngine(Engine):
             path = Path(folder, _ARTIFACT)
             path.write_bytes(parts[_ARTIFACT])
             artifact = CompiledArtifact.load(path=str(path), format="binary")
-        return InductorGraph(binding, artifact, kernels)
+        graph = InductorGraph(binding, shapes, artifact, kernels)
+        graph.code_bytes = sum(map(len, parts.values()))
+        return graph
 
 
 def _compile(capture: Capture) -> Any:
@@ -107,10 +114,13 @@ def _compile(capture: Capture) -> Any:
             node.meta["example_value"] = node.meta["val"]
     # PyTorch 2.13's AOTAutograd cache can return the graph of another shape without an error. It
     # cannot be switched off (an artifact is serialised through it), but the tag is part of its
-    # keys: with the capture's own digest in them, graphs cannot be mixed up.
+    # keys: with the capture's own digest in them, graphs cannot be mixed up. A general graph is
+    # never taken from there at all: what it was found valid for is only known where it is compiled.
+    tag = f"{capture.digest} {uuid.uuid4() if capture.shapes.general else ''}"
     with (
         torch.no_grad(),
-        torch.compiler.config.patch(cache_key_tag=capture.digest),  # type: ignore[attr-defined]
+        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+        symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]
         functorch_config.patch(enable_autograd_cache=True),
     ):
         return standalone_compile(
@@ -118,8 +128,17 @@ def _compile(capture: Capture) -> Any:
             capture.examples(),
             dynamic_shapes="from_graph",
             aot=True,
-            options={"config_patches": {"emulate_precision_casts": _computes_in(capture, _ROUND_LIKE_EAGER)}},
+            options={"config_patches": _config(capture)},
         )
+
+
+def _config(capture: Capture) -> dict[str, bool]:
+    config = {"emulate_precision_casts": _computes_in(capture, _ROUND_LIKE_EAGER)}
+    if capture.shapes.general and not _on_cpu(capture):
+        # Inductor turns convolutions to channels-last by itself, except where sizes are symbols.
+        # Measured on SDXL, H200: 36.4 ms a step with it, 37.8 without, 34.1 for a static graph.
+        config["force_layout_optimization"] = True
+    return config
 
 
 def _computes_in(capture: Capture, dtype: torch.dtype) -> bool:

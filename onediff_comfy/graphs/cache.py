@@ -18,9 +18,10 @@ class GraphCache:
     Whoever serves calls keeps keys and asks here each time, so that an evicted graph is gone for
     everybody at once and its memory comes back. Thread-safe.
 
+    Graphs for one set of sizes go before general ones, which serve every size.
+
     Args:
-        budget: bytes that all graphs together may hold (their ``nbytes``, asked anew whenever
-            something is added: a recorded CUDA graph grows in its first call).
+        budget: bytes that all graphs together may hold (their ``nbytes``).
         on_evict: called with the key of each graph that left to make room.
     """
 
@@ -49,17 +50,26 @@ class GraphCache:
         with self._lock:
             self._graphs[key] = graph
             self._graphs.move_to_end(key)
-            evicted = []
-            while len(self._graphs) > 1 and self._nbytes() > self.budget:
-                evicted.append(self._graphs.popitem(last=False)[0])
-        for old in evicted:
-            log.info("evicted compiled graph %.12s to stay within %d MB", old, self.budget >> 20)
-            self._on_evict(old)
+        self.trim()
 
     def discard(self, key: str) -> None:
         """Forget the graph under ``key``, if it is here."""
         with self._lock:
             self._graphs.pop(key, None)
+
+    def trim(self) -> None:
+        """Make what is here hold within the budget again; the most recently used graph stays."""
+        evicted = []
+        with self._lock:
+            *others, _newest = self._graphs or [""]
+            for key in sorted(others, key=lambda name: self._graphs[name].shapes.general):
+                if self._nbytes() <= self.budget:
+                    break
+                del self._graphs[key]
+                evicted.append(key)
+        for old in evicted:
+            log.info("OneDiff: evicted compiled graph %.12s to stay within %d MB", old, self.budget >> 20)
+            self._on_evict(old)
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,9 @@
 """Dispatch: which compiled graph serves this call, and what happens when none can.
 
 call → split → (route known?) → graph(current weights, call's tensors) → output
-             → otherwise: capture → graph key → cache, or compile → proof → route
+             → otherwise: the most specialised graph there is, from memory or disk
+             → otherwise: capture for all sizes → graph key → compile → route
+first output of a graph at each set of sizes → compared with eager's
 anything not covered → the host's own forward, with the reason counted and logged once
 """
 
@@ -22,7 +24,7 @@ from ..capture.target import Target
 from ..capture.trace import Capture, capture
 from ..capture.withheld import OptionRead
 from ..engines import choose
-from ..engines.base import CompiledGraph, EngineError
+from ..engines.base import CompiledGraph, Engine, EngineError
 from . import proof
 from .key import CallKey, Compiler, GraphKey, compiler
 from .library import GraphLibrary
@@ -41,6 +43,8 @@ class HostServices:
         capture_options: entries put into that bag while capturing.
         check_interrupted: raises when the person wants the run to end; cheap.
         refuse: raises NotCovered when a layer would not simply use its weights as they are.
+        side_multiple: what a module likes the sides of its images to be multiples of (its patch, or what
+            its levels shrink them by). A hint: general graphs are better where it holds.
     """
 
     identity: str
@@ -48,11 +52,13 @@ class HostServices:
     capture_options: Mapping[str, Any]
     check_interrupted: Callable[[], None]
     refuse: Callable[[Iterable[torch.nn.Module]], None]
+    side_multiple: Callable[[torch.nn.Module], int] = lambda _module: 1
 
 
 @dataclass(frozen=True)
 class _Served:
     graph_key: str
+    sizes: tuple[int, ...]  # what the graph's symbols stand for
 
 
 @dataclass(frozen=True)
@@ -71,18 +77,27 @@ class Dispatcher:
         library: where graphs are kept.
         host: what is needed of the host.
         show: shows a short status text to the person, on the node.
+        specialise: whether calls of this signature are to have a graph of their own, for their sizes
+            alone, where a general graph would serve them too.
     """
 
     def __init__(
-        self, engine: str, library: GraphLibrary, host: HostServices, show: Callable[[str], None] = lambda _text: None
+        self,
+        engine: str,
+        library: GraphLibrary,
+        host: HostServices,
+        show: Callable[[str], None] = lambda _text: None,
+        specialise: Callable[[Signature], bool] = lambda _signature: False,
     ) -> None:
         self._engine = engine
         self._library = library
         self._host = host
         self._show = show
+        self._specialise = specialise
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
         self._routes: dict[tuple[str, Signature], _Served | _Refused] = {}
+        self._not_general: set[tuple[str, Signature]] = set()
         self._preparing = threading.RLock()
         self._warned: set[str] = set()
         self._run_served = 0
@@ -150,7 +165,7 @@ class Dispatcher:
             raise NotCovered(route.reason)
         assert isinstance(route, _Served) and graph is not None
         weights = target.weights(graph.binding.weight_names, _device_of(call))
-        return _Found(target, call, route.graph_key, graph, weights)
+        return _Found(target, call, route, graph, weights)
 
     def _target(self, module: torch.nn.Module) -> Target:
         key = id(module)
@@ -181,18 +196,14 @@ class Dispatcher:
         try:
             engine = choose(self._engine, device)
             code = compiler(engine, device)
-            graph_key = self._library.graph_key_of(self._call_key(target, call, code))
-            graph = self._library.loaded(graph_key, engine, device, self._while_loading) if graph_key else None
-            if graph_key is None or graph is None:
-                call, captured = self._capture(target, forward, arguments, call)
-                key = GraphKey(captured.digest, code)
-                graph_key = key.digest
-                wrong = self._library.retired(graph_key)
-                if wrong is not None:
-                    raise NotCovered(wrong)
-                origin = self._origin(target, call, code)
-                graph = self._library.compiled(key, captured, engine, device, origin, self._while_compiling)
-                self._library.serve_with(origin.call_key, graph_key)
+            exact = self._exact(engine, target, call)
+            found = self._kept(target, call, engine, code, device, exact)
+            if found is None and not exact:
+                call, found = self._made(target, forward, arguments, call, engine, code, device, general=True)
+            if found is None:
+                call, found = self._made(target, forward, arguments, call, engine, code, device, general=False)
+            if found is None:
+                raise NotCovered("a graph was compiled for these sizes that does not take them")
             self._show("compiled graph ready")
         except NotCovered as refusal:
             return call, self._refuse(target, call, refusal.reason), None
@@ -203,32 +214,87 @@ class Dispatcher:
             log.debug("preparing a graph failed", exc_info=True)
             reason = f"compiling failed ({type(error).__name__}: {_first_line(error)})"
             return call, self._refuse(target, call, reason), None
-        route = _Served(graph_key)
+        route, graph = found
         self._routes[target.fingerprint, call.signature] = route
         return call, route, graph
+
+    def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
+        """Whether this call is to have a graph for its sizes alone."""
+        family = (target.fingerprint, call.signature.any_sizes())
+        return not engine.general or family in self._not_general or self._specialise(call.signature)
+
+    def _kept(
+        self, target: Target, call: Call, engine: Engine, code: Compiler, device: torch.device, exact: bool
+    ) -> tuple[_Served, CompiledGraph] | None:
+        """The most specialised graph that exists for a call, in memory or on disk."""
+        signatures = (call.signature,) if exact else (call.signature, call.signature.any_sizes())
+        for signature in signatures:
+            for candidate in self._library.candidates(self._call_key(target, signature, code)):
+                sizes = candidate.shapes.values(call.signature.tensors)
+                if sizes is not None and self._library.retired(candidate.graph_key) is None:
+                    graph = self._library.loaded(candidate.graph_key, engine, device, self._while_loading)
+                    if graph is not None:
+                        return _Served(candidate.graph_key, tuple(sizes.values())), graph
+        return None
+
+    def _made(
+        self,
+        target: Target,
+        forward: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        call: Call,
+        engine: Engine,
+        code: Compiler,
+        device: torch.device,
+        general: bool,
+    ) -> tuple[Call, tuple[_Served, CompiledGraph] | None]:
+        """A graph made for this call, or for calls like it of all sizes; None if it does not serve this one.
+
+        Raises:
+            NotCovered: it cannot be captured for these sizes, or its graph was found wrong before.
+        """
+        try:
+            call, captured = self._capture(target, forward, arguments, call, general)
+            key = GraphKey(captured.digest, code)
+            wrong = self._library.retired(key.digest)
+            if wrong is not None:
+                raise NotCovered(wrong)
+        except NotCovered as refusal:
+            if not general:
+                raise
+            log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
+            self._not_general.add((target.fingerprint, call.signature.any_sizes()))
+            return call, None
+        signature = call.signature.any_sizes() if general else call.signature
+        origin = self._origin(target, call, signature, code)
+        graph = self._library.compiled(key, captured, engine, device, origin, self._while_compiling)
+        self._library.serve_with(origin.call_key, key.digest, graph.shapes)
+        sizes = graph.shapes.values(call.signature.tensors)
+        return call, None if sizes is None else (_Served(key.digest, tuple(sizes.values())), graph)
 
     def _refuse(self, target: Target, call: Call, reason: str) -> _Refused:
         route = _Refused(reason)
         self._routes[target.fingerprint, call.signature] = route
         return route
 
-    def _call_key(self, target: Target, call: Call, code: Compiler) -> str:
-        return CallKey(target.fingerprint, call.signature, self._host.identity, code).digest
+    def _call_key(self, target: Target, signature: Signature, code: Compiler) -> str:
+        return CallKey(target.fingerprint, signature, self._host.identity, code).digest
 
-    def _origin(self, target: Target, call: Call, code: Compiler) -> Origin:
+    def _origin(self, target: Target, call: Call, signature: Signature, code: Compiler) -> Origin:
         return Origin(
-            target=f"{type(target.module).__name__} {describe(call)}",
+            target=f"{type(target.module).__name__} {describe(call) if signature == call.signature else 'all sizes'}",
             fingerprint=target.fingerprint,
-            signature=call.signature.lines(),
-            call_key=self._call_key(target, call, code),
+            signature=signature.lines(),
+            call_key=self._call_key(target, signature, code),
             options_read=sorted(self._library.options_read(target.fingerprint)),
         )
 
     def _capture(
-        self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
+        self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call, general: bool
     ) -> tuple[Call, Capture]:
         """Capture ``forward``, revealing one option after another until it reads no withheld one."""
         options = arguments.get(self._host.options_name) or {}
+        multiple = self._host.side_multiple(target.module)
         with self._library.while_no_graph_is_made(self._while_compiling):
             self._show("capturing")
             start = time.monotonic()
@@ -242,6 +308,8 @@ class Dispatcher:
                         options=options,
                         overrides=self._host.capture_options,
                         check=self._host.check_interrupted,
+                        general=general,
+                        multiple=multiple,
                     )
                 except OptionRead as read:
                     self._library.learn_option(target.fingerprint, read.name)
@@ -264,7 +332,7 @@ class Dispatcher:
     def _run(self, found: _Found, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         graph, call = found.graph, found.call
         try:
-            flat = graph(found.weights, call.tensors)
+            flat = self._call(graph, found.weights, call.tensors)
         except torch.OutOfMemoryError as error:
             raise NotCovered("the compiled graph ran out of memory") from error
         except Exception as error:
@@ -273,9 +341,23 @@ class Dispatcher:
             self._refuse(found.target, call, reason)
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
-        if not graph.proved:
+        if not self._library.is_proved(found.route.graph_key, found.route.sizes):
             self._prove(found, output, forward(*args, **kwargs))
         return output
+
+    def _call(
+        self, graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """Run a graph; where memory runs out, give back all that recordings hold and run it once more."""
+        try:
+            return graph(weights, tensors)
+        except torch.OutOfMemoryError:
+            released = self._library.recordings.release()
+            log.warning(
+                "OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20
+            )
+        torch.cuda.empty_cache()
+        return graph(weights, tensors)
 
     def _prove(self, found: _Found, actual: Any, expected: Any) -> None:
         """Compare a new graph's first output with eager's; retire the graph if rounding cannot explain it.
@@ -294,10 +376,10 @@ class Dispatcher:
         )
         if not error <= allowed:
             reason = f"a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired"
-            self._library.retire(found.graph_key, reason)
+            self._library.retire(found.route.graph_key, reason)
             self._refuse(found.target, found.call, reason)
             raise NotCovered(reason)
-        self._library.proved(found.graph_key, found.graph)
+        self._library.proved(found.route.graph_key, found.route.sizes)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
 
     def _fall_back(self, module: torch.nn.Module, reason: str) -> None:
@@ -319,7 +401,7 @@ class _Found:
 
     target: Target
     call: Call
-    graph_key: str
+    route: _Served
     graph: CompiledGraph
     weights: Sequence[torch.Tensor]
 

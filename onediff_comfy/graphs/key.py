@@ -26,7 +26,7 @@ import torch
 from ..capture.call import Signature
 from ..engines.base import Engine
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when the meaning of a key or the calling convention of a compiled graph changes."""
 
 

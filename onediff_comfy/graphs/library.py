@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from ..capture.shapes import ShapeRange
 from ..capture.trace import Capture
 from ..engines.base import CompiledGraph, Engine
 from ..metrics import Metrics
@@ -18,12 +20,22 @@ from .cache import GraphCache
 from .jobs import Jobs
 from .key import GraphKey
 from .persist import Origin, from_artifact, to_artifact
+from .recorded import RecordedGraph, RecordingPool
 
 log = logging.getLogger(__name__)
 
-_CALLS = "calls"
 _OPTIONS = "options"
 _PROVED = "proved"
+_MOST_PROVED = 1000
+"""Of one graph, how many sets of sizes are remembered as proved; one more costs an eager step."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A graph that may serve calls of one kind, and the sizes it serves."""
+
+    graph_key: str
+    shapes: ShapeRange
 
 
 class GraphLibrary:
@@ -40,8 +52,10 @@ class GraphLibrary:
         self.metrics = metrics
         self._store = store
         self._jobs: Jobs[CompiledGraph | None] = Jobs()
-        self._graph_of_call: dict[str, str] = {}
+        self.recordings = RecordingPool(lambda: max(0, cache.budget - cache.nbytes))
+        self._candidates: dict[str, tuple[Candidate, ...]] = {}
         self._options_read: dict[str, frozenset[str]] = {}
+        self._proved: dict[str, list[list[int]]] = {}
         self._retired: dict[str, str] = {}
 
     # -- what is known of calls ----------------------------------------------------------------
@@ -59,21 +73,26 @@ class GraphLibrary:
         if self._store:
             self._store.note(_OPTIONS, fingerprint, sorted(read))
 
-    def graph_key_of(self, call_key: str) -> str | None:
-        """The key of the graph that serves this call, if a call like it was captured before."""
-        if call_key not in self._graph_of_call:
-            noted = self._store.recall(_CALLS, call_key) if self._store else None
-            if not isinstance(noted, str):
-                return None
-            self._graph_of_call[call_key] = noted
-        return self._graph_of_call[call_key]
+    def candidates(self, call_key: str) -> tuple[Candidate, ...]:
+        """The graphs that are known to serve calls like this one, whoever compiled them and when."""
+        found = self._candidates.get(call_key)
+        if not found:
+            noted = self._store.calls(call_key) if self._store else []
+            found = tuple(Candidate(key, ShapeRange.from_json(shapes)) for key, shapes in noted)
+            self._candidates[call_key] = found
+        return found
 
-    def serve_with(self, call_key: str, graph_key: str) -> None:
-        """Remember that calls named ``call_key`` are served by the graph ``graph_key``."""
-        if self.graph_key_of(call_key) != graph_key:
-            self._graph_of_call[call_key] = graph_key
+    def serve_with(self, call_key: str, graph_key: str, shapes: ShapeRange) -> None:
+        """Remember that calls named ``call_key``, of sizes in ``shapes``, are served by the graph ``graph_key``."""
+        candidate = Candidate(graph_key, shapes)
+        if candidate not in self.candidates(call_key):
+            self._candidates[call_key] = (*self.candidates(call_key), candidate)
             if self._store:
-                self._store.note(_CALLS, call_key, graph_key)
+                self._store.note_call(call_key, graph_key, shapes.to_json())
+
+    def forget_candidates(self, call_key: str) -> None:
+        """Ask the store again next time: another process may have compiled one."""
+        self._candidates.pop(call_key, None)
 
     def adopt(self, artifact: Artifact) -> None:
         """Take in a graph from a file: the next call that it serves finds it.
@@ -85,7 +104,7 @@ class GraphLibrary:
         self._store.adopt(artifact)
         # What was asked before the file came may have been answered otherwise.
         for call_key in artifact.manifest.calls:
-            self._graph_of_call.pop(call_key, None)
+            self.forget_candidates(call_key)
         for fingerprint in artifact.manifest.options_read:
             self._options_read.pop(fingerprint, None)
 
@@ -104,18 +123,32 @@ class GraphLibrary:
         cost each restart a minute, for another wrong graph. Other versions have other keys.
         """
         self._retired[graph_key] = reason
+        self._proved.pop(graph_key, None)
         self.cache.discard(graph_key)
         if self._store:
             self._store.remove(graph_key)
             self._store.note(_PROVED, graph_key, False)
         self.metrics.count("retired")
 
-    def proved(self, graph_key: str, graph: CompiledGraph) -> None:
-        """A graph's output was compared with eager's on this machine and agreed: it need not be again."""
-        graph.proved = True
+    def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
+        """Whether the graph's output for these values of its symbols was compared with eager's on this machine."""
+        return list(sizes) in self._proofs(graph_key)
+
+    def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
+        """A graph's output for these values of its symbols agreed with eager's: it need not be compared again."""
+        proofs = self._proofs(graph_key)
+        proofs.append(list(sizes))
+        del proofs[:-_MOST_PROVED]
         self.metrics.count("proved")
         if self._store:
-            self._store.note(_PROVED, graph_key, True)
+            self._store.note(_PROVED, graph_key, proofs)
+
+    def _proofs(self, graph_key: str) -> list[list[int]]:
+        if graph_key not in self._proved:
+            noted = self._store.recall(_PROVED, graph_key) if self._store else None
+            # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
+            self._proved[graph_key] = noted if isinstance(noted, list) else []
+        return self._proved[graph_key]
 
     def while_no_graph_is_made(self, while_waiting: Callable[[float], None]) -> contextlib.AbstractContextManager[None]:
         """For captures: torch.export and a compiler at work on another thread disturb each other."""
@@ -156,7 +189,8 @@ class GraphLibrary:
         def load_or_compile() -> CompiledGraph:
             # Another process may be compiling this very graph, or have done so while we waited.
             with self._store.compiling(key.digest) if self._store else contextlib.nullcontext():
-                return self._load(key.digest, engine, device) or self._compile(key, capture, engine, origin)
+                loaded = self._load(key.digest, engine, device)
+                return loaded or self._compile(key, capture, engine, device, origin)
 
         made = self._jobs.run(key.digest, load_or_compile, while_waiting)
         # The job that we joined may have been one that only looks into the store.
@@ -180,10 +214,8 @@ class GraphLibrary:
             )
             log.debug("loading %s failed", graph_key, exc_info=True)
             return None
-        # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
-        graph.proved = self._store.recall(_PROVED, graph_key) is True if self._store else False
         seconds = time.monotonic() - start
-        self.cache.put(graph_key, graph)
+        graph = self._put(graph_key, graph, engine, device)
         self.metrics.made("loaded", graph_key, engine.name, manifest.target, seconds)
         log.info(
             "OneDiff: loaded %s in %.1f s (compiled %s, %.0f s)",
@@ -194,7 +226,9 @@ class GraphLibrary:
         )
         return graph
 
-    def _compile(self, key: GraphKey, capture: Capture, engine: Engine, origin: Origin) -> CompiledGraph:
+    def _compile(
+        self, key: GraphKey, capture: Capture, engine: Engine, device: torch.device, origin: Origin
+    ) -> CompiledGraph:
         log.info("OneDiff: compiling %s with %s", origin.target, engine.name)
         start = time.monotonic()
         try:
@@ -203,11 +237,17 @@ class GraphLibrary:
             self.metrics.count("failed")
             raise
         seconds = time.monotonic() - start
-        self.cache.put(key.digest, graph)
         self.metrics.made("compiled", key.digest, engine.name, origin.target, seconds)
-        log.info("OneDiff: compiled %s with %s in %.1f s", origin.target, engine.name, seconds)
+        log.info("OneDiff: compiled %s with %s in %.1f s, for %s", origin.target, engine.name, seconds, graph.shapes)
         if self._store is not None:
             self._keep(graph, engine, key, origin, seconds)
+        return self._put(key.digest, graph, engine, device)
+
+    def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
+        """Into the cache, recorded where that helps."""
+        if engine.recorded and device.type == "cuda":
+            graph = RecordedGraph(graph, self.recordings, lambda: self.metrics.count("recorded"))
+        self.cache.put(graph_key, graph)
         return graph
 
     def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, seconds: float) -> None:

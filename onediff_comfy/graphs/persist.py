@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 import torch.utils._pytree as pytree
 
+from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, GraphInput
 from ..engines.base import CompiledGraph, Engine
 from ..store.artifact import Artifact, Manifest, Part
@@ -55,6 +56,7 @@ def to_artifact(
         options=dict(key.compiler.options),
         environment=dict(key.compiler.environment),
         signature=list(origin.signature),
+        shapes=graph.shapes.to_json(),
         binding=_binding_to_json(graph.binding),
         calls=[origin.call_key],
         options_read={origin.fingerprint: sorted(origin.options_read)},
@@ -77,17 +79,19 @@ def from_artifact(artifact: Artifact, engine: Engine, device: torch.device) -> C
     constants = {name: value.to(device) for name, value in safetensors.torch.load(data[_CONSTANTS]).items()}
     binding = _binding_from_json(artifact.manifest.binding, constants)
     parts = {name.removeprefix(_ENGINE): content for name, content in data.items() if name.startswith(_ENGINE)}
-    return engine.from_parts(binding, parts)
+    return engine.from_parts(binding, ShapeRange.from_json(artifact.manifest.shapes), parts)
 
 
 def _binding_to_json(binding: Binding) -> dict[str, object]:
     return {
         "inputs": [[item.kind, item.name, item.index] for item in binding.inputs],
         "output": pytree.treespec_dumps(binding.output),
+        "folds": [[index, factor] for index, factor in binding.folds.items()],
     }
 
 
 def _binding_from_json(fields: Mapping[str, object], constants: Mapping[str, torch.Tensor]) -> Binding:
-    inputs, output = fields["inputs"], fields["output"]
-    assert isinstance(inputs, list) and isinstance(output, str)
-    return Binding(tuple(GraphInput(*item) for item in inputs), constants, pytree.treespec_loads(output))
+    inputs, output, folds = fields["inputs"], fields["output"], fields["folds"]
+    assert isinstance(inputs, list) and isinstance(output, str) and isinstance(folds, list)
+    tree = pytree.treespec_loads(output)
+    return Binding(tuple(GraphInput(*item) for item in inputs), constants, tree, dict(folds))

@@ -42,6 +42,16 @@ def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
             raise NotCovered("weights live in ComfyUI's Dynamic VRAM, and this loader has no resident form of them")
 
 
+def _side_multiple(module: torch.nn.Module) -> int:
+    """A UNet halves its image at every level but the first; a transformer cuts it into square patches."""
+    levels, patch = getattr(module, "channel_mult", None), getattr(module, "patch_size", None)
+    if isinstance(levels, (list, tuple)) and levels:
+        return 2 ** (len(levels) - 1)
+    if isinstance(patch, (list, tuple)) and patch:
+        patch = patch[-1]
+    return patch if isinstance(patch, int) and patch > 0 else 1
+
+
 @functools.cache
 def _identity() -> str:
     """sha256 over the host's model code: whatever steers a capture, any edit of it gives another."""
@@ -61,4 +71,5 @@ def host_services() -> HostServices:
         capture_options={"optimized_attention_override": _attention},
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
         refuse=_refuse_patched_layers,
+        side_multiple=_side_multiple,
     )

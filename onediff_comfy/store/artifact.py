@@ -25,7 +25,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-FORMAT = 1
+FORMAT = 2
 """Raised when an older reader could misunderstand a newer file."""
 
 _MARK = "onediff-comfy compiled graphs"
@@ -60,6 +60,7 @@ class Manifest:
         options: the engine's options.
         environment: versions, hardware and numeric settings it was compiled under.
         signature: the call it was captured for, one fact a line.
+        shapes: the sizes of a call's tensors that it serves (``ShapeRange`` as JSON).
         binding: how to call it: ``inputs`` as [kind, name, index] and ``output`` as a tree
             specification; ``constants`` are parts named ``constant/<name>``, with shape and dtype here.
         calls: keys of the calls it is known to serve.
@@ -77,6 +78,7 @@ class Manifest:
     options: Mapping[str, str]
     environment: Mapping[str, str]
     signature: Sequence[str]
+    shapes: Mapping[str, Any]
     binding: Mapping[str, Any]
     calls: Sequence[str]
     options_read: Mapping[str, Sequence[str]]
@@ -98,9 +100,10 @@ class Manifest:
         """
         try:
             fields = json.loads(text)
-            if fields["format"] > FORMAT:
+            if fields["format"] != FORMAT:
+                remedy = "update the pack" if fields["format"] > FORMAT else "compile it again"
                 raise ArtifactError(
-                    f"the graph is of format {fields['format']} and this onediff-comfy reads {FORMAT}; update the pack"
+                    f"the graph is of format {fields['format']} and this onediff-comfy reads {FORMAT}; {remedy}"
                 )
             fields["parts"] = {name: Part(**part) for name, part in fields["parts"].items()}
             return cls(**fields)

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ class GraphStore:
         self._trust.check(artifact, path)
         self._put(artifact)
         for call_key in artifact.manifest.calls:
-            self.note("calls", call_key, artifact.manifest.key)
+            self.note_call(call_key, artifact.manifest.key, artifact.manifest.shapes)
         for fingerprint, names in artifact.manifest.options_read.items():
             self.note("options", fingerprint, sorted({*names, *(self.recall("options", fingerprint) or ())}))
         return path
@@ -172,6 +172,15 @@ class GraphStore:
             lock.release()
 
     # -- notes ---------------------------------------------------------------------------------
+
+    def note_call(self, call_key: str, graph_key: str, shapes: Mapping[str, Any]) -> None:
+        """Remember that calls named ``call_key`` of sizes within ``shapes`` are served by a graph."""
+        known = {key: value for key, value in self.calls(call_key) if key != graph_key}
+        self.note("calls", call_key, [*known.items(), (graph_key, shapes)])
+
+    def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """The graphs, with their ranges of sizes, that are known to serve calls named ``call_key``."""
+        return [(key, shapes) for key, shapes in self.recall("calls", call_key) or ()]
 
     def note(self, kind: str, name: str, value: Any) -> None:
         """Remember a small fact, sealed: it decides which graph serves a call."""

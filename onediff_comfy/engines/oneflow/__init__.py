@@ -12,6 +12,8 @@ from ..base import CompiledGraph, Engine, EngineError
 
 class OneFlowEngine(Engine):
     name = "oneflow"
+    general = False  # a OneFlow graph is for one set of sizes
+    recorded = False
 
     def unavailable(self, device: torch.device) -> str | None:
         if importlib.util.find_spec("oneflow") is None:

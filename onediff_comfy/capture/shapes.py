@@ -1,0 +1,291 @@
+"""Which sizes a captured graph holds for.
+
+A *static* capture holds for the sizes it was made with. A *general* one keeps sizes as symbols:
+tracing it collects the conditions under which the same operators would have been recorded, and the
+compiler adds those under which its kernels are valid. Together they are the graph's ``ShapeRange``:
+plain data, kept with the graph, and asked before every first call of a size. Nothing is ever run on
+a size outside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .call import NotCovered, TensorSpec
+
+Axis = int | tuple[int, str]
+"""One axis of a tensor: exactly this size, or this many times the value of a symbol."""
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """Sizes of a call's tensors.
+
+    Attributes:
+        axes: of each tensor, in the signature's order, what each axis may be. A symbol that occurs
+            twice has the same value in both places.
+        limits: of each symbol the smallest and the largest value; None is unlimited.
+        conditions: Python expressions over the symbols, each of which must hold.
+    """
+
+    axes: tuple[tuple[Axis, ...], ...]
+    limits: Mapping[str, tuple[int, int | None]]
+    conditions: tuple[str, ...] = ()
+
+    @classmethod
+    def exactly(cls, specs: Sequence[TensorSpec]) -> ShapeRange:
+        """The sizes of ``specs`` and no others."""
+        return cls(tuple(spec.shape for spec in specs), {})
+
+    @property
+    def general(self) -> bool:
+        """Whether there is more than one set of sizes in it."""
+        return bool(self.limits)
+
+    def values(self, specs: Sequence[TensorSpec]) -> dict[str, int] | None:
+        """What each symbol stands for in tensors of these sizes; None if they are outside the range."""
+        if len(specs) != len(self.axes):
+            return None
+        values: dict[str, int] = {}
+        for spec, axes in zip(specs, self.axes, strict=True):
+            if len(spec.shape) != len(axes):
+                return None
+            for size, axis in zip(spec.shape, axes, strict=True):
+                factor, name = (axis, None) if isinstance(axis, int) else axis
+                value = 1 if name is None else values.setdefault(name, size // factor)
+                if size != factor * value:
+                    return None
+        for name, (low, high) in self.limits.items():
+            if values[name] < low or (high is not None and values[name] > high):
+                return None
+        return values if all(_compiled(text)(values) for text in self.conditions) else None
+
+    def __str__(self) -> str:
+        tensors = " ".join("x".join(map(_axis_text, axes)) or "scalar" for axes in self.axes)
+        limits = ", ".join(
+            f"{name} {low}{'+' if high is None else f'-{high}'}" for name, (low, high) in self.limits.items()
+        )
+        return f"{tensors} ({limits})" if limits else tensors
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "axes": [list(axes) for axes in self.axes],
+            "limits": {name: list(limit) for name, limit in self.limits.items()},
+            "conditions": list(self.conditions),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ShapeRange:
+        """Read what ``to_json`` gave.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        conditions = tuple(map(str, fields["conditions"]))
+        limits = {
+            str(name): (int(low), None if high is None else int(high)) for name, (low, high) in fields["limits"].items()
+        }
+        for text in conditions:
+            _compiled(text)
+        axes = tuple(
+            tuple(a if isinstance(a, int) else (int(a[0]), str(a[1])) for a in tensor) for tensor in fields["axes"]
+        )
+        return cls(axes, limits, conditions)
+
+
+def _axis_text(axis: Axis) -> str:
+    if isinstance(axis, int):
+        return str(axis)
+    return axis[1] if axis[0] == 1 else f"{axis[0]}{axis[1]}"
+
+
+def range_of(placeholders: Sequence[torch.Tensor], batch: int | None, folds: Mapping[int, int]) -> ShapeRange:
+    """The range that fake tensors with symbolic sizes have, as far as their ShapeEnv knows by now.
+
+    Args:
+        placeholders: the fake tensors that stand for a call's tensors.
+        batch: which of them has the batch as its first axis. Tracing takes every symbol for 2 or
+            more, because a size of 1 means broadcasting; a batch of one broadcasts nothing, and the
+            first call of each size is compared with eager anyway, so batches start at 1.
+        folds: which of them stand for a folded tensor (see ``fold``), and by what.
+
+    Raises:
+        NotCovered: a condition cannot be written down.
+    """
+    symbols = _Symbols()
+    axes = tuple(
+        _unfolded([symbols.axis(size) for size in tensor.shape], folds.get(index))
+        for index, tensor in enumerate(placeholders)
+    )
+    first = axes[batch][0] if batch is not None and axes[batch] else 0
+    limits = dict(symbols.limits())
+    if not isinstance(first, int) and limits[first[1]][0] == 2:
+        limits[first[1]] = (1, limits[first[1]][1])
+    return ShapeRange(axes, limits, tuple(symbols.conditions()))
+
+
+class _Symbols:
+    """Symbols of one ShapeEnv under names that are the same in every process: s0, s1 … as they occur."""
+
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}
+        self._env: Any = None
+
+    def axis(self, size: int | torch.SymInt) -> Axis:
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        self._env = size.node.shape_env
+        expression = self._env.simplify(size.node.expr)
+        if expression.is_number:
+            return int(expression)
+        if not expression.is_symbol:
+            raise NotCovered(f"a size is given by the expression {expression}, not by itself")
+        return 1, self._names.setdefault(expression, f"s{len(self._names)}")
+
+    def limits(self) -> Iterator[tuple[str, tuple[int, int | None]]]:
+        import sympy
+        from torch.utils._sympy.numbers import int_oo
+
+        for symbol, name in self._names.items():
+            interval = self._env.var_to_range[symbol]
+            yield name, (int(interval.lower), None if interval.upper in (int_oo, sympy.oo) else int(interval.upper))
+
+    def conditions(self) -> Iterator[str]:
+        if self._env is None:
+            return
+        import sympy
+        from torch.utils._sympy.printers import PythonPrinter
+
+        renamed = {symbol: sympy.Symbol(name, integer=True, positive=True) for symbol, name in self._names.items()}
+        seen = set()
+        for guard in self._env.guards:
+            expression = self._env.simplify(guard.expr)
+            if expression == True:  # noqa: E712 - a sympy truth value
+                continue
+            unknown = expression.free_symbols - self._names.keys()
+            if unknown:
+                raise NotCovered(f"a condition on sizes depends on something else ({expression})")
+            text = PythonPrinter().doprint(expression.xreplace(renamed))
+            if text not in seen:
+                seen.add(text)
+                _compiled(text)
+                yield text
+
+
+# What the conditions of a range may consist of: arithmetic and comparisons of sizes, nothing that
+# could run anything else.
+_ALLOWED = (
+    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
+    ast.FloorDiv, ast.Div, ast.Mod, ast.Pow, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Name,
+    ast.Load, ast.Constant, ast.Call,
+)  # fmt: skip
+_FUNCTIONS: Mapping[str, Any] = {"max": max, "min": min}
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(text: str) -> Callable[[Mapping[str, int]], bool]:
+    """A condition as a function of the symbols' values.
+
+    Raises:
+        NotCovered: it is more than arithmetic on sizes.
+    """
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise NotCovered(f"a condition on sizes cannot be read ({text})") from error
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
+        if not isinstance(node, _ALLOWED) or named:
+            raise NotCovered(f"a condition on sizes is more than arithmetic ({text})")
+    code = compile(tree, "<condition>", "eval")
+    return lambda values: bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(values)))
+
+
+def batch_tensor(specs: Sequence[TensorSpec]) -> int | None:
+    """Which tensor's first axis is the batch: the largest image-like one's, else the largest one's."""
+    candidates = [i for i, spec in enumerate(specs) if len(spec.shape) >= _IMAGE_AXES] or [
+        i for i, spec in enumerate(specs) if spec.shape
+    ]
+    return max(candidates, key=lambda i: math.prod(specs[i].shape), default=None)
+
+
+_IMAGE_AXES = 4  # batch, channels, height, width; video has frames between
+_SMALLEST_SIDE = 32  # of a latent that stands for all: its deepest level must not shrink to one pixel
+
+
+def representative(specs: Sequence[TensorSpec], batch: int | None, multiple: int = 1) -> list[tuple[int, ...]]:
+    """Sizes to trace with, such that nothing specific to this call gets into the graph.
+
+    A size of one reads as broadcasting, and two equal sides as one: so a batch of one becomes two, and
+    square images half as wide again, or twice. Small images are enlarged, for a side that shrinks to one pixel
+    inside the model reads as broadcasting too. Tracing uses no memory for any of it.
+
+    Args:
+        specs: the call's tensors.
+        batch: which of them has the batch as its first axis.
+        multiple: what sides that are multiples of it must stay multiples of.
+    """
+    single = batch is not None and specs[batch].shape[0] == 1
+    sides = [size for spec in specs if _is_image(spec.shape) for size in spec.shape[-2:]]
+    scale = max(1, -(-_SMALLEST_SIDE // min(sides, default=_SMALLEST_SIDE)))
+    if any(size * scale % 2 for size in sides):
+        scale *= 2
+    halves = 3 if all(size * scale * 3 % (2 * multiple) == 0 for size in sides) else 4
+    return [tuple(_stretched(list(spec.shape), scale, halves, single)) for spec in specs]
+
+
+def _stretched(sizes: list[int], scale: int, halves: int, single: bool) -> list[int]:
+    if _is_image(sizes):
+        sizes[-2:] = [size * scale for size in sizes[-2:]]
+        if sizes[-2] == sizes[-1]:
+            sizes[-1] = sizes[-1] * halves // 2
+    if single and sizes and sizes[0] == 1:
+        sizes[0] = 2
+    return sizes
+
+
+def _is_image(sizes: Sequence[int]) -> bool:
+    return len(sizes) >= _IMAGE_AXES and min(sizes[-2:]) > 1
+
+
+def fold(tensor: torch.Tensor, factor: int) -> torch.Tensor:
+    """View a contiguous image [..., h, w] as [..., h/factor, factor, w/factor, factor].
+
+    It is how a graph learns that sides are multiples of something: the symbols are then what is
+    multiplied, and a patch of two by two needs no padding for any of them.
+    """
+    return tensor.unflatten(-1, (-1, factor)).unflatten(-3, (-1, factor))
+
+
+def unfold(tensor: torch.Tensor) -> torch.Tensor:
+    """The image that ``fold`` was given."""
+    return tensor.flatten(-2).flatten(-3, -2)
+
+
+def _unfolded(axes: list[Axis], factor: int | None) -> tuple[Axis, ...]:
+    if factor is None:
+        return tuple(axes)
+    *others, height, _, width, _ = axes
+    return *others, _times(height, factor), _times(width, factor)
+
+
+def _times(axis: Axis, factor: int) -> Axis:
+    return axis * factor if isinstance(axis, int) else (axis[0] * factor, axis[1])
+
+
+def foldable(shape: Sequence[int], factor: int) -> bool:
+    """Whether a tensor of this shape is an image whose sides are multiples of ``factor``, and more than it."""
+    return _is_image(shape) and all(size % factor == 0 and size > factor for size in shape[-2:])
+
+
+def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
+    """Which axes of an example are to be symbols: all but an image's channels and what it was folded by."""
+    image = ndim >= _IMAGE_AXES
+    return tuple(axis for axis in range(ndim) if not (image and axis == 1 or folded and axis in (ndim - 3, ndim - 1)))

@@ -1,0 +1,193 @@
+"""The runner: a compiled graph replayed through CUDA graphs, one recording per exact set of sizes.
+
+Launching a model's two thousand kernels one by one takes a CPU 20 to 40 ms, as long as the kernels
+themselves. A CUDA graph launches them at once. It holds addresses: a call's tensors are copied into
+buffers of the recording, weights are read where they are, and when one has moved (a LoRA, a reload)
+the recording is thrown away and made again. That takes a few steps' time, never a compilation.
+
+What a recording allocates comes from one memory pool per device, shared by all: they run one after
+another on one stream and hand out copies, so each may overwrite what the others left. The pool is
+as large as the largest needs, and its memory comes back when the last recording is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..engines.base import CompiledGraph
+
+log = logging.getLogger(__name__)
+
+# The first call of a size runs as it is: cuBLAS and cuDNN choose algorithms and allocate workspaces
+# in it, Triton loads kernels, and none of that may happen in a recording.
+_CALLS_BEFORE_RECORDING = 1
+# Of one compiled graph. Each holds some megabytes of launch parameters outside the pool.
+_MOST_RECORDINGS = 32
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+class RecordingPool:
+    """The memory pool that all recordings of a device share, and how much it may hold.
+
+    Args:
+        budget: bytes that all pools together may hold right now.
+    """
+
+    def __init__(self, budget: Callable[[], int]) -> None:
+        self.lock = threading.RLock()  # one recording at a time
+        self._budget = budget
+        self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
+        self._handles: dict[torch.device, Any] = {}
+        self._nbytes: dict[torch.device, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that recordings hold."""
+        return sum(self._nbytes.values())
+
+    def join(self, graph: RecordedGraph) -> None:
+        """``graph`` will record here."""
+        self._graphs.add(graph)
+
+    def handle(self, device: torch.device) -> Any:
+        """The pool of ``device``, for PyTorch."""
+        return self._handles.setdefault(device, torch.cuda.graph_pool_handle())
+
+    def grown(self, device: torch.device, nbytes: int) -> bool:
+        """Count what a new recording took. False if that was too much, and everything was thrown away."""
+        self._nbytes[device] = self._nbytes.get(device, 0) + nbytes
+        if self.nbytes <= self._budget():
+            return True
+        log.info("OneDiff: CUDA graph recordings held %d MB, more than their budget; recording anew", self.nbytes >> 20)
+        self.release()
+        return False
+
+    def release(self) -> int:
+        """Throw all recordings away: the bytes that came back. PyTorch frees a pool with its last recording."""
+        with self.lock:
+            released = self.nbytes
+            for graph in list(self._graphs):
+                graph.forget_recordings()
+            self._handles.clear()
+            self._nbytes.clear()
+            return released
+
+
+@dataclass
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    addresses: list[int]
+    tensors: list[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+
+    def replay(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for own, given in zip(self.tensors, tensors, strict=True):
+            own.copy_(given)
+        self.graph.replay()
+        # The next replay, of this or another recording, overwrites the pool; a caller may keep what it is given.
+        return [output.clone() for output in self.outputs]
+
+
+class RecordedGraph(CompiledGraph):
+    """``inner``, replayed through CUDA graphs where that can be done.
+
+    Args:
+        inner: a compiled graph of any engine.
+        pool: shared by all recorded graphs.
+        on_recorded: called after each recording.
+    """
+
+    def __init__(self, inner: CompiledGraph, pool: RecordingPool, on_recorded: Callable[[], None]) -> None:
+        super().__init__(inner.binding, inner.shapes)
+        self.inner = inner
+        self._pool = pool
+        self._on_recorded = on_recorded
+        self._recordings: OrderedDict[Sizes, _Recording] = OrderedDict()
+        self._seen: dict[Sizes, tuple[list[int], int]] = {}
+        self._plain: set[Sizes] = set()  # sizes too large to record
+        self._unrecordable = False
+        pool.join(self)
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes
+
+    @property
+    def recordings(self) -> int:
+        """How many sizes are recorded."""
+        return len(self._recordings)
+
+    def forget_recordings(self) -> None:
+        """Throw the recordings away; they are made again when their sizes come again."""
+        self._recordings.clear()
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        sizes = tuple(tuple(tensor.shape) for tensor in tensors)
+        if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
+            return self.inner(weights, tensors)
+        addresses = [weight.data_ptr() for weight in weights]
+        recording = self._recordings.get(sizes)
+        if recording is not None and recording.addresses == addresses:
+            self._recordings.move_to_end(sizes)
+            return recording.replay(tensors)
+        self._recordings.pop(sizes, None)
+        known, calls = self._seen.get(sizes, ([], 0))
+        if known == addresses and calls >= _CALLS_BEFORE_RECORDING:
+            recording = self._record(sizes, addresses, weights, tensors)
+            if recording is not None:
+                return recording.replay(tensors)
+        self._seen[sizes] = (addresses, calls + 1 if known == addresses else 1)
+        return self.inner(weights, tensors)
+
+    def _record(
+        self, sizes: Sizes, addresses: list[int], weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> _Recording | None:
+        device = tensors[0].device
+        while len(self._recordings) >= _MOST_RECORDINGS:
+            self._recordings.popitem(last=False)
+        with self._pool.lock, torch.cuda.device(device):
+            torch.cuda.synchronize(device)
+            free = torch.cuda.mem_get_info(device)[0]
+            own = [tensor.clone() for tensor in tensors]
+            graph = torch.cuda.CUDAGraph()
+            side = torch.cuda.Stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            try:
+                with torch.cuda.stream(side):
+                    # thread_local: what other threads do (a graph being loaded, an image being
+                    # encoded) must not end this recording, nor this recording them.
+                    graph.capture_begin(pool=self._pool.handle(device), capture_error_mode="thread_local")
+                    try:
+                        outputs = self.inner(weights, own)
+                    finally:
+                        graph.capture_end()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self._unrecordable = True
+                log.warning(
+                    "OneDiff: a graph cannot be recorded (%s: %s) and is launched kernel by kernel",
+                    type(error).__name__,
+                    error,
+                )
+                return None
+            torch.cuda.current_stream(device).wait_stream(side)
+            nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
+            alone = self._pool.nbytes == 0
+            recording = _Recording(graph, addresses, own, outputs)
+            if self._pool.grown(device, nbytes):
+                self._recordings[sizes] = recording
+            elif alone:
+                self._plain.add(sizes)
+        self._on_recorded()
+        log.debug("recorded a CUDA graph for %s, %.0f MB", sizes, nbytes / 2**20)
+        return recording
