@@ -7,6 +7,7 @@ from typing import Any
 from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
 from ..onediff_comfy.settings import ENGINE_NAMES
+from .shape_bucket import Buckets
 
 
 class OneDiffModelSpeedup(io.ComfyNode):
@@ -38,11 +39,43 @@ class OneDiffModelSpeedup(io.ComfyNode):
                         "image is made without it."
                     ),
                 ),
+                io.Combo.Input(
+                    "compile",
+                    options=["wait", "background"],
+                    default="wait",
+                    optional=True,
+                    tooltip=(
+                        "Who waits for compiling. wait: the first image does. background: nobody; images are made at "
+                        "their usual speed while another process compiles, and faster once it is done."
+                    ),
+                ),
+                io.Int.Input(
+                    "cache_budget_mb",
+                    default=0,
+                    min=0,
+                    max=1 << 20,
+                    optional=True,
+                    tooltip=(
+                        "Memory in MB that compiled graphs may hold, for all nodes together and without the models' "
+                        "weights. Beyond it the least recently used go. 0: an eighth of the memory there is."
+                    ),
+                ),
+                Buckets.Input(
+                    "buckets",
+                    optional=True,
+                    tooltip=(
+                        "Sizes that get graphs of their own, a little faster than the general graph that serves every "
+                        "other size. From OneDiff Shape Bucket. Without it, sizes that come often get one anyway."
+                    ),
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The accelerated model. Connect it to the sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, model: Any, engine: str) -> io.NodeOutput:
-        return io.NodeOutput(speed_up(model, engine, cls.hidden.unique_id))
+    def execute(
+        cls, model: Any, engine: str, compile: str = "wait", cache_budget_mb: int = 0, buckets: Any = None
+    ) -> io.NodeOutput:
+        in_background = compile == "background"
+        return io.NodeOutput(speed_up(model, engine, in_background, cache_budget_mb, buckets, cls.hidden.unique_id))

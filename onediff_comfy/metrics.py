@@ -12,6 +12,7 @@ _COUNTED = (
     "compiled",
     "loaded",
     "recorded",
+    "specialised",
     "served",
     "proved",
     "retired",
@@ -24,7 +25,8 @@ _COUNTED = (
 class Metrics:
     """Counts of graph work and served calls. Thread-safe.
 
-    ``compiled`` and ``loaded`` count graphs, ``recorded`` CUDA graph recordings; ``served`` counts
+    ``compiled`` and ``loaded`` count graphs, ``recorded`` CUDA graph recordings, ``specialised`` sizes
+    that got a graph of their own because they came often; ``served`` counts
     calls answered by a compiled graph; ``fallbacks`` counts calls answered by eager, by reason.
     """
 

@@ -6,8 +6,11 @@ ENGINE_NAMES = ("auto", "inductor", "oneflow", "cudagraph", "eager")
 MINIMUM_TORCH = (2, 10)
 """The oldest torch whose ``standalone_compile`` does what the Inductor engine needs."""
 
-GRAPH_BUDGET_BYTES = 4 << 30
-"""What compiled graphs may hold in memory, weights excluded, before the least recently used goes."""
+GRAPH_BUDGET_SHARE = 1 / 8
+"""Of a device's memory, what compiled graphs and CUDA graph recordings may hold, weights excluded."""
+
+SPECIALISE_AFTER_RUNS = 3
+"""In how many sampling runs sizes are seen before they get a graph of their own, made in the background."""
 
 GRAPHS_FOLDER = "onediff_graphs"
 """The folder under the host's models folder where files to share are saved."""

@@ -287,5 +287,7 @@ def foldable(shape: Sequence[int], factor: int) -> bool:
 
 def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
     """Which axes of an example are to be symbols: all but an image's channels and what it was folded by."""
-    image = ndim >= _IMAGE_AXES
-    return tuple(axis for axis in range(ndim) if not (image and axis == 1 or folded and axis in (ndim - 3, ndim - 1)))
+    fixed = {1} if ndim >= _IMAGE_AXES else set()
+    if folded:
+        fixed |= {ndim - 3, ndim - 1}
+    return tuple(axis for axis in range(ndim) if axis not in fixed)

@@ -59,6 +59,10 @@ class Engine(ABC):
     def prepare(self) -> None:  # noqa: B027 - nothing to do for most
         """Import what compiling and loading need, seconds of work that can overlap with loading a model."""
 
+    def specialises(self, device: torch.device) -> bool:
+        """Whether a graph for one set of sizes is faster on ``device`` than a general one, enough to make it."""
+        return False
+
     def options(self) -> Mapping[str, str]:
         """Options that change the compiled code."""
         return {}

@@ -59,6 +59,9 @@ class InductorEngine(Engine):
         import torch._inductor.compile_fx
         import torch._inductor.standalone_compile  # noqa: F401
 
+    def specialises(self, device: torch.device) -> bool:
+        return device.type == "cuda"
+
     def options(self) -> Mapping[str, str]:
         return {"emulate_precision_casts": str(_ROUND_LIKE_EAGER), "general_layout": "channels_last"}
 

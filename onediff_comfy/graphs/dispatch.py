@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,38 +21,17 @@ import torch.utils._pytree as pytree
 
 from ..capture.call import Call, NotCovered, Signature, bind, split
 from ..capture.target import Target
-from ..capture.trace import Capture, capture
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
-from . import proof
-from .key import CallKey, Compiler, GraphKey, compiler
-from .library import GraphLibrary
-from .persist import Origin
+from ..settings import SPECIALISE_AFTER_RUNS
+from . import proof, skeleton
+from .background import Job, compiler_fields, signature_fields
+from .key import compiler
+from .library import GraphLibrary, NotYet
+from .making import HostServices, Maker
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class HostServices:
-    """What dispatch needs of the host, so that it need not import it.
-
-    Attributes:
-        identity: the host's code and the settings that steer a capture, for the call key.
-        options_name: the name of the forward's open-ended bag of options.
-        capture_options: entries put into that bag while capturing.
-        check_interrupted: raises when the person wants the run to end; cheap.
-        refuse: raises NotCovered when a layer would not simply use its weights as they are.
-        side_multiple: what a module likes the sides of its images to be multiples of (its patch, or what
-            its levels shrink them by). A hint: general graphs are better where it holds.
-    """
-
-    identity: str
-    options_name: str
-    capture_options: Mapping[str, Any]
-    check_interrupted: Callable[[], None]
-    refuse: Callable[[Iterable[torch.nn.Module]], None]
-    side_multiple: Callable[[torch.nn.Module], int] = lambda _module: 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +58,8 @@ class Dispatcher:
         show: shows a short status text to the person, on the node.
         specialise: whether calls of this signature are to have a graph of their own, for their sizes
             alone, where a general graph would serve them too.
+        in_background: nobody waits for a graph: it is made by another process, and until it is there
+            calls run as the host would run them.
     """
 
     def __init__(
@@ -88,16 +69,20 @@ class Dispatcher:
         host: HostServices,
         show: Callable[[str], None] = lambda _text: None,
         specialise: Callable[[Signature], bool] = lambda _signature: False,
+        in_background: bool = False,
     ) -> None:
         self._engine = engine
         self._library = library
         self._host = host
         self._show = show
         self._specialise = specialise
+        self._in_background = in_background
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
         self._routes: dict[tuple[str, Signature], _Served | _Refused] = {}
         self._not_general: set[tuple[str, Signature]] = set()
+        self._runs: Counter[tuple[str, Signature]] = Counter()
+        self._counted: set[tuple[str, Signature]] = set()  # in this run
         self._preparing = threading.RLock()
         self._warned: set[str] = set()
         self._run_served = 0
@@ -106,10 +91,12 @@ class Dispatcher:
     def begin_run(self) -> None:
         """A sampling run begins: modules are looked at again, for extensions may have changed them since."""
         self._unchecked = set(self._targets)
+        self._counted.clear()
         self._run_served = self._run_fallbacks = 0
 
     def end_run(self, module: torch.nn.Module) -> None:
         """A sampling run over ``module`` ended: one line on what served it."""
+        self._library.recordings.release_if_short()
         calls = self._run_served + self._run_fallbacks
         if not calls:
             self._fall_back(module, "this model family never hands its calls to diffusion-model wrappers")
@@ -137,7 +124,7 @@ class Dispatcher:
             found = self._find(module, forward, args, kwargs)
             output = self._run(found, forward, args, kwargs)
         except NotCovered as refusal:
-            self._fall_back(module, refusal.reason)
+            self._fall_back(module, refusal.reason, quiet=isinstance(refusal, NotYet))
             return forward(*args, **kwargs)
         self._run_served += 1
         self._library.metrics.count("served")
@@ -164,6 +151,7 @@ class Dispatcher:
         if isinstance(route, _Refused):
             raise NotCovered(route.reason)
         assert isinstance(route, _Served) and graph is not None
+        self._specialise_if_often(target, forward, call, graph)
         weights = target.weights(graph.binding.weight_names, _device_of(call))
         return _Found(target, call, route, graph, weights)
 
@@ -195,16 +183,18 @@ class Dispatcher:
         target.weights(tuple(target.specs), device)
         try:
             engine = choose(self._engine, device)
-            code = compiler(engine, device)
+            maker = Maker(engine, device, compiler(engine, device), self._host)
             exact = self._exact(engine, target, call)
-            found = self._kept(target, call, engine, code, device, exact)
-            if found is None and not exact:
-                call, found = self._made(target, forward, arguments, call, engine, code, device, general=True)
+            found = self._kept(maker, target, call, exact)
             if found is None:
-                call, found = self._made(target, forward, arguments, call, engine, code, device, general=False)
+                call, found = self._made(maker, target, forward, arguments, call, general=not exact)
+            if found is None and not exact:
+                call, found = self._made(maker, target, forward, arguments, call, general=False)
             if found is None:
                 raise NotCovered("a graph was compiled for these sizes that does not take them")
             self._show("compiled graph ready")
+        except NotYet:
+            raise
         except NotCovered as refusal:
             return call, self._refuse(target, call, refusal.reason), None
         except EngineError as error:
@@ -218,110 +208,130 @@ class Dispatcher:
         self._routes[target.fingerprint, call.signature] = route
         return call, route, graph
 
-    def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
-        """Whether this call is to have a graph for its sizes alone."""
-        family = (target.fingerprint, call.signature.any_sizes())
-        return not engine.general or family in self._not_general or self._specialise(call.signature)
-
-    def _kept(
-        self, target: Target, call: Call, engine: Engine, code: Compiler, device: torch.device, exact: bool
-    ) -> tuple[_Served, CompiledGraph] | None:
-        """The most specialised graph that exists for a call, in memory or on disk."""
-        signatures = (call.signature,) if exact else (call.signature, call.signature.any_sizes())
-        for signature in signatures:
-            for candidate in self._library.candidates(self._call_key(target, signature, code)):
-                sizes = candidate.shapes.values(call.signature.tensors)
-                if sizes is not None and self._library.retired(candidate.graph_key) is None:
-                    graph = self._library.loaded(candidate.graph_key, engine, device, self._while_loading)
-                    if graph is not None:
-                        return _Served(candidate.graph_key, tuple(sizes.values())), graph
-        return None
-
-    def _made(
-        self,
-        target: Target,
-        forward: Callable[..., Any],
-        arguments: Mapping[str, Any],
-        call: Call,
-        engine: Engine,
-        code: Compiler,
-        device: torch.device,
-        general: bool,
-    ) -> tuple[Call, tuple[_Served, CompiledGraph] | None]:
-        """A graph made for this call, or for calls like it of all sizes; None if it does not serve this one.
-
-        Raises:
-            NotCovered: it cannot be captured for these sizes, or its graph was found wrong before.
-        """
-        try:
-            call, captured = self._capture(target, forward, arguments, call, general)
-            key = GraphKey(captured.digest, code)
-            wrong = self._library.retired(key.digest)
-            if wrong is not None:
-                raise NotCovered(wrong)
-        except NotCovered as refusal:
-            if not general:
-                raise
-            log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
-            self._not_general.add((target.fingerprint, call.signature.any_sizes()))
-            return call, None
-        signature = call.signature.any_sizes() if general else call.signature
-        origin = self._origin(target, call, signature, code)
-        graph = self._library.compiled(key, captured, engine, device, origin, self._while_compiling)
-        self._library.serve_with(origin.call_key, key.digest, graph.shapes)
-        sizes = graph.shapes.values(call.signature.tensors)
-        return call, None if sizes is None else (_Served(key.digest, tuple(sizes.values())), graph)
-
     def _refuse(self, target: Target, call: Call, reason: str) -> _Refused:
         route = _Refused(reason)
         self._routes[target.fingerprint, call.signature] = route
         return route
 
-    def _call_key(self, target: Target, signature: Signature, code: Compiler) -> str:
-        return CallKey(target.fingerprint, signature, self._host.identity, code).digest
+    def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
+        """Whether this call is to have a graph for its sizes alone."""
+        family = (target.fingerprint, call.signature.any_sizes())
+        return not engine.general or family in self._not_general or self._specialise(call.signature)
 
-    def _origin(self, target: Target, call: Call, signature: Signature, code: Compiler) -> Origin:
-        return Origin(
-            target=f"{type(target.module).__name__} {describe(call) if signature == call.signature else 'all sizes'}",
-            fingerprint=target.fingerprint,
-            signature=signature.lines(),
-            call_key=self._call_key(target, signature, code),
-            options_read=sorted(self._library.options_read(target.fingerprint)),
-        )
+    def _kept(self, maker: Maker, target: Target, call: Call, exact: bool) -> tuple[_Served, CompiledGraph] | None:
+        """The most specialised graph that exists for a call, in memory or on disk."""
+        for general in (False,) if exact else (False, True):
+            for candidate in self._library.candidates(maker.call_key(target, call, general)):
+                sizes = candidate.shapes.values(call.signature.tensors)
+                if sizes is not None and self._library.retired(candidate.graph_key) is None:
+                    graph = self._loaded(candidate.graph_key, maker)
+                    if graph is not None:
+                        return _Served(candidate.graph_key, tuple(sizes.values())), graph
+        return None
 
-    def _capture(
-        self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call, general: bool
-    ) -> tuple[Call, Capture]:
-        """Capture ``forward``, revealing one option after another until it reads no withheld one."""
+    def _loaded(self, graph_key: str, maker: Maker) -> CompiledGraph | None:
+        if not self._in_background:
+            return self._library.loaded(graph_key, maker.engine, maker.device, self._while_loading)
+        return self._library.loaded_soon(graph_key, maker.engine, maker.device)
+
+    def _made(
+        self,
+        maker: Maker,
+        target: Target,
+        forward: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        call: Call,
+        general: bool,
+    ) -> tuple[Call, tuple[_Served, CompiledGraph] | None]:
+        """A graph made for this call, or for calls like it of all sizes; None if it does not serve this one.
+
+        Raises:
+            NotYet: it is being made in the background.
+            NotCovered, EngineError: it cannot be made.
+        """
         options = arguments.get(self._host.options_name) or {}
-        multiple = self._host.side_multiple(target.module)
-        with self._library.while_no_graph_is_made(self._while_compiling):
-            self._show("capturing")
-            start = time.monotonic()
-            while True:
-                try:
-                    captured = capture(
-                        target,
-                        forward,
-                        call,
-                        options_name=self._host.options_name,
-                        options=options,
-                        overrides=self._host.capture_options,
-                        check=self._host.check_interrupted,
-                        general=general,
-                        multiple=multiple,
-                    )
-                except OptionRead as read:
-                    self._library.learn_option(target.fingerprint, read.name)
-                    call = self._split(target, forward, arguments)
-                    continue
-                self._library.metrics.count("captured")
-                log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
-                return call, captured
+        while True:
+            try:
+                if self._in_background:
+                    self._make_in_background(maker, target, forward, call, general)
+                key, graph = maker.make(self._library, target, forward, call, options, general, self._show)
+            except OptionRead as read:
+                self._library.learn_option(target.fingerprint, read.name)
+                call = self._split(target, forward, arguments)
+            except NotCovered as refusal:
+                if not general or isinstance(refusal, NotYet):
+                    raise
+                log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
+                self._not_general.add((target.fingerprint, call.signature.any_sizes()))
+                return call, None
+            else:
+                sizes = graph.shapes.values(call.signature.tensors)
+                return call, None if sizes is None else (_Served(key, tuple(sizes.values())), graph)
 
-    def _while_compiling(self, seconds: float) -> None:
-        self._host.check_interrupted()
-        self._show(f"compiling, {seconds:.0f} s")
+    def _make_in_background(
+        self, maker: Maker, target: Target, forward: Callable[..., Any], call: Call, general: bool
+    ) -> None:
+        """See to it that another process makes a graph; returns if that cannot be, so that it is made here.
+
+        Raises:
+            NotYet: the other process is at work, or what it made is being loaded.
+            OptionRead: it found that the target reads an option that is not part of the call.
+        """
+        background = self._library.background
+        if background is None:
+            return
+        key = maker.call_key(target, call, general)
+        outcome = background.outcome(key)
+        if outcome is None:
+            if background.seconds(key) is None:
+                try:
+                    background.start(key, _job(maker, target, forward, call, general))
+                except (skeleton.Unpicklable, AttributeError) as error:
+                    log.info("OneDiff: no other process can compile this model (%s); it is compiled now", error)
+                    return
+            self._show(f"compiling in the background, {background.seconds(key) or 0:.0f} s")
+            raise NotYet("a graph is being compiled in the background")
+        if outcome.option is not None:
+            raise OptionRead(outcome.option)
+        self._library.forget_candidates(key)
+        if outcome.failure is not None:
+            log.info("OneDiff: compiling in the background failed (%s); it is compiled now", outcome.failure)
+        elif self._kept(maker, target, call, exact=not general) is not None:
+            raise NotYet("a graph was compiled in the background")
+
+    def _specialise_if_often(
+        self, target: Target, forward: Callable[..., Any], call: Call, graph: CompiledGraph
+    ) -> None:
+        """Have a graph made for sizes that come again and again, where that is faster than the general one.
+
+        Nobody waits: another process makes it, and once it is loaded it takes the general graph's place.
+        """
+        background, device = self._library.background, _device_of(call)
+        often = (target.fingerprint, call.signature)
+        if background is None or not graph.shapes.general or often in self._counted:
+            return
+        self._counted.add(often)
+        self._runs[often] += 1
+        if self._runs[often] < SPECIALISE_AFTER_RUNS:
+            return
+        engine = choose(self._engine, device)
+        if not engine.specialises(device):
+            return
+        maker = Maker(engine, device, compiler(engine, device), self._host)
+        key = maker.call_key(target, call, general=False)
+        outcome = background.outcome(key)
+        if outcome is not None and outcome.failure is None:
+            self._library.forget_candidates(key)
+        try:
+            for candidate in self._library.candidates(key):
+                if self._library.loaded_soon(candidate.graph_key, engine, device) is not None:
+                    self._library.metrics.count("specialised")
+                    del self._routes[often]
+                    return
+            if outcome is None and background.seconds(key) is None and not background.busy():
+                background.start(key, _job(maker, target, forward, call, general=False))
+        except (NotYet, skeleton.Unpicklable, AttributeError) as error:
+            log.debug("not specialised: %s", error)
 
     def _while_loading(self, seconds: float) -> None:
         self._host.check_interrupted()
@@ -382,9 +392,11 @@ class Dispatcher:
         self._library.proved(found.route.graph_key, found.route.sizes)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
 
-    def _fall_back(self, module: torch.nn.Module, reason: str) -> None:
+    def _fall_back(self, module: torch.nn.Module, reason: str, quiet: bool = False) -> None:
         self._run_fallbacks += 1
         self._library.metrics.fell_back(reason)
+        if quiet:
+            return
         if reason not in self._warned:
             self._warned.add(reason)
             self._show(f"not accelerated: {reason}")
@@ -419,6 +431,20 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0]
 
 
-def describe(call: Call) -> str:
-    """The call's largest tensor for people: ``float16[2x4x128x128]@cuda:0``."""
-    return str(max(call.signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
+def _job(maker: Maker, target: Target, forward: Callable[..., Any], call: Call, general: bool) -> Job:
+    name = forward.__name__
+    if getattr(target.module, name) != forward:
+        raise AttributeError(f"{name} is not a method of the model")
+    return Job(
+        module=skeleton.to_bytes(target.module),
+        forward=name,
+        fingerprint=target.fingerprint,
+        signature=signature_fields(call.signature),
+        option_names=call.signature.option_names,
+        compiler=compiler_fields(maker.compiler),
+        engine=maker.engine.name,
+        device=str(maker.device),
+        general=general,
+        call_key=maker.call_key(target, call, general),
+        settings=maker.host.settings(),
+    )

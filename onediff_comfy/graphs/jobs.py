@@ -35,7 +35,7 @@ class Jobs(Generic[T]):
             while_waiting: called about ten times a second with the seconds waited so far. What it
                 raises comes out of this call; the job goes on.
         """
-        future = self._submit(key, function)
+        future = self.begin(key, function)
         start = time.monotonic()
         while not wait([future], timeout=_POLL_S).done:
             while_waiting(time.monotonic() - start)
@@ -56,7 +56,8 @@ class Jobs(Generic[T]):
         finally:
             self._turn.release()
 
-    def _submit(self, key: str, function: Callable[[], T]) -> Future[T]:
+    def begin(self, key: str, function: Callable[[], T]) -> Future[T]:
+        """Start ``function`` if no job runs under ``key``; what its result will be, without waiting."""
         with self._lock:
             if key in self._running:
                 return self._running[key]

@@ -6,16 +6,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
+from ..capture.call import NotCovered
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Capture
 from ..engines.base import CompiledGraph, Engine
 from ..metrics import Metrics
 from ..store.artifact import Artifact
 from ..store.store import GraphStore
+from .background import Background
 from .cache import GraphCache
 from .jobs import Jobs
 from .key import GraphKey
@@ -28,6 +31,10 @@ _OPTIONS = "options"
 _PROVED = "proved"
 _MOST_PROVED = 1000
 """Of one graph, how many sets of sizes are remembered as proved; one more costs an eager step."""
+
+
+class NotYet(NotCovered):
+    """No graph serves this call now; one is on its way."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +52,26 @@ class GraphLibrary:
         cache: owns the compiled graphs.
         metrics: told of everything that happens.
         store: keeps graphs beyond this process; without one, nothing outlives it.
+        background: compiles in another process that shares the store.
     """
 
-    def __init__(self, cache: GraphCache, metrics: Metrics, store: GraphStore | None = None) -> None:
+    def __init__(
+        self,
+        cache: GraphCache,
+        metrics: Metrics,
+        store: GraphStore | None = None,
+        background: Background | None = None,
+    ) -> None:
         self.cache = cache
         self.metrics = metrics
+        self.background = background
         self._store = store
         self._jobs: Jobs[CompiledGraph | None] = Jobs()
         self.recordings = RecordingPool(lambda: max(0, cache.budget - cache.nbytes))
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
         self._options_read: dict[str, frozenset[str]] = {}
         self._proved: dict[str, list[list[int]]] = {}
+        self._loading: dict[str, Future[CompiledGraph | None]] = {}
         self._retired: dict[str, str] = {}
 
     # -- what is known of calls ----------------------------------------------------------------
@@ -166,6 +182,25 @@ class GraphLibrary:
         if graph is None and self._store is not None and graph_key not in self._retired:
             return self._jobs.run(graph_key, lambda: self._load(graph_key, engine, device), while_waiting)
         return graph
+
+    def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | None:
+        """As ``loaded``, without waiting.
+
+        Raises:
+            NotYet: it is being loaded.
+        """
+        graph = self.cache.get(graph_key)
+        if graph is not None or self._store is None or graph_key in self._retired:
+            return graph
+        loading = self._loading.get(graph_key)
+        if loading is None:
+            loading = self._loading[graph_key] = self._jobs.begin(
+                graph_key, lambda: self._load(graph_key, engine, device)
+            )
+        if not loading.done():
+            raise NotYet("a compiled graph is being loaded")
+        del self._loading[graph_key]
+        return loading.result()
 
     def compiled(
         self,

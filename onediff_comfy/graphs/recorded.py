@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _CALLS_BEFORE_RECORDING = 1
 # Of one compiled graph. Each holds some megabytes of launch parameters outside the pool.
 _MOST_RECORDINGS = 32
+# Less free memory than this share of a device's, after an image, and recordings go: decoding comes next.
+_SPARE_SHARE = 0.15
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -65,11 +67,24 @@ class RecordingPool:
     def grown(self, device: torch.device, nbytes: int) -> bool:
         """Count what a new recording took. False if that was too much, and everything was thrown away."""
         self._nbytes[device] = self._nbytes.get(device, 0) + nbytes
+        return self.keep_to_budget()
+
+    def keep_to_budget(self) -> bool:
+        """Throw everything away if it is more than may be held. Whether all could stay."""
         if self.nbytes <= self._budget():
             return True
         log.info("OneDiff: CUDA graph recordings held %d MB, more than their budget; recording anew", self.nbytes >> 20)
         self.release()
         return False
+
+    def release_if_short(self) -> None:
+        """Throw all recordings away where the device has little memory left for whatever comes next."""
+        for device, held in list(self._nbytes.items()):
+            free, total = torch.cuda.mem_get_info(device)
+            # What PyTorch has reserved and not given out is free for the next tensor, the pool is not.
+            spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - held
+            if free + max(0, spare) < total * _SPARE_SHARE:
+                log.info("OneDiff: released %d MB of CUDA graph recordings, memory is short", self.release() >> 20)
 
     def release(self) -> int:
         """Throw all recordings away: the bytes that came back. PyTorch frees a pool with its last recording."""

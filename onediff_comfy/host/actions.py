@@ -18,12 +18,15 @@ from .versions import torch_too_old
 log = logging.getLogger(__name__)
 
 
-def speed_up(model: Any, engine: str, node_id: str | None) -> Any:
+def speed_up(model: Any, engine: str, in_background: bool, budget_mb: int, buckets: Any, node_id: str | None) -> Any:
     """``model`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
 
     Args:
         model: a ComfyUI MODEL.
         engine: one of ``settings.ENGINE_NAMES``.
+        in_background: let another process compile, and make images without acceleration meanwhile.
+        budget_mb: megabytes that all graphs together may hold; 0 for a share of the memory.
+        buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
         node_id: the node that shows what is going on.
     """
     reason = torch_too_old()
@@ -32,8 +35,10 @@ def speed_up(model: Any, engine: str, node_id: str | None) -> Any:
         log.warning("OneDiff: %s; the model passes through unchanged", reason)
         return model
     from .model import accelerate
+    from .process import set_budget
 
-    return accelerate(model, engine, node_id)
+    set_budget(budget_mb)
+    return accelerate(model, engine, node_id, in_background, buckets)
 
 
 def save_compiled(

@@ -10,13 +10,19 @@ import torch
 from ..graphs.buckets import Bucket, BucketError
 
 
+def latent_ratio(model: Any) -> int:
+    """How many pixels of an image's side one latent pixel stands for; 8 where a host does not say."""
+    ratio: int = getattr(model.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
+    return ratio
+
+
 def size_factor(model: Any) -> int:
     """Width and height that ``model`` takes without padding are multiples of this many pixels.
 
-    It is what the latent format says one latent pixel stands for (8 where a host does not say),
-    times the side of the patches that the diffusion model cuts latents into, if it does.
+    It is what one latent pixel stands for, times the side of the patches that the diffusion model cuts
+    latents into, if it does.
     """
-    ratio = getattr(model.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
+    ratio = latent_ratio(model)
     patch = getattr(model.get_model_object("diffusion_model"), "patch_size", 1)
     if isinstance(patch, (tuple, list)):  # (frames, height, width)
         patch = patch[-1]
@@ -34,7 +40,7 @@ def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:
         BucketError: the model does not make images, or not videos.
     """
     latent_format = model.get_model_object("latent_format")
-    ratio = getattr(latent_format, "spacial_downscale_ratio", 8)
+    ratio = latent_ratio(model)
     shape = [bucket.least_batch, latent_format.latent_channels, bucket.height // ratio, bucket.width // ratio]
     if latent_format.latent_dimensions == 3:
         # The first frame is a latent frame by itself, in every video format of the host.

@@ -8,13 +8,18 @@ and without the node nothing of ours is left on it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
+from comfy.patcher_extension import CallbacksMP, WrapperExecutor, WrappersMP
 
+from ..capture.call import Signature
+from ..capture.shapes import batch_tensor
 from ..engines import prepare
+from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher
+from .latents import latent_ratio
 from .process import library, metrics
 from .services import host_services
 from .status import status_of
@@ -24,13 +29,21 @@ log = logging.getLogger(__name__)
 KEY = "onediff"
 
 
-def accelerate(model: Any, engine: str, node_id: str | None = None) -> Any:
+def accelerate(
+    model: Any,
+    engine: str,
+    node_id: str | None = None,
+    in_background: bool = False,
+    buckets: BucketSet | None = None,
+) -> Any:
     """A clone of ``model`` whose diffusion model is served by compiled graphs.
 
     Args:
         model: a ComfyUI MODEL (a ModelPatcher).
         engine: one of ``settings.ENGINE_NAMES``.
         node_id: the node that shows what is going on.
+        in_background: let another process compile, and make images without acceleration meanwhile.
+        buckets: sizes that get graphs of their own.
 
     Returns:
         The accelerated clone; or, where nothing can be captured, ``model`` itself, after a warning
@@ -42,11 +55,16 @@ def accelerate(model: Any, engine: str, node_id: str | None = None) -> Any:
         return _unaccelerated(model, f"a {type(model).__qualname__} without a diffusion model", show)
     prepare(engine)
     clone = _resident_clone(model)
-    dispatcher = Dispatcher(engine, library(), host_services(), show)
+    specialise = _no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
+    dispatcher = Dispatcher(engine, library(), host_services(), show, specialise, in_background)
     clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
     clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
     clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, ForwardWrapper(dispatcher))
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _RunWrapper(dispatcher))
+    # The host calls this when it takes the model off the device, to make room: our recordings hold
+    # addresses of weights that are about to go, and memory that it wants.
+    clone.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
+    clone.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, lambda *_: library().recordings.release())
     return clone
 
 
@@ -56,6 +74,29 @@ def _unaccelerated(model: Any, what: str, show: Any) -> Any:
     show(f"not accelerated: {reason}")
     log.warning("OneDiff: %s; the model passes through unchanged", reason)
     return model
+
+
+def _no_sizes(_signature: Signature) -> bool:
+    return False
+
+
+def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
+    """Whether a call is of a size that is in ``buckets``.
+
+    The host runs the positive and the negative prompt together where memory allows, so a batch of n
+    images comes as n or 2n.
+    """
+
+    def wanted(signature: Signature) -> bool:
+        index = batch_tensor(signature.tensors)
+        shape = signature.tensors[index].shape if index is not None else ()
+        if len(shape) < 4:
+            return False
+        height, width = (size * ratio for size in shape[-2:])
+        batches = {shape[0]} | ({shape[0] // 2} if shape[0] % 2 == 0 else set())
+        return any(buckets.holds(width, height, batch) for batch in batches)
+
+    return wanted
 
 
 def _resident_clone(model: Any) -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 
+import comfy.model_management
+
+from ..graphs.background import Background
 from ..graphs.cache import GraphCache
 from ..graphs.library import GraphLibrary
 from ..metrics import Metrics
-from ..settings import GRAPH_BUDGET_BYTES
+from ..settings import GRAPH_BUDGET_SHARE
 from ..store.store import GraphStore, default_store
 
 
@@ -21,8 +26,28 @@ def metrics() -> Metrics:
 def library() -> GraphLibrary:
     """The compiled graphs of this process, shared by all nodes."""
     counters = metrics()
-    cache = GraphCache(GRAPH_BUDGET_BYTES, on_evict=lambda _key: counters.count("evicted"))
-    return GraphLibrary(cache, counters, store())
+    cache = GraphCache(_default_budget(), on_evict=lambda _key: counters.count("evicted"))
+    return GraphLibrary(cache, counters, store(), Background(_WORKER, _path_of_worker))
+
+
+# By the name that the package has in a process of its own; here it is part of a custom-node package.
+_WORKER = "onediff_comfy.host.compile_worker"
+
+
+def _path_of_worker() -> list[str]:
+    return [str(Path(__file__).resolve().parents[2]), *(entry for entry in sys.path if entry)]
+
+
+def set_budget(megabytes: int) -> None:
+    """What all graphs together may hold from now on; 0 for a share of the device's memory."""
+    cache = library().cache
+    cache.budget = megabytes << 20 if megabytes else _default_budget()
+    cache.trim()
+    library().recordings.keep_to_budget()
+
+
+def _default_budget() -> int:
+    return int(comfy.model_management.get_total_memory(comfy.model_management.get_torch_device()) * GRAPH_BUDGET_SHARE)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ the log. Both make right images; the second costs a compilation.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from onediff_comfy.store.trust import Trust, Untrusted
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "5" * 64
+SHAPES = {"axes": [[[1, "s0"], 4]], "limits": {"s0": [1, None]}, "conditions": ["s0 < 100"]}
 
 
 def make_artifact(key: str = KEY, size: int = 3000, format: int = FORMAT) -> Artifact:
@@ -40,7 +42,8 @@ def make_artifact(key: str = KEY, size: int = 3000, format: int = FORMAT) -> Art
         options={},
         environment={"torch": "2.13.0", "gpu": "größer ✓"},
         signature=["tensor 0 float32[2x4]@cpu"],
-        binding={"inputs": [["weight", "linear.weight", -1]], "output": "*"},
+        shapes=SHAPES,
+        binding={"inputs": [["weight", "linear.weight", -1]], "output": "*", "folds": []},
         calls=["a" * 64],
         options_read={"f" * 64: ["sigmas"]},
         parts={name: Part.of(content) for name, content in data.items()},
@@ -148,6 +151,15 @@ def test_a_manifest_of_a_future_format_is_explained(store: GraphStore, caplog: p
     assert path.exists()  # it is somebody's good graph
 
 
+def test_a_manifest_of_an_earlier_format_is_explained(store: GraphStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Its graph was for one set of sizes and says so nowhere that we read."""
+    path = store.folder / "graphs" / f"{KEY}.graph"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(pack([make_artifact(format=FORMAT - 1)]))
+    assert store.find(KEY) is None
+    assert f"format {FORMAT - 1}" in caplog.text and "compile it again" in caplog.text
+
+
 def test_a_file_under_another_graphs_name_is_not_served(store: GraphStore) -> None:
     path = store.save(make_artifact("6" * 64))
     path.rename(path.with_name(f"{KEY}.graph"))
@@ -176,7 +188,7 @@ def test_a_foreign_graph_is_refused_until_it_is_trusted(
     assert_whole(store.find(KEY), artifact)
     assert store.recall("calls", "a" * 64) is None
     store.adopt(foreign)
-    assert store.recall("calls", "a" * 64) == KEY
+    assert store.calls("a" * 64) == [(KEY, SHAPES)]
     assert store.recall("options", "f" * 64) == ["sigmas"]
 
 
@@ -202,60 +214,78 @@ def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
 
 
 def test_a_note_that_somebody_changed_is_ignored(store: GraphStore) -> None:
-    store.note("calls", "a" * 64, KEY)
-    assert store.recall("calls", "a" * 64) == KEY
+    store.note_call("a" * 64, KEY, SHAPES)
+    assert store.calls("a" * 64) == [(KEY, SHAPES)]
     path = store.folder / "calls" / f"{'a' * 64}.json"
-    path.write_text(path.read_text().replace(KEY, "6" * 64))
-    assert store.recall("calls", "a" * 64) is None
+    for old, new in [(KEY, "6" * 64), ("s0 < 100", "s0 < 999")]:
+        store.note_call("a" * 64, KEY, SHAPES)
+        text = path.read_text()
+        path.write_text(text.replace(old, new))
+        assert path.read_text() != text
+        assert store.calls("a" * 64) == []
     other = path.with_name(f"{'b' * 64}.json")
-    store.note("calls", "a" * 64, KEY)
+    store.note_call("a" * 64, KEY, SHAPES)
     path.rename(other)  # a valid seal, over another name
-    assert store.recall("calls", "b" * 64) is None
+    assert store.calls("b" * 64) == []
+
+
+def test_one_call_may_have_several_graphs_and_each_its_latest_range(store: GraphStore, tmp_path: Path) -> None:
+    exact = {"axes": [[2, 4]], "limits": {}, "conditions": []}
+    store.note_call("a" * 64, KEY, exact)
+    store.note_call("a" * 64, "6" * 64, exact)
+    store.note_call("a" * 64, KEY, SHAPES)
+    assert dict(store.calls("a" * 64)) == {KEY: SHAPES, "6" * 64: exact}
+    assert dict(GraphStore(store.folder, Trust(tmp_path / "config")).calls("a" * 64)) == dict(store.calls("a" * 64))
 
 
 # -- pulling the plug --------------------------------------------------------------------------
 
-_WRITER = """
-import sys
+# Forks one writer for each line it reads: importing PyTorch for each would take seconds.
+_WRITERS = """
+import os, signal, sys
 sys.path[:0] = [{root!r}, {tests!r}]
 from pathlib import Path
 from test_store import KEY, GraphStore, Trust, make_artifact
 store = GraphStore(Path(sys.argv[1]), Trust(Path(sys.argv[2])))
-print("ready", flush=True)
-size = 200_000
-while True:
-    size += 1
-    store.save(make_artifact(size=size))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are not waited for
+for _ in sys.stdin:
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        size = 200_000
+        while True:
+            size += 1
+            store.save(make_artifact(size=size))
 """
 
 
 def test_kill_9_during_writing_50_times_leaves_a_whole_graph(
     store: GraphStore, tmp_path: Path, tally: Callable[[str], None]
 ) -> None:
-    script = tmp_path / "writer.py"
-    script.write_text(textwrap.dedent(_WRITER.format(root=str(ROOT), tests=str(Path(__file__).parent))))
+    script = tmp_path / "writers.py"
+    script.write_text(textwrap.dedent(_WRITERS.format(root=str(ROOT), tests=str(Path(__file__).parent))))
     store.save(make_artifact())
-    chance = random.Random(3)
-    writers = [_start(script, store, tmp_path) for _ in range(4)]
-    killed = 0
-    while killed < 50:
-        writer = writers[killed % 4]
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        time.sleep(chance.random() * 0.02)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        killed += 1
-        found = store.find(KEY)
-        assert found is not None, f"no whole graph after kill number {killed}"
-        assert found.checked_parts()
-        if killed <= 46:
-            writers[(killed - 1) % 4] = _start(script, store, tmp_path)
-
-
-def _start(script: Path, store: GraphStore, tmp_path: Path) -> subprocess.Popen[str]:
     command = [sys.executable, str(script), str(store.folder), str(tmp_path / "config")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    chance = random.Random(3)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        parent.stdin.write("\n" * 4)
+        for killed in range(1, 54):
+            time.sleep(chance.random() * 0.02)
+            _kill(int(parent.stdout.readline()))  # the one that has written for longest
+            found = store.find(KEY)
+            assert found is not None, f"no whole graph after kill number {killed}"
+            assert found.checked_parts()
+            if killed < 50:
+                parent.stdin.write("\n")
+    assert list((store.folder / "graphs").glob("*.part")) == []
+    assert list((store.folder / "graphs").glob(".*")), "nobody was killed in the middle of writing"
+
+
+def _kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(process, 0)
 
 
 def test_a_full_disk_keeps_what_was_there(store: GraphStore, tmp_path: Path) -> None:
@@ -296,11 +326,12 @@ def test_a_folder_that_cannot_be_written_to_costs_only_the_keeping(unwritable: P
     artifact = make_artifact()
     fleet = GraphStore(tmp_path / "fleet", Trust(tmp_path / "config"))
     fleet.save(artifact)
-    fleet.note("calls", "a" * 64, KEY)
+    fleet.note_call("a" * 64, KEY, SHAPES)
     overlaid = GraphStore(unwritable, Trust(tmp_path / "config"), [fleet.folder])
     assert_whole(overlaid.find(KEY), artifact)
-    assert overlaid.recall("calls", "a" * 64) == KEY
-    overlaid.note("calls", "b" * 64, KEY)  # says nothing, changes nothing
+    assert overlaid.calls("a" * 64) == [(KEY, SHAPES)]
+    overlaid.note_call("b" * 64, KEY, SHAPES)  # says nothing, changes nothing
+    assert overlaid.calls("b" * 64) == []
     with pytest.raises(OSError, match="graphs"):
         overlaid.save(make_artifact("6" * 64))
     with overlaid.compiling(KEY):

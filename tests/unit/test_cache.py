@@ -5,24 +5,29 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.utils._pytree as pytree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from onediff_comfy.capture.shapes import ShapeRange
 from onediff_comfy.capture.trace import Binding
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.graphs.cache import GraphCache
 
+EXACT = ShapeRange(((2, 4),), {})
+GENERAL = ShapeRange((((1, "s0"), 4),), {"s0": (1, None)})
+
 
 class Sized(CompiledGraph):
-    """A graph of so many bytes."""
+    """A graph of so many bytes, for one set of sizes or for many."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(Binding((), {}, pytree.tree_structure(())))
+    def __init__(self, size: int, general: bool = False) -> None:
+        super().__init__(Binding((), {}, pytree.tree_structure(())), GENERAL if general else EXACT)
         self.size = size
 
     @property
@@ -141,10 +146,47 @@ def test_evictions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "evicted compiled graph first" in caplog.text
 
 
+def test_graphs_for_one_set_of_sizes_go_before_those_for_many() -> None:
+    """What serves every size is missed by all of them; least recently used is told among equals only."""
+    cache, evicted = filled(4)
+    for key, general in [("g1", True), ("g2", True), ("e1", False), ("e2", False)]:
+        cache.put(key, Sized(1, general))
+    cache.get("e1")
+    for key in "wxyz":
+        cache.put(key, Sized(1))
+    assert evicted == ["e2", "e1", "w", "x"]
+    cache.put("large", Sized(3))
+    assert evicted[4:] == ["y", "z", "g1"]
+    assert "g2" in cache
+
+
+def test_the_newest_stays_though_it_is_for_one_set_of_sizes() -> None:
+    cache, evicted = filled(1)
+    cache.put("general", Sized(1, general=True))
+    cache.put("exact", Sized(1))
+    assert evicted == ["general"]
+    assert "exact" in cache
+
+
+def test_trimming_makes_room_for_what_grew_or_a_smaller_budget() -> None:
+    cache, evicted = filled(4, a=1, b=1, c=1)
+    cache.trim()
+    assert evicted == []
+    cache.budget = 2
+    cache.trim()
+    assert evicted == ["a"]
+    cache.budget = 0
+    cache.trim()
+    assert (evicted, len(cache)) == (["a", "b"], 1)
+    cache.discard("c")
+    cache.trim()
+    assert len(cache) == 0
+
+
 KEYS = st.sampled_from("abcdef")
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("put"), KEYS, st.integers(0, 6)),
+        st.tuples(st.sampled_from(["put exact", "put general"]), KEYS, st.integers(0, 6)),
         st.tuples(st.just("grow"), KEYS, st.integers(0, 6)),
         st.tuples(st.just("get"), KEYS, st.just(0)),
         st.tuples(st.just("discard"), KEYS, st.just(0)),
@@ -161,13 +203,15 @@ def test_behaves_like_the_simplest_model(budget: int, operations: list[tuple[str
     evicted: list[str] = []
     cache = GraphCache(budget, evicted.append)
     for operation, key, size in operations:
-        if operation == "put":
-            graph = Sized(size)
+        if operation.startswith("put"):
+            graph = Sized(size, operation == "put general")
             cache.put(key, graph)
             model.pop(key, None)
             model[key] = graph
             while len(model) > 1 and sum(kept.size for kept in model.values()) > budget:
-                model_evicted.append(model.popitem(last=False)[0])
+                others = [old for old in model if old != key]
+                model_evicted.append(next((old for old in others if model[old].shapes is EXACT), others[0]))
+                del model[model_evicted[-1]]
             assert cache.get(key) is graph, "the newest is always kept"
             assert cache.nbytes <= budget or len(cache) == 1
         elif operation == "grow":
@@ -183,6 +227,67 @@ def test_behaves_like_the_simplest_model(budget: int, operations: list[tuple[str
         assert len(cache) == len(model)
         assert cache.nbytes == sum(kept.size for kept in model.values())
         assert evicted == model_evicted
+
+
+class Budgeted(RuleBasedStateMachine):
+    """What must hold after any history, whatever the order in which graphs leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[str] = []
+        self.cache = GraphCache(10, self.left.append)
+        self.graphs: dict[str, Sized] = {}  # least recently used first
+
+    @rule(key=KEYS, size=st.integers(0, 14), general=st.booleans())
+    def put(self, key: str, size: int, general: bool) -> None:
+        self.graphs.pop(key, None)
+        graph = self.graphs[key] = Sized(size, general)
+        self.after(lambda: self.cache.put(key, graph))
+        assert self.cache.get(key) is graph
+
+    @rule(budget=st.integers(0, 20))
+    def another_budget(self, budget: int) -> None:
+        self.cache.budget = budget
+        self.after(self.cache.trim)
+
+    @rule(key=KEYS)
+    def use(self, key: str) -> None:
+        assert self.cache.get(key) is self.graphs.get(key)
+        if key in self.graphs:
+            self.graphs[key] = self.graphs.pop(key)
+
+    @rule(key=KEYS, size=st.integers(0, 6))
+    def grow(self, key: str, size: int) -> None:
+        if key in self.graphs:
+            self.graphs[key].size += size
+        self.after(self.cache.trim)
+
+    @rule(key=KEYS)
+    def discard(self, key: str) -> None:
+        self.cache.discard(key)
+        self.graphs.pop(key, None)
+
+    def after(self, action: Callable[[], None]) -> None:
+        self.left.clear()
+        newest = list(self.graphs)[-1:]
+        action()
+        left = [self.graphs.pop(key) for key in self.left]
+        assert self.cache.nbytes <= self.cache.budget or list(self.graphs) == newest
+        if left:
+            assert self.cache.nbytes + left[-1].size > self.cache.budget, "the last one left in vain"
+        if any(graph.shapes.general for graph in left):
+            exact = [key for key in self.graphs if not self.graphs[key].shapes.general]
+            assert exact in ([], newest), "a general graph left before an exact one"
+
+    @invariant()
+    def holds_what_was_put_and_has_not_left(self) -> None:
+        assert len(self.cache) == len(self.graphs)
+        assert all(key in self.cache for key in self.graphs)
+        assert self.cache.nbytes == sum(graph.size for graph in self.graphs.values())
+
+
+TestBudget = Budgeted.TestCase
+TestBudget.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 def test_many_threads_leave_it_whole() -> None:

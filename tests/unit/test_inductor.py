@@ -63,7 +63,7 @@ def test_other_weights_and_inputs_need_no_other_graph(compiled: tuple[Dispatcher
 
 
 def test_torchs_settings_are_as_they_were(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
-    """Compiles once more, another shape, and compares the whole configuration before and after."""
+    """Compiles twice more, for all sizes and for these alone, and compares the configuration before and after."""
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
@@ -72,12 +72,30 @@ def test_torchs_settings_are_as_they_were(compiled: tuple[Dispatcher, Net, Graph
         configs = (dynamo_config, functorch_config, inductor_config, torch.compiler.config)
         return [config.get_config_copy() for config in configs]
 
-    dispatcher, module, library = compiled
+    _, module, library = compiled
     before, made = configuration(), library.metrics.snapshot()["compiled"]
+    exact = Dispatcher("inductor", library, HOST, specialise=lambda _signature: True)
+    general = Dispatcher("inductor", library, HOST)
+    for compilations, dispatcher, dtype in [(1, exact, torch.float32), (2, general, torch.float64)]:
+        with torch.no_grad():
+            dispatcher(module, module.to(dtype).forward, (torch.randn(5, 4).to(dtype), torch.rand(5, 1).to(dtype)), {})
+        assert library.metrics.snapshot()["compiled"] == made + compilations
+        assert configuration() == before
+    module.float()
+
+
+def test_one_compilation_serves_all_sizes(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
+    """A batch of one too, which tracing would take for broadcasting."""
+    dispatcher, module, library = compiled
+    before = library.metrics.snapshot()
     with torch.no_grad():
-        dispatcher(module, module.forward, (torch.randn(5, 4), torch.rand(5, 1)), {})
-    assert library.metrics.snapshot()["compiled"] == made + 1
-    assert configuration() == before
+        for batch in (1, 3, 64, 1):
+            x, scale = torch.randn(batch, 4), torch.rand(batch, 1)
+            torch.testing.assert_close(dispatcher(module, module.forward, (x, scale), {}), module(x, scale))
+    after = library.metrics.snapshot()
+    assert (after["compiled"], after["captured"]) == (before["compiled"], before["captured"])
+    assert (after["proved"] - before["proved"], after["served"] - before["served"]) == (3, 4)
+    assert after["fallbacks"] == {}
 
 
 @pytest.mark.parametrize("device", ["meta", "mps"])

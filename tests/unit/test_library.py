@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from onediff_comfy.capture.shapes import ShapeRange
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.library import Candidate, GraphLibrary
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
 KEY = "a" * 64
+EXACT = ShapeRange(((2, 4),), {})
+GENERAL = ShapeRange((((1, "s0"), (2, "s1")),), {"s0": (1, None), "s1": (2, 64)}, ("s0 * s1 < 1000",))
 
 
 @pytest.fixture
@@ -27,13 +30,18 @@ def process(folders: Path) -> GraphLibrary:
 
 def test_what_was_learnt_of_calls_and_options_is_known_to_the_next_process(folders: Path) -> None:
     first = process(folders)
-    first.serve_with("call", KEY)
+    first.serve_with("call", KEY, EXACT)
+    first.serve_with("call", "b" * 64, GENERAL)
+    first.serve_with("call", KEY, EXACT)
     first.learn_option("target", "sigmas")
     first.learn_option("target", "patches")
     second = process(folders)
-    assert second.graph_key_of("call") == KEY
+    expected = {KEY: EXACT, "b" * 64: GENERAL}
+    for library in (first, second):
+        assert {candidate.graph_key: candidate.shapes for candidate in library.candidates("call")} == expected
+        assert len(library.candidates("call")) == 2
     assert second.options_read("target") == {"sigmas", "patches"}
-    assert second.graph_key_of("another call") is None
+    assert second.candidates("another call") == ()
     assert second.options_read("another target") == frozenset()
 
 
@@ -44,10 +52,49 @@ def test_a_graph_that_was_found_wrong_is_not_compiled_again_after_a_restart(fold
     assert later.retired("b" * 64) is None
 
 
+def test_sizes_that_were_proved_are_known_to_the_next_process_each_for_itself(folders: Path) -> None:
+    first = process(folders)
+    for sizes in [(1, 8), (), (2, 8)]:
+        assert not first.is_proved(KEY, sizes)
+        first.proved(KEY, sizes)
+        assert first.is_proved(KEY, sizes)
+    second = process(folders)
+    assert all(second.is_proved(KEY, sizes) for sizes in [(1, 8), (2, 8), ()])
+    assert not any(second.is_proved(KEY, sizes) for sizes in [(8, 1), (1,), (1, 8, 1), (3, 8)])
+    assert not second.is_proved("b" * 64, (1, 8))
+
+
+def test_what_is_proved_now_is_proved_though_it_is_one_of_very_many(folders: Path) -> None:
+    library = GraphLibrary(GraphCache(1 << 30), Metrics())
+    for number in range(1500):
+        library.proved(KEY, (number,))
+    assert library.is_proved(KEY, (1499,)) and library.is_proved(KEY, (600,))
+    assert not library.is_proved(KEY, (0,)), "the list grows without end"
+
+
+def test_a_graph_that_was_found_wrong_is_proved_for_nothing(folders: Path) -> None:
+    first = process(folders)
+    first.proved(KEY, (1,))
+    first.retire(KEY, "off by 0.2 at another size")
+    for library in (first, process(folders)):
+        assert not library.is_proved(KEY, (1,))
+        assert library.retired(KEY)
+
+
+def test_a_graph_that_another_process_made_is_found_when_asked_again(folders: Path) -> None:
+    first, second = process(folders), process(folders)
+    assert first.candidates("call") == ()
+    second.serve_with("call", KEY, GENERAL)
+    assert first.candidates("call") == (Candidate(KEY, GENERAL),)
+    second.serve_with("call", "b" * 64, EXACT)
+    first.forget_candidates("call")
+    assert len(first.candidates("call")) == 2
+
+
 def test_without_a_store_everything_works_and_nothing_outlives_the_process() -> None:
     library = GraphLibrary(GraphCache(1 << 30), Metrics())
-    library.serve_with("call", KEY)
+    library.serve_with("call", KEY, GENERAL)
     library.learn_option("target", "sigmas")
-    assert library.graph_key_of("call") == KEY
+    assert library.candidates("call") == (Candidate(KEY, GENERAL),)
     library.retire(KEY, "off by 0.2")
     assert library.retired(KEY) == "off by 0.2"

@@ -1,0 +1,170 @@
+"""Compilation in another process, while images are made without it.
+
+The other process gets a job: the module without weights, the call's signature, and what compiles it.
+It captures, compiles and leaves the graph in the store, where this process finds it. Capturing here
+would take the interpreter for seconds, and tracing swaps a module's weights while it is in use.
+
+One process works at a time. It ends with this one, and a job that was cut off is simply begun again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..capture.call import Call, Signature, TensorSpec
+from .key import Compiler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What another process needs to make one graph; plain data, whatever name this package has there.
+
+    Attributes:
+        module: the target without weights (``skeleton.to_bytes``).
+        forward: name of the method of the module's that is called.
+        fingerprint: of the target, to be sure that the other process sees the same code.
+        signature: of the call, as nested plain values.
+        option_names: names in the call's bag of options, as its signature has them.
+        compiler: what compiles it, with everything that decides about its code.
+        engine: its name.
+        device: where the target computes.
+        general: whether a graph for all sizes is wanted.
+        call_key: under which the graph is to be found.
+        settings: of the host and of torch, for the other process to take over.
+    """
+
+    module: bytes
+    forward: str
+    fingerprint: str
+    signature: Mapping[str, Any]
+    option_names: Sequence[str]
+    compiler: Mapping[str, Any]
+    engine: str
+    device: str
+    general: bool
+    call_key: str
+    settings: Mapping[str, Any]
+
+    def to_bytes(self) -> bytes:
+        return pickle.dumps(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Job:
+        """Read our own bytes; runs what is in them."""
+        return cls(**pickle.loads(data))
+
+    def call(self) -> Call:
+        """A call of this signature, with tensors of arbitrary values."""
+        fields = self.signature
+        specs = tuple(
+            TensorSpec(tuple(shape), dtype, torch.device(device)) for shape, dtype, device in fields["tensors"]
+        )
+        signature = Signature(fields["function"], fields["structure"], specs, tuple(self.option_names))
+        return Call(signature, tuple(torch.empty(1, dtype=spec.dtype).expand(spec.shape) for spec in specs))
+
+
+def signature_fields(signature: Signature) -> dict[str, Any]:
+    """A signature as the plain values that ``Job.call`` reads."""
+    return {
+        "function": signature.function,
+        "structure": signature.structure,
+        "tensors": [(spec.shape, spec.dtype, str(spec.device)) for spec in signature.tensors],
+    }
+
+
+def compiler_fields(code: Compiler) -> dict[str, Any]:
+    """A compiler's description, to be compared with what the other process finds."""
+    return asdict(code)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        failure: why there is no graph; None if there is one.
+        option: an option that the target turned out to read; the job is to be begun again with it.
+    """
+
+    failure: str | None
+    option: str | None = None
+
+
+class Background:
+    """Jobs in other processes, by call key.
+
+    Args:
+        module: what the other process runs: ``python -m module JOB RESULT``.
+        path: entries for the other process's ``sys.path``.
+    """
+
+    def __init__(self, module: str, path: Callable[[], list[str]]) -> None:
+        self._module = module
+        self._path = path
+        self._lock = threading.Lock()
+        self._started: dict[str, float] = {}
+        self._ended: dict[str, Outcome] = {}
+
+    def busy(self) -> bool:
+        """Whether a job is under way."""
+        return bool(self._started)
+
+    def seconds(self, key: str) -> float | None:
+        """For how long the job ``key`` has been under way; None if it is not."""
+        start = self._started.get(key)
+        return None if start is None else time.monotonic() - start
+
+    def outcome(self, key: str) -> Outcome | None:
+        """How the job ``key`` ended, once; None if it is under way or was never begun."""
+        return self._ended.pop(key, None)
+
+    def start(self, key: str, job: Job) -> bool:
+        """Begin a job, unless another is under way."""
+        with self._lock:
+            if self._started:
+                return False
+            self._started[key] = time.monotonic()
+        threading.Thread(target=self._run, args=(key, job), name="onediff-background", daemon=True).start()
+        return True
+
+    def _run(self, key: str, job: Job) -> None:
+        try:
+            outcome = self._outcome_of(job)
+        except Exception as error:
+            log.debug("background compilation failed", exc_info=True)
+            outcome = Outcome(f"{type(error).__name__}: {error}")
+        self._ended[key] = outcome
+        del self._started[key]
+
+    def _outcome_of(self, job: Job) -> Outcome:
+        with tempfile.TemporaryDirectory(prefix="onediff-") as folder:
+            work, result, errors = Path(folder, "job"), Path(folder, "result"), Path(folder, "errors")
+            work.write_bytes(job.to_bytes())
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self._path())}
+            command = [sys.executable, "-m", self._module, str(work), str(result), str(os.getpid())]
+            with errors.open("wb") as output:
+                done = subprocess.run(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+                )
+            said = errors.read_text(errors="replace").strip()
+            log.debug("background compilation said:\n%s", said)
+            if not result.exists():
+                last = said.splitlines()[-1] if said else "it said nothing"
+                return Outcome(f"the compiling process ended with status {done.returncode} ({last})")
+            return Outcome(**json.loads(result.read_text()))

@@ -1,0 +1,133 @@
+"""Making one graph: capture, key, compile. The same here and in the process that compiles in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..capture.call import Call, NotCovered, Signature
+from ..capture.target import Target
+from ..capture.trace import capture
+from ..engines.base import CompiledGraph, Engine
+from .key import CallKey, Compiler, GraphKey
+from .library import GraphLibrary
+from .persist import Origin
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostServices:
+    """What the core needs of the host, so that it need not import it.
+
+    Attributes:
+        identity: the host's code and the settings that steer a capture, for the call key.
+        options_name: the name of the forward's open-ended bag of options.
+        capture_options: entries put into that bag while capturing.
+        check_interrupted: raises when the person wants the run to end; cheap.
+        refuse: raises NotCovered when a layer would not simply use its weights as they are.
+        side_multiple: what a module likes the sides of its images to be multiples of (its patch, or what
+            its levels shrink them by). A hint: general graphs are better where it holds.
+        settings: what another process must take over to see the same host.
+    """
+
+    identity: str
+    options_name: str
+    capture_options: Mapping[str, Any]
+    check_interrupted: Callable[[], None]
+    refuse: Callable[[Iterable[torch.nn.Module]], None]
+    side_multiple: Callable[[torch.nn.Module], int] = lambda _module: 1
+    settings: Callable[[], Mapping[str, Any]] = dict
+
+
+@dataclass(frozen=True)
+class Maker:
+    """An engine on a device, with what identifies the code that comes out of it."""
+
+    engine: Engine
+    device: torch.device
+    compiler: Compiler
+    host: HostServices
+
+    def call_key(self, target: Target, call: Call, general: bool) -> str:
+        """Under which name a graph for this call, or for calls like it of all sizes, is known."""
+        return CallKey(target.fingerprint, _scope(call, general), self.host.identity, self.compiler).digest
+
+    def make(
+        self,
+        library: GraphLibrary,
+        target: Target,
+        forward: Callable[..., Any],
+        call: Call,
+        options: Mapping[str, Any],
+        general: bool,
+        show: Callable[[str], None],
+    ) -> tuple[str, CompiledGraph]:
+        """Capture ``forward`` and compile it, or find that what it computes was compiled before.
+
+        Args:
+            library: takes the graph.
+            target: the module that ``forward`` runs.
+            forward: called with arguments by name.
+            call: the call that the graph is for.
+            options: its open-ended bag of options.
+            general: for calls like it of all sizes.
+            show: told what is going on.
+
+        Returns:
+            The graph's key and the graph. Its range need not include ``call``.
+
+        Raises:
+            OptionRead: the forward reads an option that is not part of the call's structure.
+            NotCovered: it cannot be captured, or its graph was found wrong before.
+            EngineError: it cannot be compiled here.
+        """
+
+        def while_waiting(seconds: float) -> None:
+            self.host.check_interrupted()
+            show(f"compiling, {seconds:.0f} s")
+
+        with library.while_no_graph_is_made(while_waiting):
+            show("capturing")
+            start = time.monotonic()
+            captured = capture(
+                target,
+                forward,
+                call,
+                options_name=self.host.options_name,
+                options=options,
+                overrides=self.host.capture_options,
+                check=self.host.check_interrupted,
+                general=general,
+                multiple=self.host.side_multiple(target.module),
+            )
+            library.metrics.count("captured")
+            log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
+        key = GraphKey(captured.digest, self.compiler)
+        wrong = library.retired(key.digest)
+        if wrong is not None:
+            raise NotCovered(wrong)
+        origin = Origin(
+            target=f"{type(target.module).__name__} {'all sizes' if general else describe(call)}",
+            fingerprint=target.fingerprint,
+            signature=_scope(call, general).lines(),
+            call_key=self.call_key(target, call, general),
+            options_read=sorted(library.options_read(target.fingerprint)),
+        )
+        graph = library.compiled(key, captured, self.engine, self.device, origin, while_waiting)
+        library.serve_with(origin.call_key, key.digest, graph.shapes)
+        return key.digest, graph
+
+
+def describe(call: Call) -> str:
+    """The call's largest tensor for people: ``float16[2x4x128x128]@cuda:0``."""
+    return str(max(call.signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
+
+
+def _scope(call: Call, general: bool) -> Signature:
+    return call.signature.any_sizes() if general else call.signature

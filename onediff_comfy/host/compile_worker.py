@@ -1,0 +1,113 @@
+"""``python -m onediff_comfy.host.compile_worker JOB RESULT PARENT``: one background compilation.
+
+Takes over the settings of the ComfyUI that wants the graph, makes it, and leaves it in the store that both
+share. Ends when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..graphs.background import Job, Outcome
+
+_BELOW_NORMAL = 10  # of 19; making an image goes before compiling for the next one
+_PARENT_POLL_S = 1.0
+
+
+def main() -> int:
+    work, result, parent = sys.argv[1:]
+    sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    with contextlib.suppress(AttributeError, OSError):  # Windows has no nice()
+        os.nice(_BELOW_NORMAL)
+    outcome = run(Job.from_bytes(Path(work).read_bytes()))
+    Path(result).write_text(json.dumps(asdict(outcome)))
+    return 0
+
+
+def run(job: Job) -> Outcome:
+    """Make the graph that ``job`` asks for, in the store."""
+    _take_over(job.settings)
+    import torch
+
+    from ..capture.call import NotCovered
+    from ..capture.target import Target
+    from ..capture.withheld import OptionRead
+    from ..engines import choose
+    from ..engines.base import EngineError
+    from ..graphs import skeleton
+    from ..graphs.background import compiler_fields
+    from ..graphs.key import compiler
+    from ..graphs.making import Maker
+    from .process import library
+    from .services import host_services
+
+    device = torch.device(job.device)
+    target = Target(skeleton.from_bytes(job.module, device))
+    if target.fingerprint != job.fingerprint:
+        return Outcome("another process sees other code: an extension has changed the model or the host")
+    try:
+        engine = choose(job.engine, device)
+        code = compiler(engine, device)
+        if compiler_fields(code) != job.compiler:
+            return Outcome("another process would compile it for other settings")
+        options = {
+            name.removesuffix("=None"): None if name.endswith("=None") else object() for name in job.option_names
+        }
+        Maker(engine, device, code, host_services()).make(
+            library(),
+            target,
+            getattr(target.module, job.forward),
+            job.call(),
+            options,
+            job.general,
+            show=lambda _text: None,
+        )
+    except OptionRead as read:
+        return Outcome(None, option=read.name)
+    except (NotCovered, EngineError) as refusal:
+        return Outcome(str(refusal))
+    if library().metrics.snapshot()["not_kept"]:
+        return Outcome("the compiled graph could not be kept for the process that wants it")
+    return Outcome(None)
+
+
+def settings() -> dict[str, Any]:
+    """What ``_take_over`` needs, as it is in this process."""
+    import torch
+    from comfy.cli_args import args
+
+    return {
+        "args": dict(vars(args)),
+        "threads": torch.get_num_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def _take_over(values: Mapping[str, Any]) -> None:
+    """Before anything of the host is imported that looks at its settings."""
+    import torch
+    from comfy.cli_args import args
+
+    vars(args).update(values["args"])
+    torch.set_num_threads(values["threads"])  # kernels for a CPU are compiled for a number of threads
+    torch.set_float32_matmul_precision(values["matmul_precision"])
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
