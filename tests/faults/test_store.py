@@ -277,7 +277,6 @@ def test_kill_9_during_writing_50_times_leaves_a_whole_graph(
             assert found.checked_parts()
             if killed < 50:
                 parent.stdin.write("\n")
-    assert list((store.folder / "graphs").glob("*.part")) == []
     assert list((store.folder / "graphs").glob(".*")), "nobody was killed in the middle of writing"
 
 
