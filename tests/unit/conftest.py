@@ -80,6 +80,14 @@ class Captured:
     call: Call
     capture: Capture
 
+    def covers(self, module: torch.nn.Module, *args: Any) -> bool:
+        """Whether the graph is for a call of these sizes."""
+        return self.capture.shapes.values(split(bind(module.forward, args, {})).signature.tensors) is not None
+
+    def run_on(self, module: torch.nn.Module, *args: Any) -> Any:
+        """The graph's output for another call of the module that was captured."""
+        return self.run(*split(bind(module.forward, args, {})).tensors)
+
     @property
     def digest(self) -> str:
         return self.capture.digest
@@ -102,6 +110,8 @@ def capture_of() -> Callable[..., Captured]:
         *args: Any,
         read: tuple[str, ...] = (),
         overrides: Mapping[str, Any] | None = None,
+        general: bool = False,
+        multiple: int = 1,
         check: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ) -> Captured:
@@ -116,6 +126,8 @@ def capture_of() -> Callable[..., Captured]:
             options=arguments.get(OPTIONS) or {},
             overrides=overrides or {},
             check=check,
+            general=general,
+            multiple=multiple,
         )
         return Captured(target, call, made)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import os
 import sys
 from typing import Any
 
@@ -62,6 +63,39 @@ class ChoosesByName(torch.nn.Module):
         self.wanted = lambda name: name in {"one", "two", "three", "four", "five"}
 
 
+class Images(torch.nn.Module):
+    """Takes images of all sizes, with attention between their pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.qkv = torch.nn.Conv2d(4, 8, 3), torch.nn.GroupNorm(2, 8), torch.nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        positions = torch.linspace(0, 1, steps=tokens.shape[1])[:, None]
+        query, key, value = self.qkv(tokens + positions).chunk(3, dim=-1)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def general_digest() -> str:
+    """Of a capture for all sizes, from an image of another size in each process."""
+    module, side = Images(), 16 * int(os.environ.get("PYTHONHASHSEED", "1"))
+    call = split(bind(module.forward, (torch.randn(1, 4, side, side + 32),), {}))
+    captured = capture(
+        Target(module),
+        module.forward,
+        call,
+        options_name=OPTIONS,
+        options={},
+        overrides={},
+        check=lambda: None,
+        general=True,
+        multiple=8,
+    )
+    assert captured.shapes.general
+    return captured.digest
+
+
 def main() -> None:
     torch.manual_seed(int(torch.randint(1 << 30, ()).item()))
     module = Net()
@@ -84,6 +118,7 @@ def main() -> None:
             "fingerprint": target.fingerprint,
             "signature": call.signature.lines(),
             "capture": captured.digest,
+            "general": general_digest(),
             "call_key": CallKey(target.fingerprint, call.signature, "host", code).digest,
             "graph_key": GraphKey(captured.digest, code).digest,
             "set_in_code": Target(ChoosesByName()).fingerprint,
