@@ -1,0 +1,307 @@
+"""graphs/recorded.py: what is replayed is what a direct call gives, and memory comes back. Most of it needs a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy.capture.shapes import ShapeRange
+from onediff_comfy.capture.trace import Binding
+from onediff_comfy.engines.base import CompiledGraph
+from onediff_comfy.engines.eager import EagerGraph
+from onediff_comfy.graphs import recorded
+from onediff_comfy.graphs.recorded import RecordedGraph, RecordingPool
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+MANY = 1 << 40  # bytes
+
+
+class Function(CompiledGraph):
+    """A graph that runs ``function(weight, x)``, and counts how often its Python runs: not in a replay."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], size: int = 7) -> None:
+        tree = torch.utils._pytree.tree_structure([0])
+        super().__init__(Binding((), {}, tree), ShapeRange(((4,),), {}))
+        self.function, self.code_bytes = function, size
+        self.calls = 0
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.calls += 1
+        return [self.function(weights[0], tensors[0])]
+
+
+class Recorded:
+    """A recorded graph, called with one weight and one tensor."""
+
+    def __init__(
+        self,
+        function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda w, x: torch.tanh(x @ w) * 3,
+        pool: RecordingPool | None = None,
+    ) -> None:
+        self.pool = pool if pool is not None else RecordingPool(lambda: MANY)
+        self.inner = Function(function)
+        self.made = 0
+        self.graph = RecordedGraph(self.inner, self.pool, self._count)
+
+    def _count(self) -> None:
+        self.made += 1
+
+    def __call__(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        (output,) = self.graph([weight], [x])
+        return output
+
+    def right(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
+        """Whether one call gives what a direct one gives."""
+        torch.testing.assert_close(self(weight, x), self.inner.function(weight, x))
+        return True
+
+
+def on_gpu(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# -- without a GPU -----------------------------------------------------------------------------
+
+
+def test_calls_on_the_cpu_are_handed_on() -> None:
+    run = Recorded()
+    weight = torch.randn(4, 4)
+    for batch in (2, 2, 2, 3):
+        assert run.right(weight, torch.randn(batch, 4))
+    assert (run.inner.calls, run.made, run.graph.recordings, run.pool.nbytes) == (4, 0, 0, 0)
+
+
+def test_the_inner_graphs_own_outputs_are_handed_on() -> None:
+    """Nothing is copied where nothing is recorded."""
+    x = torch.randn(2, 4)
+    assert Recorded(lambda _w, x: x)(torch.randn(4, 4), x) is x
+
+
+def test_it_is_called_like_the_graph_inside(capture_of: Any) -> None:
+    captured = capture_of(nn.Linear(4, 4), torch.randn(2, 4), general=True)
+    inner = EagerGraph(captured.capture)
+    graph = RecordedGraph(inner, RecordingPool(lambda: MANY), lambda: None)
+    assert (graph.binding, graph.shapes) == (inner.binding, inner.shapes)
+    assert graph.shapes.general, "the cache lets graphs for one set of sizes go before it"
+
+
+def test_its_size_is_that_of_the_graph_inside_as_it_is_now() -> None:
+    """Recordings are counted by their pool, which is shared."""
+    run = Recorded()
+    assert run.graph.nbytes == 7
+    run.inner.code_bytes = 9
+    assert run.graph.nbytes == 9
+
+
+def test_releasing_what_is_not_there_gives_nothing_back() -> None:
+    run = Recorded()
+    assert run.pool.release() == 0
+    assert run.right(torch.randn(4, 4), torch.randn(2, 4))
+
+
+def test_an_error_of_the_graph_inside_comes_out() -> None:
+    def fail(_weight: torch.Tensor, _x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no kernel")
+
+    with pytest.raises(RuntimeError, match="no kernel"):
+        Recorded(fail)(torch.randn(4, 4), torch.randn(2, 4))
+
+
+def test_a_pool_does_not_keep_graphs_alive() -> None:
+    """An evicted graph is gone, with its recordings."""
+    run = Recorded()
+    assert len(run.pool._graphs) == 1
+    del run.graph
+    assert len(run.pool._graphs) == 0
+
+
+# -- with one ----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_replay_gives_what_a_direct_call_gives() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    for _ in range(5):
+        assert run.right(weight, on_gpu(2, 4))
+    # Directly, in the recording, and never again.
+    assert (run.inner.calls, run.made, run.graph.recordings) == (2, 1, 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_output_may_be_kept_after_later_calls_of_any_size() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    inputs = [on_gpu(batch, 4) for batch in (2, 3, 2, 3, 2, 3, 2, 3)]
+    outputs = [run(weight, x) for x in inputs]
+    for x, output in zip(inputs, outputs, strict=True):
+        torch.testing.assert_close(output, run.inner.function(weight, x))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_call_does_not_write_to_what_it_is_given() -> None:
+    run, weight, x = Recorded(), on_gpu(4, 4), on_gpu(2, 4)
+    before = x.clone()
+    for other in (x, x, on_gpu(2, 4), on_gpu(2, 4)):
+        run(weight, other)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_input_that_is_not_contiguous_is_copied_as_it_reads() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    for x in (on_gpu(2, 4), on_gpu(2, 4), on_gpu(4, 2).T, on_gpu(2, 8)[:, ::2]):
+        assert run.right(weight, x)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_weight_that_moved_makes_a_new_recording() -> None:
+    run = Recorded()
+    first, second = on_gpu(4, 4), on_gpu(4, 4)
+    for weight in (first, second):
+        for _ in range(4):
+            assert run.right(weight, on_gpu(2, 4))
+    assert (run.made, run.graph.recordings) == (2, 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_weight_that_is_edited_in_place_is_seen() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    for _ in range(4):
+        assert run.right(weight, on_gpu(2, 4))
+        weight.mul_(2)
+    assert run.made == 1
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_many_sizes_share_one_pool() -> None:
+    """Which is about as large as the largest needs, not as all together."""
+
+    def hungry(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x.repeat(1, 1000) * 2).reshape(*x.shape, 1000).sum(-1) @ weight
+
+    weight = on_gpu(4, 4)
+    largest = Recorded(hungry)
+    for _ in range(3):
+        assert largest.right(weight, on_gpu(5000, 4))
+    alone = largest.pool.nbytes
+    largest.pool.release()
+    del largest
+    torch.cuda.empty_cache()
+    run = Recorded(hungry)
+    for size in range(5000, 4000, -100):
+        for _ in range(3):
+            assert run.right(weight, on_gpu(size, 4))
+    assert run.graph.recordings == 10
+    assert alone > 5000 * 4000 * 4
+    assert run.pool.nbytes < 3 * alone
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_two_graphs_of_one_pool_do_not_disturb_each_other() -> None:
+    pool, weight = RecordingPool(lambda: MANY), on_gpu(4, 4)
+    one, other = Recorded(pool=pool), Recorded(lambda w, x: (x @ w).exp().sum(-1), pool=pool)
+    for _ in range(4):
+        assert one.right(weight, on_gpu(2, 4))
+        assert other.right(weight, on_gpu(2, 4))
+    assert (one.made, other.made) == (1, 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_more_than_the_budget_releases_everything_and_the_bytes_come_back() -> None:
+    def large(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).repeat(1, 4_000_000).sum(-1)  # 128 MB for two rows
+
+    budget = MANY
+    pool, weight = RecordingPool(lambda: budget), on_gpu(4, 4)
+    run = Recorded(large, pool)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        assert run.right(weight, on_gpu(2, 4))
+    assert pool.nbytes >= 128_000_000
+    assert torch.cuda.memory_reserved() - before >= 128_000_000
+    budget = pool.nbytes + 1_000_000
+    for _ in range(3):
+        assert run.right(weight, on_gpu(6, 4))  # needs three times as much
+    assert pool.nbytes <= budget
+    assert pool.release() <= budget
+    assert (run.graph.recordings, pool.nbytes) == (0, 0)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < 128_000_000
+    assert run.right(weight, on_gpu(2, 4))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_size_that_is_too_large_alone_stays_plain() -> None:
+    def large(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).repeat(1, 4_000_000).sum(-1)
+
+    torch.cuda.empty_cache()
+    run, weight = Recorded(large, RecordingPool(lambda: 1_000_000)), on_gpu(4, 4)
+    for _ in range(5):
+        assert run.right(weight, on_gpu(2, 4))
+    assert (run.made, run.graph.recordings, run.pool.nbytes) == (1, 0, 0)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_graph_that_cannot_be_recorded_runs_plainly_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It waits for the GPU in the middle."""
+    run, weight = Recorded(lambda w, x: (x @ w) * float(x.sum().item())), on_gpu(4, 4)
+    for batch in (2, 2, 2, 2, 3, 3, 3):
+        assert run.right(weight, on_gpu(batch, 4))
+    assert (run.made, run.graph.recordings) == (0, 0)
+    assert len(warnings(caplog)) == 1
+    assert "cannot be recorded" in warnings(caplog)[0]
+    # And others are recorded as before.
+    other = Recorded(pool=run.pool)
+    for _ in range(3):
+        assert other.right(weight, on_gpu(2, 4))
+    assert other.made == 1
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_least_recently_used_recording_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_MOST_RECORDINGS", 2)
+    run, weight = Recorded(), on_gpu(4, 4)
+    for batch in (2, 2, 3, 3, 2, 4, 4):  # 2 is used again before 4 comes
+        assert run.right(weight, on_gpu(batch, 4))
+    assert (run.made, run.graph.recordings) == (3, 2)
+    calls = run.inner.calls
+    assert run.right(weight, on_gpu(2, 4))
+    assert run.inner.calls == calls, "it was replayed"
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_graph_that_is_gone_takes_its_recordings_with_it() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    assert run.right(weight, on_gpu(2, 4))
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        assert run.right(weight, on_gpu(2, 4))
+    assert torch.cuda.memory_reserved() > before
+    del run.graph
+    assert len(run.pool._graphs) == 0
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
