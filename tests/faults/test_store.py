@@ -234,6 +234,7 @@ def test_one_call_may_have_several_graphs_and_each_its_latest_range(store: Graph
     store.note_call("a" * 64, KEY, exact)
     store.note_call("a" * 64, "6" * 64, exact)
     store.note_call("a" * 64, KEY, SHAPES)
+    assert len(store.calls("a" * 64)) == 2
     assert dict(store.calls("a" * 64)) == {KEY: SHAPES, "6" * 64: exact}
     assert dict(GraphStore(store.folder, Trust(tmp_path / "config")).calls("a" * 64)) == dict(store.calls("a" * 64))
 
