@@ -78,7 +78,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         for name in names:
             cache = options.inductor_cache or tempfile.mkdtemp(prefix="onediff-bench-")
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-            runs[name] = _sampler(_variant(model, name), family.cfg, positive, negative, latent, options.steps)
+            runs[name] = _sampler(variant(model, name), family.cfg, positive, negative, latent, options.steps)
             _reset_peak()
             seconds, first = _timed(runs[name], 0)
             rows[name] = {"first_image_s": seconds, "first_image_peak_mib": _peak_mib()}
@@ -99,13 +99,14 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
         return {
             "what": {key: value for key, value in vars(options).items() if key != "output"},
-            "environment": _environment(device),
+            "environment": environment(device),
             "variants": rows,
             "onediff": metrics().snapshot(),
         }
 
 
-def _variant(model: Any, name: str) -> Any:
+def variant(model: Any, name: str) -> Any:
+    """``model`` as one of ``VARIANTS`` would run it."""
     if name == "eager":
         return model.clone()
     if name == "torch_compile":
@@ -171,7 +172,7 @@ def _difference(actual: Any, expected: Any) -> dict[str, float]:
     return {"max_difference_of_range": float(difference / span), "relative_error": float(norm)}
 
 
-def _environment(device: Any) -> dict[str, Any]:
+def environment(device: Any) -> dict[str, Any]:
     import comfyui_version
     import torch
 

@@ -189,6 +189,16 @@ _ALLOWED = (
 _FUNCTIONS: Mapping[str, Any] = {"max": max, "min": min}
 
 
+_LARGEST_POWER = 8
+
+
+def _large_power(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)):
+        return False
+    exponent = node.right.value if isinstance(node.right, ast.Constant) else None
+    return not (isinstance(exponent, int) and 0 <= exponent <= _LARGEST_POWER)
+
+
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str) -> Callable[[Mapping[str, int]], bool]:
     """A condition as a function of the symbols' values.
@@ -202,7 +212,7 @@ def _compiled(text: str) -> Callable[[Mapping[str, int]], bool]:
         raise NotCovered(f"a condition on sizes cannot be read ({text})") from error
     for node in ast.walk(tree):
         named = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
-        if not isinstance(node, _ALLOWED) or named:
+        if not isinstance(node, _ALLOWED) or named or _large_power(node):
             raise NotCovered(f"a condition on sizes is more than arithmetic ({text})")
     code = compile(tree, "<condition>", "eval")
     return lambda values: bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(values)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker
 
 log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Dispatcher:
         self._counted: set[tuple[str, Signature]] = set()  # in this run
         self._preparing = threading.RLock()
         self._warned: set[str] = set()
+        self._on_its_way = ""
+        self._look_again = 0.0
         self._run_served = 0
         self._run_fallbacks = 0
 
@@ -147,7 +152,7 @@ class Dispatcher:
         graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
         if graph is None and not isinstance(route, _Refused):
             with self._preparing:
-                call, route, graph = self._prepare(target, forward, arguments, call)
+                call, route, graph = self._prepare_now_and_then(target, forward, arguments, call)
         if isinstance(route, _Refused):
             raise NotCovered(route.reason)
         assert isinstance(route, _Served) and graph is not None
@@ -172,6 +177,18 @@ class Dispatcher:
             options_name=self._host.options_name,
             options_read=self._library.options_read(target.fingerprint),
         )
+
+    def _prepare_now_and_then(
+        self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
+    ) -> tuple[Call, _Served | _Refused, CompiledGraph | None]:
+        """As ``_prepare``; but while a graph is on its way, looking for it must not slow every call down."""
+        if time.monotonic() < self._look_again:
+            raise NotYet(self._on_its_way)
+        try:
+            return self._prepare(target, forward, arguments, call)
+        except NotYet as answer:
+            self._on_its_way, self._look_again = answer.reason, time.monotonic() + _LOOK_AGAIN_S
+            raise
 
     def _prepare(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call

@@ -272,6 +272,7 @@ class GraphLibrary:
             self.metrics.count("failed")
             raise
         seconds = time.monotonic() - start
+        self._proved[key.digest] = []  # what was proved was another compilation of it
         self.metrics.made("compiled", key.digest, engine.name, origin.target, seconds)
         log.info("OneDiff: compiled %s with %s in %.1f s, for %s", origin.target, engine.name, seconds, graph.shapes)
         if self._store is not None:

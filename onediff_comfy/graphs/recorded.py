@@ -49,6 +49,7 @@ class RecordingPool:
         self._budget = budget
         self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
         self._handles: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._nbytes: dict[torch.device, int] = {}
 
     @property
@@ -64,10 +65,22 @@ class RecordingPool:
         """The pool of ``device``, for PyTorch."""
         return self._handles.setdefault(device, torch.cuda.graph_pool_handle())
 
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream that all recordings of ``device`` are made on: PyTorch reuses memory per stream only."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
     def grown(self, device: torch.device, nbytes: int) -> bool:
         """Count what a new recording took. False if that was too much, and everything was thrown away."""
         self._nbytes[device] = self._nbytes.get(device, 0) + nbytes
         return self.keep_to_budget()
+
+    def budget_changed(self) -> None:
+        """Hold to a budget that is another now; what was too large for the old one may be recorded again."""
+        for graph in list(self._graphs):
+            graph.reconsider()
+        self.keep_to_budget()
 
     def keep_to_budget(self) -> bool:
         """Throw everything away if it is more than may be held. Whether all could stay."""
@@ -87,13 +100,15 @@ class RecordingPool:
                 log.info("OneDiff: released %d MB of CUDA graph recordings, memory is short", self.release() >> 20)
 
     def release(self) -> int:
-        """Throw all recordings away: the bytes that came back. PyTorch frees a pool with its last recording."""
+        """Throw all recordings away and give their memory back to the device: the bytes they held."""
         with self.lock:
             released = self.nbytes
             for graph in list(self._graphs):
                 graph.forget_recordings()
             self._handles.clear()
             self._nbytes.clear()
+            if released:  # PyTorch keeps a pool that nobody uses until it is told to
+                torch.cuda.empty_cache()
             return released
 
 
@@ -145,6 +160,10 @@ class RecordedGraph(CompiledGraph):
         """Throw the recordings away; they are made again when their sizes come again."""
         self._recordings.clear()
 
+    def reconsider(self) -> None:
+        """Forget which sizes were too large to record."""
+        self._plain.clear()
+
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
@@ -174,7 +193,7 @@ class RecordedGraph(CompiledGraph):
             free = torch.cuda.mem_get_info(device)[0]
             own = [tensor.clone() for tensor in tensors]
             graph = torch.cuda.CUDAGraph()
-            side = torch.cuda.Stream(device)
+            side = self._pool.stream(device)
             side.wait_stream(torch.cuda.current_stream(device))
             try:
                 with torch.cuda.stream(side):

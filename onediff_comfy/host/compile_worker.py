@@ -19,7 +19,7 @@ from typing import Any
 
 from ..graphs.background import Job, Outcome
 
-_BELOW_NORMAL = 10  # of 19; making an image goes before compiling for the next one
+_BELOW_NORMAL = 5  # of 19; making an image goes before compiling for the next one
 _PARENT_POLL_S = 1.0
 
 

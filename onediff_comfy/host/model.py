@@ -53,7 +53,8 @@ def accelerate(
     module = getattr(getattr(model, "model", None), "diffusion_model", None)
     if not isinstance(module, torch.nn.Module):
         return _unaccelerated(model, f"a {type(model).__qualname__} without a diffusion model", show)
-    prepare(engine)
+    if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
+        prepare(engine)
     clone = _resident_clone(model)
     specialise = _no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
     dispatcher = Dispatcher(engine, library(), host_services(), show, specialise, in_background)

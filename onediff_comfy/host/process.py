@@ -43,7 +43,7 @@ def set_budget(megabytes: int) -> None:
     cache = library().cache
     cache.budget = megabytes << 20 if megabytes else _default_budget()
     cache.trim()
-    library().recordings.keep_to_budget()
+    library().recordings.budget_changed()
 
 
 def _default_budget() -> int:

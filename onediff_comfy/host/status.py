@@ -11,11 +11,14 @@ log = logging.getLogger(__name__)
 def status_of(node_id: str | None) -> Callable[[str], None]:
     """A function that shows a text on the node ``node_id``, or does nothing without a server."""
 
+    if node_id is None:
+        return lambda _text: None
+
     def show(text: str) -> None:
         from server import PromptServer
 
         server = getattr(PromptServer, "instance", None)
-        if server is not None and node_id is not None:
+        if server is not None:
             server.send_progress_text(text, node_id)
 
     def show_if_possible(text: str) -> None:

@@ -776,7 +776,6 @@ def test_an_evicted_graph_is_made_again(library: GraphLibrary, install: Any) -> 
     assert len(library.cache) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="hole: proofs are kept by graph key, and a compilation does not end them")
 def test_a_graph_made_again_is_proved_again(library: GraphLibrary, install: Any) -> None:
     install(FakeEngine(size=10))
     library.cache.budget = 15
