@@ -71,6 +71,7 @@ def workflows() -> dict[str, Workflow]:
             "negative": ["negative", 0],
         },
     }
+    shaped["speedup"]["inputs"]["buckets"] = ["shape", 0]
     shaped["latent"]["inputs"] = {"width": ["shape", 1], "height": ["shape", 2], "batch_size": ["shape", 3]}
     shaped["sampler"]["inputs"]["model"] = ["warm_up", 0]
     return {

@@ -22,6 +22,9 @@ def text_to_image(
     prompt: str = "a lighthouse on a cliff, evening light",
     conditioning: Mapping[str, int] | None = None,
     save_latent: bool = False,
+    compile: str = "wait",
+    cache_budget_mb: int = 0,
+    buckets: str | None = None,
 ) -> Workflow:
     """Checkpoint → (OneDiff Model Speedup) → KSampler → VAE Decode → Save Image.
 
@@ -39,6 +42,10 @@ def text_to_image(
             of the test node TinyConditioning (tests/host/tiny_nodes must be installed). Its seed is
             0 for the positive and 1 for the negative.
         save_latent: also save the sampler's output, unrounded, with the host's SaveLatent.
+        compile: of the speedup node: ``wait`` or ``background``.
+        cache_budget_mb: of the speedup node; 0 is its default share of the memory.
+        buckets: lines of sizes for a Shape Bucket node, ``shape``, connected to the speedup node; the
+            image's own size stays as given.
     """
     workflow: Workflow = {
         "loader": _node("CheckpointLoaderSimple", ckpt_name=checkpoint),
@@ -60,7 +67,12 @@ def text_to_image(
         "save": _node("SaveImage", images=["decode", 0], filename_prefix="image"),
     }
     if engine is not None:
-        workflow["speedup"] = _node("OneDiffModelSpeedup", model=["loader", 0], engine=engine)
+        speedup = {"engine": engine, "compile": compile, "cache_budget_mb": cache_budget_mb}
+        workflow["speedup"] = _node("OneDiffModelSpeedup", model=["loader", 0], **speedup)
+        if buckets is not None:
+            size = {"width": width, "height": height, "batch_size": batch, "snap": False}
+            workflow["shape"] = _node("OneDiffShapeBucket", preset="custom", buckets=buckets, **size)
+            workflow["speedup"]["inputs"]["buckets"] = ["shape", 0]
     for number, (name, text) in enumerate((("positive", prompt), ("negative", ""))):
         if conditioning is None:
             workflow[name] = _node("CLIPTextEncode", clip=["loader", 1], text=text)

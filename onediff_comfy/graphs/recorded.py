@@ -48,6 +48,7 @@ class RecordingPool:
         self.lock = threading.RLock()  # one recording at a time
         self._budget = budget
         self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
+        self._alive: weakref.WeakSet[_Recording] = weakref.WeakSet()
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._nbytes: dict[torch.device, int] = {}
@@ -62,8 +63,18 @@ class RecordingPool:
         self._graphs.add(graph)
 
     def handle(self, device: torch.device) -> Any:
-        """The pool of ``device``, for PyTorch."""
-        return self._handles.setdefault(device, torch.cuda.graph_pool_handle())
+        """The pool of ``device``, for PyTorch; a new one where no recording is left in the old one.
+
+        PyTorch ends a pool with its last graph, and refuses to record into one that has ended.
+        """
+        if not any(recording.tensors[0].device == device for recording in self._alive):
+            self._handles[device] = torch.cuda.graph_pool_handle()
+            self._nbytes.pop(device, None)
+        return self._handles[device]
+
+    def count(self, recording: _Recording) -> None:
+        """``recording`` was made in the pool of its device, and keeps the pool while it is there."""
+        self._alive.add(recording)
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         """The stream that all recordings of ``device`` are made on: PyTorch reuses memory per stream only."""
@@ -112,7 +123,7 @@ class RecordingPool:
             return released
 
 
-@dataclass
+@dataclass(eq=False)
 class _Recording:
     graph: torch.cuda.CUDAGraph
     addresses: list[int]
@@ -191,6 +202,7 @@ class RecordedGraph(CompiledGraph):
         with self._pool.lock, torch.cuda.device(device):
             torch.cuda.synchronize(device)
             free = torch.cuda.mem_get_info(device)[0]
+            random_state = torch.cuda.get_rng_state(device)
             own = [tensor.clone() for tensor in tensors]
             graph = torch.cuda.CUDAGraph()
             side = self._pool.stream(device)
@@ -208,6 +220,7 @@ class RecordedGraph(CompiledGraph):
                 raise
             except Exception as error:
                 self._unrecordable = True
+                _renew_generator(device, random_state)
                 log.warning(
                     "OneDiff: a graph cannot be recorded (%s: %s) and is launched kernel by kernel",
                     type(error).__name__,
@@ -218,6 +231,7 @@ class RecordedGraph(CompiledGraph):
             nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
             alone = self._pool.nbytes == 0
             recording = _Recording(graph, addresses, own, outputs)
+            self._pool.count(recording)
             if self._pool.grown(device, nbytes):
                 self._recordings[sizes] = recording
             elif alone:
@@ -225,3 +239,14 @@ class RecordedGraph(CompiledGraph):
         self._on_recorded()
         log.debug("recorded a CUDA graph for %s, %.0f MB", sizes, nbytes / 2**20)
         return recording
+
+
+def _renew_generator(device: torch.device, state: torch.Tensor) -> None:
+    """Give the device's random generator a fresh state with the same numbers to come.
+
+    A recording that fails leaves PyTorch's generator believing that it is still being recorded, and
+    the next random number that anybody wants there is an error.
+    """
+    fresh = torch.Generator(device)
+    fresh.set_state(state)
+    torch.cuda.default_generators[device.index or 0].graphsafe_set_state(fresh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer, RunResult
 from dev.workflows import Workflow, text_to_image
 
+_PLAIN = "plain"
+
 
 @dataclass(frozen=True)
 class TinyFamily:
@@ -23,11 +26,15 @@ class TinyFamily:
     cfg: float
     steps: int = 3
 
-    def workflow(self, seed: int = 1, engine: str | None = None, size: int = 128, **more: Any) -> Workflow:
+    def workflow(
+        self, seed: int = 1, engine: str | None = None, size: int | tuple[int, int] = 128, **more: Any
+    ) -> Workflow:
+        """Text to image at ``size``, in pixels, or (width, height)."""
+        width, height = (size, size) if isinstance(size, int) else size
         return text_to_image(
             checkpoint_file(self.checkpoint),
-            width=size,
-            height=size,
+            width=width,
+            height=height,
             steps=self.steps,
             cfg=self.cfg,
             seed=seed,
@@ -36,6 +43,17 @@ class TinyFamily:
             save_latent=True,
             **more,
         )
+
+    def compared(self, seed: int, engine: str = "inductor", **more: Any) -> Workflow:
+        """The same image with and without the speedup node, in one workflow and without decoding; for ``pair_of``."""
+        workflow = self.workflow(seed, engine, **more)
+        for name in ("decode", "save"):
+            del workflow[name]
+        plain = {**workflow["sampler"]["inputs"], "model": ["loader", 0]}
+        workflow["plain_sampler"] = {**workflow["sampler"], "inputs": plain}
+        saved = {"samples": ["plain_sampler", 0], "filename_prefix": _PLAIN}
+        workflow["save_plain"] = {**workflow["save_latent"], "inputs": saved}
+        return workflow
 
 
 FAMILIES = {
@@ -60,6 +78,12 @@ class Counters:
         return int(self._server.get_json("/onediff/report")[name] - self._before[name])
 
     @property
+    def graphs(self) -> list[dict[str, Any]]:
+        """The graphs that were compiled or loaded, in order."""
+        made: list[dict[str, Any]] = self._server.get_json("/onediff/report")["graphs"]
+        return made[len(self._before["graphs"]) :]
+
+    @property
     def fallbacks(self) -> dict[str, int]:
         """Eager calls by reason."""
         before = self._before["fallbacks"]
@@ -67,11 +91,24 @@ class Counters:
         return {reason: count - before.get(reason, 0) for reason, count in now.items() if count > before.get(reason, 0)}
 
 
+def compiled_twice(server: ComfyServer) -> list[str]:
+    """What the server compiled more than once since it started: must be nothing, whatever was asked of it."""
+    keys = Counter(graph["key"] for graph in server.get_json("/onediff/report")["graphs"] if graph["how"] == "compiled")
+    return [key for key, count in keys.items() if count > 1]
+
+
 def latent_of(result: RunResult) -> torch.Tensor:
     """The sampler's output, unrounded; fails the test if the run failed."""
     assert result.status == "success", result.error or result
     ((_, data),) = result.latents
     return load(data)["latent_tensor"]
+
+
+def pair_of(result: RunResult) -> tuple[torch.Tensor, torch.Tensor]:
+    """The latents of a ``TinyFamily.compared`` workflow: with the speedup node, and without."""
+    assert result.status == "success", result.error or result
+    latents = {name.startswith(_PLAIN): load(data)["latent_tensor"] for name, data in result.latents}
+    return latents[False], latents[True]
 
 
 def assert_same_picture(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -42,8 +42,9 @@ def _bucketed(workflow: Workflow, *, wired: bool = True, **inputs: Any) -> Workf
 
 
 def _warmed(family: TinyFamily, buckets: str, seed: int = 1, **more: Any) -> Workflow:
-    """Speedup → Warm Up → sampler, with the buckets of a Shape Bucket."""
+    """Speedup → Warm Up → sampler, with the buckets of a Shape Bucket, which get graphs of their own."""
     workflow = _bucketed(family.workflow(seed, "eager", **more), wired=False, buckets=buckets)
+    workflow["speedup"]["inputs"]["buckets"] = ["shape", 0]
     workflow["warm"] = {
         "class_type": "OneDiffWarmUp",
         "inputs": {"model": ["speedup", 0], "buckets": ["shape", 0], "positive": ["positive", 0]},
@@ -187,10 +188,25 @@ def test_after_a_warm_up_no_image_waits(own_server: ComfyServer, family: TinyFam
     assert (warm.captured, warm.compiled, warm.fallbacks) == (0, 0, {})
     assert warm.served == 3 * family.steps
 
-    # Guards the counts above: a size that was not warmed up is captured.
+    # Guards the counts above: a size that was not warmed up is captured, with all others.
     cold = Counters(own_server)
     latent_of(own_server.run(_warmed(family, buckets, 60, size=80)))
     assert cold.captured == 1
+    latent_of(own_server.run(_warmed(family, buckets, 60, size=112)))
+    assert cold.captured == 1
+    assert [graph["what"].endswith(" all sizes") for graph in cold.graphs] == [True]
+
+
+def test_without_graphs_of_their_own_all_buckets_share_one(own_server: ComfyServer) -> None:
+    workflow = _only(_warmed(FLUX, "208x64\n192x64 b1-2\n64x208"), "warm")
+    del workflow["speedup"]["inputs"]["buckets"]
+    counters = Counters(own_server)
+    result = own_server.run(workflow)
+    assert result.status == "success", result.error
+    figures = result.outputs["warm"]["warm_up"]
+    assert [figure["problem"] for figure in figures] == [None] * 4
+    assert sum(figure["compiled"] for figure in figures) == counters.compiled <= 1
+    assert (counters.proved, counters.fallbacks) == (4, {})
 
 
 def test_an_interrupted_warm_up_goes_on_where_it_stopped(own_server: ComfyServer) -> None:
