@@ -78,6 +78,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from .capture.shapes import ShapeRange
+
     manifests = [artifact.manifest for artifact in _artifacts(options.graph)]
     if options.json:
         _print_json([json.loads(manifest.to_json()) for manifest in manifests])
@@ -91,6 +93,7 @@ def _show(options: argparse.Namespace) -> int:
             for key, value in sorted(fields[name].items()):
                 text = f"{value['size']} bytes, sha256 {value['sha256']}" if name == "parts" else value
                 _print(f"  {key:32} {text}")
+        _print(f"{'sizes':16} {ShapeRange.from_json(fields['shapes'])}")
         _print("signature")
         for line in fields["signature"]:
             _print(f"  {line}")

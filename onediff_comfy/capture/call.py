@@ -48,7 +48,7 @@ class TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
 
     def __str__(self) -> str:
-        sizes = "x".join(map(str, self.shape)) or "scalar"
+        sizes = "x".join("?" if size == ANY_SIZE else str(size) for size in self.shape) or "scalar"
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]@{self.device}"
 
 
@@ -64,6 +64,11 @@ class Signature:
     def any_sizes(self) -> Signature:
         """This signature with the sizes left open: what calls of all sizes have in common."""
         return replace(self, tensors=tuple(replace(t, shape=(ANY_SIZE,) * len(t.shape)) for t in self.tensors))
+
+    def with_batch(self, batch: int, other: int) -> Signature:
+        """This signature as a call of ``other`` samples has it, where ``batch`` is the first axis."""
+        tensors = tuple(replace(t, shape=(other, *t.shape[1:])) if t.shape[:1] == (batch,) else t for t in self.tensors)
+        return replace(self, tensors=tensors)
 
     def lines(self) -> list[str]:
         """One line for every fact, in an order that does not depend on the process."""

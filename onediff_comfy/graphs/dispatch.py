@@ -9,11 +9,12 @@ anything not covered → the host's own forward, with the reason counted and log
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..capture.call import Call, NotCovered, Signature, bind, split
+from ..capture.shapes import batch_tensor
 from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
@@ -28,6 +30,7 @@ from ..engines.base import CompiledGraph, Engine, EngineError
 from ..settings import SPECIALISE_AFTER_RUNS
 from . import proof, skeleton
 from .background import Job, compiler_fields, signature_fields
+from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import compiler
 from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker
@@ -35,12 +38,24 @@ from .making import HostServices, Maker
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.5
+# Of what a graph of its own would cost per call: a batch of 3 runs as 4, one of 6 as 4 and 2, and
+# nobody waits for a compilation.
+_WORTH_IT = 4 / 3
 
 
 @dataclass(frozen=True)
 class _Served:
     graph_key: str
     sizes: tuple[int, ...]  # what the graph's symbols stand for
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """Served by graphs for other batch sizes, where an engine has no general graphs."""
+
+    family: tuple[str, Signature]
+    batch: int
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -82,8 +97,10 @@ class Dispatcher:
         self._in_background = in_background
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
-        self._routes: dict[tuple[str, Signature], _Served | _Refused] = {}
+        self._routes: dict[tuple[str, Signature], _Served | _Refused | _Parted] = {}
         self._not_general: set[tuple[str, Signature]] = set()
+        self._trusted_parts: set[_Parted] = set()
+        self._whole: set[tuple[str, Signature]] = set()  # kinds of calls that cannot be cut along their batch
         self._runs: Counter[tuple[str, Signature]] = Counter()
         self._counted: set[tuple[str, Signature]] = set()  # in this run
         self._preparing = threading.RLock()
@@ -108,6 +125,15 @@ class Dispatcher:
         else:
             log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run_served, calls)
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, calls wait for their graphs, whatever was chosen: to prepare them is what is wanted."""
+        before, self._in_background, self._look_again = self._in_background, False, 0.0
+        try:
+            yield
+        finally:
+            self._in_background = before
+
     def graph_keys(self) -> list[str]:
         """The keys of the compiled graphs that serve this model so far."""
         return list(dict.fromkeys(r.graph_key for r in self._routes.values() if isinstance(r, _Served)))
@@ -127,6 +153,8 @@ class Dispatcher:
         """
         try:
             found = self._find(module, forward, args, kwargs)
+            if isinstance(found, _Parted):
+                return self._run_in_parts(found, module, forward, args, kwargs)
             output = self._run(found, forward, args, kwargs)
         except NotCovered as refusal:
             self._fall_back(module, refusal.reason, quiet=isinstance(refusal, NotYet))
@@ -139,7 +167,7 @@ class Dispatcher:
 
     def _find(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> _Found:
+    ) -> _Found | _Parted:
         target = self._target(module)
         self._host.refuse(target.layers)
         arguments = bind(forward, args, kwargs)
@@ -150,11 +178,13 @@ class Dispatcher:
             raise NotCovered("gradients are wanted, and compiled graphs have none")
         route = self._routes.get((target.fingerprint, call.signature))
         graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
-        if graph is None and not isinstance(route, _Refused):
+        if graph is None and not isinstance(route, _Refused | _Parted):
             with self._preparing:
                 call, route, graph = self._prepare_now_and_then(target, forward, arguments, call)
         if isinstance(route, _Refused):
             raise NotCovered(route.reason)
+        if isinstance(route, _Parted):
+            return route
         assert isinstance(route, _Served) and graph is not None
         self._specialise_if_often(target, forward, call, graph)
         weights = target.weights(graph.binding.weight_names, _device_of(call))
@@ -180,7 +210,7 @@ class Dispatcher:
 
     def _prepare_now_and_then(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, _Served | _Refused, CompiledGraph | None]:
+    ) -> tuple[Call, _Served | _Refused | _Parted, CompiledGraph | None]:
         """As ``_prepare``; but while a graph is on its way, looking for it must not slow every call down."""
         if time.monotonic() < self._look_again:
             raise NotYet(self._on_its_way)
@@ -192,7 +222,7 @@ class Dispatcher:
 
     def _prepare(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, _Served | _Refused, CompiledGraph | None]:
+    ) -> tuple[Call, _Served | _Refused | _Parted, CompiledGraph | None]:
         """Find or make the graph for a signature that has no route yet, and remember the route."""
         device = _device_of(call)
         # Before minutes of work: are the weights where the graph would need them? They may be back
@@ -203,6 +233,11 @@ class Dispatcher:
             maker = Maker(engine, device, compiler(engine, device), self._host)
             exact = self._exact(engine, target, call)
             found = self._kept(maker, target, call, exact)
+            if found is None and not engine.general:
+                parted = self._parted(target, call)
+                if parted is not None:
+                    self._routes[target.fingerprint, call.signature] = parted
+                    return call, parted, None
             if found is None:
                 call, found = self._made(maker, target, forward, arguments, call, general=not exact)
             if found is None and not exact:
@@ -224,6 +259,24 @@ class Dispatcher:
         route, graph = found
         self._routes[target.fingerprint, call.signature] = route
         return call, route, graph
+
+    def _parted(self, target: Target, call: Call) -> _Parted | None:
+        """How graphs that this node has for other batch sizes can serve a call, where that costs little."""
+        index = batch_tensor(call.signature.tensors)
+        batch = call.tensors[index].shape[0] if index is not None and call.tensors[index].ndim else 1
+        family = (target.fingerprint, call.signature.any_sizes())
+        # A first axis of one may as well mean that all samples share a tensor.
+        if batch == 1 or family in self._whole:
+            return None
+        sizes = set()
+        for (fingerprint, signature), route in self._routes.items():
+            if fingerprint == target.fingerprint and isinstance(route, _Served) and index is not None:
+                size = signature.tensors[index].shape[0] if signature.tensors[index].shape else 0
+                if size > 1 and signature == call.signature.with_batch(batch, size):
+                    sizes.add(size)
+        parts = plan(batch, sizes) if sizes else []
+        cost = sum(cost_of_call(part.size) for part in parts)
+        return _Parted(family, batch, tuple(parts)) if 0 < cost <= cost_of_call(batch) * _WORTH_IT else None
 
     def _refuse(self, target: Target, call: Call, reason: str) -> _Refused:
         route = _Refused(reason)
@@ -372,6 +425,41 @@ class Dispatcher:
             self._prove(found, output, forward(*args, **kwargs))
         return output
 
+    def _run_in_parts(
+        self,
+        parted: _Parted,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Cut a call along its batch, serve each part as a call of its own, and put the outputs together."""
+        arguments = bind(forward, args, kwargs)
+        name = self._host.options_name
+        options = {name: arguments.pop(name)} if name in arguments else {}
+        leaves, tree = pytree.tree_flatten(arguments)
+        cut = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf) and leaf.ndim and len(leaf) == parted.batch]
+        outputs: list[list[torch.Tensor]] = []
+        for pieces in split_batch([leaves[i] for i in cut], parted.batch, parted.parts):
+            own = list(leaves)
+            for i, piece in zip(cut, pieces, strict=True):
+                own[i] = piece
+            part = {**pytree.tree_unflatten(own, tree), **options}
+            flat, output_tree = pytree.tree_flatten(self(module, forward, (), part))
+            outputs.append(flat)
+        output = pytree.tree_unflatten(join(outputs, parted.parts), output_tree)
+        if parted in self._trusted_parts:
+            return output
+        # Samples of one batch see each other in some models (the frames of a video): looked at once.
+        expected = forward(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+        if _difference(output, expected) <= proof.limit({t.dtype for t in tensors}, tensors[0].device):
+            self._trusted_parts.add(parted)
+            return output
+        self._whole.add(parted.family)
+        self._routes = {key: route for key, route in self._routes.items() if not isinstance(route, _Parted)}
+        return expected
+
     def _call(
         self, graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
@@ -394,13 +482,7 @@ class Dispatcher:
         """
         dtypes = {tensor.dtype for tensor in (*found.weights, *found.call.tensors)}
         allowed = proof.limit(dtypes, _device_of(found.call))
-        left, left_spec = pytree.tree_flatten(actual)
-        right, right_spec = pytree.tree_flatten(expected)
-        error = (
-            max(map(proof.relative_error, left, right), default=0.0)
-            if left_spec == right_spec and len(left) == len(right)
-            else float("inf")
-        )
+        error = _difference(actual, expected)
         if not error <= allowed:
             reason = f"a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired"
             self._library.retire(found.route.graph_key, reason)
@@ -438,6 +520,15 @@ class _Found:
 def _device_of(call: Call) -> torch.device:
     """Where the call computes: the device of its largest tensor (scalars may be elsewhere)."""
     return max(call.tensors, key=torch.Tensor.numel).device
+
+
+def _difference(actual: Any, expected: Any) -> float:
+    """The largest relative error of the tensors in an output; infinite where it is built otherwise."""
+    left, left_spec = pytree.tree_flatten(actual)
+    right, right_spec = pytree.tree_flatten(expected)
+    if left_spec != right_spec or len(left) != len(right):
+        return float("inf")
+    return max(map(proof.relative_error, left, right), default=0.0)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import folder_paths
-from comfy.patcher_extension import WrappersMP
 
 from ..engines import choose
 from ..engines.base import EngineError
@@ -18,7 +17,7 @@ from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
 from ..store.artifact import Artifact, ArtifactError, pack, unpack
 from ..store.trust import Untrusted
-from .model import KEY, ForwardWrapper, accelerate
+from .model import accelerate, find_dispatcher
 from .process import library, store
 from .rehearsal import rehearse
 
@@ -85,8 +84,8 @@ def load_graphs(model: Any, name: str, strict: bool, node_id: str | None) -> tup
             store().check(artifact, path)
     except (ArtifactError, Untrusted, OSError) as error:
         raise ValueError(f"{name} was not loaded: {error}") from error
-    clone = model if _find_dispatcher(model) is not None else accelerate(model, artifacts[0].manifest.engine, node_id)
-    if _find_dispatcher(clone) is None:
+    clone = model if find_dispatcher(model) is not None else accelerate(model, artifacts[0].manifest.engine, node_id)
+    if find_dispatcher(clone) is None:
         raise ValueError(f"{name} was not loaded: a {type(model).__qualname__} has no diffusion model to accelerate")
     device = model.load_device
     for artifact in artifacts:
@@ -150,17 +149,8 @@ def describe(artifacts: list[Artifact]) -> str:
     return "\n".join(lines)
 
 
-def _find_dispatcher(model: Any) -> Dispatcher | None:
-    if not hasattr(model, "get_wrappers"):
-        return None
-    for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY):
-        if isinstance(wrapper, ForwardWrapper):
-            return wrapper.dispatcher
-    return None
-
-
 def _dispatcher_of(model: Any) -> Dispatcher:
-    dispatcher = _find_dispatcher(model)
+    dispatcher = find_dispatcher(model)
     if dispatcher is None:
         raise ValueError("this MODEL is not accelerated: connect the output of OneDiff Model Speedup.")
     return dispatcher

@@ -19,7 +19,8 @@ from typing import Any
 
 from ..graphs.background import Job, Outcome
 
-_BELOW_NORMAL = 5  # of 19; making an image goes before compiling for the next one
+# Of 19. Where the image is made on the CPU too, a compiler that only gets what is left would never end.
+_NICE_BESIDE_CPU, _NICE_BESIDE_GPU = 5, 19
 _PARENT_POLL_S = 1.0
 
 
@@ -27,9 +28,9 @@ def main() -> int:
     work, result, parent = sys.argv[1:]
     sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-    with contextlib.suppress(AttributeError, OSError):  # Windows has no nice()
-        os.nice(_BELOW_NORMAL)
-    outcome = run(Job.from_bytes(Path(work).read_bytes()))
+    job = Job.from_bytes(Path(work).read_bytes())
+    _stand_back(job)
+    outcome = run(job)
     Path(result).write_text(json.dumps(asdict(outcome)))
     return 0
 
@@ -81,6 +82,16 @@ def run(job: Job) -> Outcome:
     return Outcome(None)
 
 
+def _stand_back(job: Job) -> None:
+    """Making an image goes before compiling for the next one."""
+    on_cpu = job.device.startswith("cpu")
+    with contextlib.suppress(AttributeError, OSError):  # Windows has no nice()
+        os.nice(_NICE_BESIDE_CPU if on_cpu else _NICE_BESIDE_GPU)
+    if not on_cpu:
+        # The GPU waits for one thread of the other process; compilers on every core would slow it.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // 4)))
+
+
 def settings() -> dict[str, Any]:
     """What ``_take_over`` needs, as it is in this process."""
     import torch
@@ -99,7 +110,7 @@ def _take_over(values: Mapping[str, Any]) -> None:
     from comfy.cli_args import args
 
     vars(args).update(values["args"])
-    torch.set_num_threads(values["threads"])  # kernels for a CPU are compiled for a number of threads
+    torch.set_num_threads(values["threads"])  # kernels for a CPU are compiled for this number of threads
     torch.set_float32_matmul_precision(values["matmul_precision"])
 
 

@@ -69,6 +69,16 @@ def accelerate(
     return clone
 
 
+def find_dispatcher(model: Any) -> Dispatcher | None:
+    """What serves the calls of an accelerated MODEL; None if it is not accelerated."""
+    if not hasattr(model, "get_wrappers"):
+        return None
+    for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY):
+        if isinstance(wrapper, ForwardWrapper):
+            return wrapper.dispatcher
+    return None
+
+
 def _unaccelerated(model: Any, what: str, show: Any) -> Any:
     reason = f"{what} cannot be captured"
     metrics().fell_back(reason)

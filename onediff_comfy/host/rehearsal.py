@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import comfy.sample
 
+from .model import find_dispatcher
+
 
 def rehearse(model: Any, samples: Any, positive: Any, negative: Any = None) -> None:
-    """Make one sampling step and throw it away, so that what it needs gets compiled or loaded.
+    """Make one sampling step and throw it away, so that what it needs gets compiled or loaded, here and now.
 
     Args:
         model: an accelerated MODEL.
@@ -19,6 +22,8 @@ def rehearse(model: Any, samples: Any, positive: Any, negative: Any = None) -> N
     samples = comfy.sample.fix_empty_latent_channels(model, samples)
     noise = comfy.sample.prepare_noise(samples, 0)
     cfg = 1.0 if negative is None else 7.0
-    comfy.sample.sample(
-        model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
-    )
+    dispatcher = find_dispatcher(model)
+    with dispatcher.waiting() if dispatcher is not None else contextlib.nullcontext():
+        comfy.sample.sample(
+            model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
+        )

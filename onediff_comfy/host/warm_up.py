@@ -9,11 +9,10 @@ from typing import Any
 
 import comfy.model_management
 import comfy.utils
-from comfy.patcher_extension import WrappersMP
 
 from ..graphs.buckets import Bucket, BucketError, BucketSet, shown
 from .latents import empty_latent
-from .model import KEY, ForwardWrapper
+from .model import find_dispatcher
 from .process import metrics
 from .rehearsal import rehearse
 from .status import status_of
@@ -64,7 +63,7 @@ def warm_up_buckets(
     Raises:
         ValueError: the model is not accelerated.
     """
-    if not _is_accelerated(model):
+    if find_dispatcher(model) is None:
         raise ValueError(
             "this MODEL is not accelerated: connect the output of OneDiff Model Speedup. If it is connected, that node "
             "says why it could not accelerate."
@@ -86,12 +85,6 @@ def warm_up_buckets(
     summary = _summary(done)
     show(summary)
     return summary, [asdict(prepared) for prepared in done]
-
-
-def _is_accelerated(model: Any) -> bool:
-    return hasattr(model, "get_wrappers") and any(
-        isinstance(wrapper, ForwardWrapper) for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY)
-    )
 
 
 def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any) -> Prepared:

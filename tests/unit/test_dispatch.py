@@ -824,3 +824,41 @@ def test_calls_from_many_threads_compile_once(library: GraphLibrary) -> None:
     assert not errors
     assert served.counts["compiled"] == 1
     assert served.fallbacks == {}
+
+
+def test_without_general_graphs_a_batch_is_served_by_graphs_of_other_batch_sizes(
+    library: GraphLibrary, install: Any
+) -> None:
+    """3 runs as 4 and is cut, 6 as 4 and 2; 3 on graphs for 2 alone would cost too much and gets its own."""
+
+    class OneSize(FakeEngine):
+        general = False
+
+    engine = install(OneSize())
+    served = Served(library)
+    for batch in (4, 2):
+        assert served.matches(*inputs(batch))
+    for batch in (3, 6, 6):
+        assert served.matches(*inputs(batch))
+    assert engine.compilations == 2
+    assert served.counts == {"captured": 2, "compiled": 2, "proved": 2, "served": 2 + 1 + 2 + 2}
+    assert served.matches(*inputs(1))
+    assert engine.compilations == 3
+
+
+class Mixing(Net):
+    """Samples of a batch see each other, as the frames of a video do."""
+
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor, **kwargs: Any) -> Any:
+        return super().forward(x - x.mean(0), timestep, **kwargs)
+
+
+def test_a_batch_whose_samples_see_each_other_is_never_cut(library: GraphLibrary, install: Any) -> None:
+    class OneSize(FakeEngine):
+        general = False
+
+    engine = install(OneSize())
+    served = Served(library, Mixing())
+    for batch in (4, 3, 3, 6, 3):
+        assert served.matches(*inputs(batch))
+    assert engine.compilations == 3
