@@ -12,12 +12,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ..graphs.background import Job, Outcome
+from .host_settings import take_over
 
 # Of 19. Where the image is made on the CPU too, a compiler that only gets what is left would never end.
 _NICE_BESIDE_CPU, _NICE_BESIDE_GPU = 5, 19
@@ -37,7 +36,7 @@ def main() -> int:
 
 def run(job: Job) -> Outcome:
     """Make the graph that ``job`` asks for, in the store."""
-    _take_over(job.settings)
+    take_over(job.settings)
     import torch
 
     from ..capture.call import NotCovered
@@ -90,28 +89,6 @@ def _stand_back(job: Job) -> None:
     if not on_cpu:
         # The GPU waits for one thread of the other process; compilers on every core would slow it.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // 4)))
-
-
-def settings() -> dict[str, Any]:
-    """What ``_take_over`` needs, as it is in this process."""
-    import torch
-    from comfy.cli_args import args
-
-    return {
-        "args": dict(vars(args)),
-        "threads": torch.get_num_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-    }
-
-
-def _take_over(values: Mapping[str, Any]) -> None:
-    """Before anything of the host is imported that looks at its settings."""
-    import torch
-    from comfy.cli_args import args
-
-    vars(args).update(values["args"])
-    torch.set_num_threads(values["threads"])  # kernels for a CPU are compiled for this number of threads
-    torch.set_float32_matmul_precision(values["matmul_precision"])
 
 
 def _end_with(parent: int) -> None:

@@ -15,7 +15,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 
 from ..capture.call import NotCovered
 from ..graphs.making import HostServices
-from . import compile_worker
+from .host_settings import settings
 
 log = logging.getLogger(__name__)
 
@@ -73,5 +73,5 @@ def host_services() -> HostServices:
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
         refuse=_refuse_patched_layers,
         side_multiple=_side_multiple,
-        settings=compile_worker.settings,
+        settings=settings,
     )
