@@ -45,6 +45,23 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comf
     return make
 
 
+@pytest.fixture
+def start_process(
+    start_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[ComfyServer], ComfyServer]:
+    """Makes another process of a server's installation: what it kept is there, what it knew is not.
+
+    The server itself may go on; the two share every folder but the compiler's cache, and have logs of their own.
+    """
+
+    def make(server: ComfyServer) -> ComfyServer:
+        other = start_server(server.base_dir)
+        other.log_file = tmp_path_factory.mktemp("log") / "server.log"
+        return other
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
     """The server that most tests share. Its counters only grow: compare before and after."""

@@ -27,29 +27,27 @@ FLUX = FAMILIES["flux"]
 
 
 def test_a_new_process_compiles_nothing_even_for_another_checkpoint(
-    start_server: Callable[..., ComfyServer], tally: Callable[[str], None]
+    server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer], tally: Callable[[str], None]
 ) -> None:
-    with start_server() as first:
-        base = first.base_dir
-        expected = latent_of(first.run(SDXL.workflow(1)))
-        expected_other = latent_of(first.run(OTHER.workflow(1)))
-        assert not torch.allclose(expected, expected_other, rtol=1e-2)
-        assert_same_picture(latent_of(first.run(SDXL.workflow(1, "inductor"))), expected)
-        (compiled,) = first.get_json("/onediff/report")["graphs"]
-        assert compiled["how"] == "compiled"
+    expected = latent_of(server.run(SDXL.workflow(1)))
+    expected_other = latent_of(server.run(OTHER.workflow(1)))
+    assert not torch.allclose(expected, expected_other, rtol=1e-2)
+    assert_same_picture(latent_of(server.run(SDXL.workflow(1, "inductor"))), expected)
 
-    # Another prompt, seed, node id and order of things; Inductor's own cache folder is empty.
-    with start_server(base) as second:
+    # Inductor's own cache folder is empty.
+    with start_process(server) as second:
         counters = Counters(second)
         assert_same_picture(latent_of(second.run(SDXL.workflow(1, "inductor"))), expected)
         assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
         assert counters.served == SDXL.steps
-        (loaded,) = second.get_json("/onediff/report")["graphs"]
+        (loaded,) = counters.graphs
+        everything = server.get_json("/onediff/report")["graphs"]
+        (compiled,) = [made for made in everything if (made["key"], made["how"]) == (loaded["key"], "compiled")]
         tally(f"tiny SDXL, CPU: compiled in {compiled['seconds']} s, loaded in {loaded['seconds']} s")
         assert loaded["seconds"] < 0.15 * compiled["seconds"]
         assert "OneDiff: loaded" in second.log_text()
 
-    with start_server(base) as third:
+    with start_process(server) as third:
         counters = Counters(third)
         assert_same_picture(latent_of(third.run(OTHER.workflow(1, "inductor"))), expected_other)
         assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
@@ -203,11 +201,11 @@ def test_a_mismatch_is_explained_and_compiled_for_again_or_refused(saved: Saved,
     file = put(elsewhere, "other machine.graph", pack([artifact]))
     message = error_of(elsewhere.run(with_load(FLUX.workflow(6), file, "strict")))
     assert "architecture: compiled for sm_89, here it is " in message
-    # A size with sides that patches of two do not fill, which the friend's graph does not serve either.
+    # Patches of two do not fill these sides, so the friend's graph does not serve them.
     expected = latent_of(elsewhere.run(FLUX.workflow(6, size=104)))
     counters = Counters(elsewhere)
     assert_same_picture(latent_of(elsewhere.run(with_load(FLUX.workflow(6, size=104), file))), expected)
-    assert counters.compiled == 1
+    assert counters.compiled >= 1
     assert "compiled again on first use" in elsewhere.log_text()
 
 
