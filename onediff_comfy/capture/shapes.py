@@ -33,11 +33,13 @@ class ShapeRange:
             twice has the same value in both places.
         limits: of each symbol the smallest and the largest value; None is unlimited.
         conditions: Python expressions over the symbols, each of which must hold.
+        batch: the symbol at whose value of 1 "less than" may be "equal" in a condition (see ``range_of``).
     """
 
     axes: tuple[tuple[Axis, ...], ...]
     limits: Mapping[str, tuple[int, int | None]]
     conditions: tuple[str, ...] = ()
+    batch: str | None = None
 
     @classmethod
     def exactly(cls, specs: Sequence[TensorSpec]) -> ShapeRange:
@@ -65,7 +67,8 @@ class ShapeRange:
         for name, (low, high) in self.limits.items():
             if values[name] < low or (high is not None and values[name] > high):
                 return None
-        return values if all(_compiled(text)(values) for text in self.conditions) else None
+        single = self.batch is not None and values[self.batch] == 1
+        return values if all(_compiled(text, ties=single)(values) for text in self.conditions) else None
 
     def __str__(self) -> str:
         tensors = " ".join("x".join(map(_axis_text, axes)) or "scalar" for axes in self.axes)
@@ -79,6 +82,7 @@ class ShapeRange:
             "axes": [list(axes) for axes in self.axes],
             "limits": {name: list(limit) for name, limit in self.limits.items()},
             "conditions": list(self.conditions),
+            "batch": self.batch,
         }
 
     @classmethod
@@ -97,7 +101,7 @@ class ShapeRange:
         axes = tuple(
             tuple(a if isinstance(a, int) else (int(a[0]), str(a[1])) for a in tensor) for tensor in fields["axes"]
         )
-        return cls(axes, limits, conditions)
+        return cls(axes, limits, conditions, None if fields["batch"] is None else str(fields["batch"]))
 
 
 def _axis_text(axis: Axis) -> str:
@@ -112,8 +116,9 @@ def range_of(placeholders: Sequence[torch.Tensor], batch: int | None, folds: Map
     Args:
         placeholders: the fake tensors that stand for a call's tensors.
         batch: which of them has the batch as its first axis. Tracing takes every symbol for 2 or
-            more, because a size of 1 means broadcasting; a batch of one broadcasts nothing, and the
-            first call of each size is compared with eager anyway, so batches start at 1.
+            more, because a size of 1 means broadcasting, and asks which of two strides is larger where
+            a size of 1 makes them equal. A batch of one broadcasts nothing, its strides do not matter, and
+            the first call of each size is compared with eager anyway: so batches start at 1.
         folds: which of them stand for a folded tensor (see ``fold``), and by what.
 
     Raises:
@@ -126,9 +131,10 @@ def range_of(placeholders: Sequence[torch.Tensor], batch: int | None, folds: Map
     )
     first = axes[batch][0] if batch is not None and axes[batch] else 0
     limits = dict(symbols.limits())
-    if not isinstance(first, int) and limits[first[1]][0] == 2:
-        limits[first[1]] = (1, limits[first[1]][1])
-    return ShapeRange(axes, limits, tuple(symbols.conditions()))
+    single = None if isinstance(first, int) or limits[first[1]][0] != 2 else first[1]
+    if single is not None:
+        limits[single] = (1, limits[single][1])
+    return ShapeRange(axes, limits, tuple(symbols.conditions()), single)
 
 
 class _Symbols:
@@ -190,6 +196,7 @@ _FUNCTIONS: Mapping[str, Any] = {"max": max, "min": min}
 
 
 _LARGEST_POWER = 8
+_OR_EQUAL: Mapping[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.Gt: ast.GtE}
 
 
 def _large_power(node: ast.AST) -> bool:
@@ -200,8 +207,12 @@ def _large_power(node: ast.AST) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiled(text: str) -> Callable[[Mapping[str, int]], bool]:
+def _compiled(text: str, ties: bool = False) -> Callable[[Mapping[str, int]], bool]:
     """A condition as a function of the symbols' values.
+
+    Args:
+        text: a Python expression.
+        ties: whether a comparison for less or greater also holds between equals.
 
     Raises:
         NotCovered: it is more than arithmetic on sizes.
@@ -214,6 +225,9 @@ def _compiled(text: str) -> Callable[[Mapping[str, int]], bool]:
         named = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
         if not isinstance(node, _ALLOWED) or named or _large_power(node):
             raise NotCovered(f"a condition on sizes is more than arithmetic ({text})")
+    comparison = tree.body
+    if ties and isinstance(comparison, ast.Compare):
+        comparison.ops = [_OR_EQUAL.get(type(op), type(op))() for op in comparison.ops]
     code = compile(tree, "<condition>", "eval")
     return lambda values: bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(values)))
 
@@ -234,8 +248,9 @@ def representative(specs: Sequence[TensorSpec], batch: int | None, multiple: int
     """Sizes to trace with, such that nothing specific to this call gets into the graph.
 
     A size of one reads as broadcasting, and two equal sides as one: so a batch of one becomes two, and
-    square images half as wide again, or twice. Small images are enlarged, for a side that shrinks to one pixel
-    inside the model reads as broadcasting too. Tracing uses no memory for any of it.
+    square images half as wide again, or two or three times as wide. Small images are enlarged, for a
+    side that shrinks to one pixel inside the model reads as broadcasting too. Tracing uses no memory for
+    any of it.
 
     Args:
         specs: the call's tensors.
@@ -245,9 +260,11 @@ def representative(specs: Sequence[TensorSpec], batch: int | None, multiple: int
     single = batch is not None and specs[batch].shape[0] == 1
     sides = [size for spec in specs if _is_image(spec.shape) for size in spec.shape[-2:]]
     scale = max(1, -(-_SMALLEST_SIDE // min(sides, default=_SMALLEST_SIDE)))
-    if any(size * scale % 2 for size in sides):
-        scale *= 2
-    halves = 3 if all(size * scale * 3 % (2 * multiple) == 0 for size in sides) else 4
+    # What is odd stays odd, and what is a multiple stays one: models pad by the remainder.
+    if any(size % 2 for size in sides):
+        scale, halves = scale | 1, 6
+    else:
+        halves = 3 if all(size * scale * 3 % (2 * multiple) == 0 for size in sides) else 4
     return [tuple(_stretched(list(spec.shape), scale, halves, single)) for spec in specs]
 
 
