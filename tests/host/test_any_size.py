@@ -77,15 +77,10 @@ def test_two_hundred_changes_compile_nothing_and_hold_no_memory(
 UNEVEN = {
     # Sides of 13, 17, 9, 25, 16, 10 and 14 latent pixels, which not every level of the model halves.
     "sdxl": [(104, 136), (136, 104), (72, 200), (104, 104), (104, 128), (80, 112)],
-    # Odd ones, which patches of two do not fill.
+    # Odd ones, which patches of two do not fill: in both directions, for one direction is a graph of its own.
     "flux": [(104, 136), (136, 104), (72, 200)],
 }
-ODD_FLUX = pytest.mark.xfail(
-    strict=True, reason="a graph for all sizes of Flux leaves out odd sides: each size is captured and compiled anew"
-)
-
-
-@pytest.mark.parametrize("name", ["sdxl", pytest.param("flux", marks=ODD_FLUX)])
+@pytest.mark.parametrize("name", UNEVEN)
 def test_sizes_that_are_no_multiples_share_one_more_graph(server: ComfyServer, name: str) -> None:
     family, counters = FAMILIES[name], Counters(server)
     for seed, size in enumerate(UNEVEN[name], start=2000):
