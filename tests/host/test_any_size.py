@@ -80,6 +80,8 @@ UNEVEN = {
     # Odd ones, which patches of two do not fill: in both directions, for one direction is a graph of its own.
     "flux": [(104, 136), (136, 104), (72, 200)],
 }
+
+
 @pytest.mark.parametrize("name", UNEVEN)
 def test_sizes_that_are_no_multiples_share_one_more_graph(server: ComfyServer, name: str) -> None:
     family, counters = FAMILIES[name], Counters(server)
