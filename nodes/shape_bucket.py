@@ -60,7 +60,7 @@ class OneDiffShapeBucket(io.ComfyNode):
                 ),
             ],
             outputs=[
-                Buckets.Output(display_name="buckets", tooltip="The whole list, for OneDiff Model Speedup and OneDiff Warm Up."),
+                Buckets.Output(display_name="buckets", tooltip="For OneDiff Model Speedup and OneDiff Warm Up."),
                 io.Int.Output(display_name="width", tooltip="For the empty latent, in pixels."),
                 io.Int.Output(display_name="height", tooltip="For the empty latent, in pixels."),
                 io.Int.Output(display_name="batch_size", tooltip="For the empty latent."),
