@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -43,6 +44,14 @@ class Candidate:
 
     graph_key: str
     shapes: ShapeRange
+
+
+def _candidate(graph_key: str, shapes: Mapping[str, Any]) -> Candidate | None:
+    try:
+        return Candidate(graph_key, ShapeRange.from_json(shapes))
+    except (ValueError, KeyError, TypeError, NotCovered) as error:
+        log.debug("a note on graph %.12s cannot be read and is ignored: %r", graph_key, error)
+        return None
 
 
 class GraphLibrary:
@@ -94,7 +103,7 @@ class GraphLibrary:
         found = self._candidates.get(call_key)
         if not found:
             noted = self._store.calls(call_key) if self._store else []
-            found = tuple(Candidate(key, ShapeRange.from_json(shapes)) for key, shapes in noted)
+            found = tuple(candidate for key, shapes in noted if (candidate := _candidate(key, shapes)) is not None)
             self._candidates[call_key] = found
         return found
 

@@ -98,3 +98,10 @@ def test_without_a_store_everything_works_and_nothing_outlives_the_process() -> 
     assert library.candidates("call") == (Candidate(KEY, GENERAL),)
     library.retire(KEY, "off by 0.2")
     assert library.retired(KEY) == "off by 0.2"
+
+
+def test_a_note_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
+    store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
+    store.note_call("call", "other", {"axes": "from another version"})
+    library = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
+    assert library.candidates("call") == ()
