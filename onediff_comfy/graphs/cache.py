@@ -50,7 +50,8 @@ class GraphCache:
         with self._lock:
             self._graphs[key] = graph
             self._graphs.move_to_end(key)
-        self.trim()
+            evicted = self._evict()
+        self._tell(evicted)
 
     def discard(self, key: str) -> None:
         """Forget the graph under ``key``, if it is here."""
@@ -59,14 +60,21 @@ class GraphCache:
 
     def trim(self) -> None:
         """Make what is here hold within the budget again; the most recently used graph stays."""
-        evicted = []
         with self._lock:
-            *others, _newest = self._graphs or [""]
-            for key in sorted(others, key=lambda name: self._graphs[name].shapes.general):
-                if self._nbytes() <= self.budget:
-                    break
-                del self._graphs[key]
-                evicted.append(key)
+            evicted = self._evict()
+        self._tell(evicted)
+
+    def _evict(self) -> list[str]:
+        evicted = []
+        *others, _newest = self._graphs or [""]
+        for key in sorted(others, key=lambda name: self._graphs[name].shapes.general):
+            if self._nbytes() <= self.budget:
+                break
+            del self._graphs[key]
+            evicted.append(key)
+        return evicted
+
+    def _tell(self, evicted: list[str]) -> None:
         for old in evicted:
             log.info("OneDiff: evicted compiled graph %.12s to stay within %d MB", old, self.budget >> 20)
             self._on_evict(old)
