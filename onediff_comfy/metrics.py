@@ -28,23 +28,50 @@ class Metrics:
     ``compiled`` and ``loaded`` count graphs, ``recorded`` CUDA graph recordings, ``specialised`` sizes
     that got a graph of their own because they came often; ``served`` counts
     calls answered by a compiled graph; ``fallbacks`` counts calls answered by eager, by reason.
+
+    Args:
+        total: further counters that count along: one accelerated object's are part of the process's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, total: Metrics | None = None) -> None:
+        self._total = total
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._graphs: list[dict[str, Any]] = []
+        self._served_by: Counter[str] = Counter()
+        self._evicted: Counter[str] = Counter()
 
     def count(self, name: str, amount: int = 1) -> None:
         with self._lock:
             self._counts[name] += amount
+        if self._total is not None:
+            self._total.count(name, amount)
+
+    def served(self, key: str) -> None:
+        """Count one call that the graph ``key`` answered."""
+        with self._lock:
+            self._counts["served"] += 1
+            self._served_by[key] += 1
+        if self._total is not None:
+            self._total.served(key)
+
+    def evicted(self, key: str) -> None:
+        """Count one graph that left memory to make room."""
+        with self._lock:
+            self._counts["evicted"] += 1
+            self._evicted[key] += 1
+        if self._total is not None:
+            self._total.evicted(key)
 
     def fell_back(self, reason: str) -> bool:
         """Count one eager call. True the first time that this reason occurs."""
         with self._lock:
             self._fallbacks[reason] += 1
-            return self._fallbacks[reason] == 1
+            first = self._fallbacks[reason] == 1
+        if self._total is not None:
+            self._total.fell_back(reason)
+        return first
 
     def made(self, how: str, key: str, engine: str, what: str, seconds: float) -> None:
         """Record a graph that was compiled or loaded (``how``), of which target and sizes (``what``)."""
@@ -60,6 +87,18 @@ class Metrics:
                     "at": round(time.time(), 3),
                 }
             )
+        if self._total is not None:
+            self._total.made(how, key, engine, what, seconds)
+
+    def served_by(self) -> dict[str, int]:
+        """How many calls each graph answered, by graph key."""
+        with self._lock:
+            return dict(self._served_by)
+
+    def evictions(self) -> dict[str, int]:
+        """How often each graph left memory to make room, by graph key."""
+        with self._lock:
+            return dict(self._evicted)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything so far, as plain data for JSON."""

@@ -27,6 +27,7 @@ from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
+from ..metrics import Metrics
 from ..settings import SPECIALISE_AFTER_RUNS
 from . import proof, skeleton
 from .background import Job, compiler_fields, signature_fields
@@ -34,6 +35,7 @@ from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import compiler
 from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker
+from .timing import RunTimes
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,10 @@ class Dispatcher:
             alone, where a general graph would serve them too.
         in_background: nobody waits for a graph: it is made by another process, and until it is there
             calls run as the host would run them.
+
+    Attributes:
+        metrics: what served this model's calls, and what did not; part of the library's.
+        run_times: how long its graphs ran.
     """
 
     def __init__(
@@ -95,6 +101,8 @@ class Dispatcher:
         self._show = show
         self._specialise = specialise
         self._in_background = in_background
+        self.metrics = Metrics(total=library.metrics)
+        self.run_times = RunTimes()
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
         self._routes: dict[tuple[str, Signature], _Served | _Refused | _Parted] = {}
@@ -160,7 +168,7 @@ class Dispatcher:
             self._fall_back(module, refusal.reason, quiet=isinstance(refusal, NotYet))
             return forward(*args, **kwargs)
         self._run_served += 1
-        self._library.metrics.count("served")
+        self.metrics.served(found.route.graph_key)
         return output
 
     # -- finding the graph ---------------------------------------------------------------------
@@ -395,7 +403,7 @@ class Dispatcher:
         try:
             for candidate in self._library.candidates(key):
                 if self._library.loaded_soon(candidate.graph_key, engine, device) is not None:
-                    self._library.metrics.count("specialised")
+                    self.metrics.count("specialised")
                     del self._routes[often]
                     return
             if outcome is None and background.seconds(key) is None and not background.busy():
@@ -412,7 +420,8 @@ class Dispatcher:
     def _run(self, found: _Found, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         graph, call = found.graph, found.call
         try:
-            flat = self._call(graph, found.weights, call.tensors)
+            with self.run_times.measured(found.route.graph_key, _device_of(call)):
+                flat = self._call(graph, found.weights, call.tensors)
         except torch.OutOfMemoryError as error:
             raise NotCovered("the compiled graph ran out of memory") from error
         except Exception as error:
@@ -493,7 +502,7 @@ class Dispatcher:
 
     def _fall_back(self, module: torch.nn.Module, reason: str, quiet: bool = False) -> None:
         self._run_fallbacks += 1
-        self._library.metrics.fell_back(reason)
+        self.metrics.fell_back(reason)
         if quiet:
             return
         if reason not in self._warned:

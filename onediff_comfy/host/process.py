@@ -26,7 +26,7 @@ def metrics() -> Metrics:
 def library() -> GraphLibrary:
     """The compiled graphs of this process, shared by all nodes."""
     counters = metrics()
-    cache = GraphCache(_default_budget(), on_evict=lambda _key: counters.count("evicted"))
+    cache = GraphCache(_default_budget(), on_evict=counters.evicted)
     return GraphLibrary(cache, counters, store(), Background(_WORKER, _path_of_worker))
 
 
