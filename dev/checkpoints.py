@@ -64,6 +64,28 @@ _SDXL = {
     "use_linear_in_transformer": True,
 }
 
+_SD15_MIN: dict[str, Any] = {
+    "channel_mult": [1],
+    "num_res_blocks": [1],
+    "transformer_depth": [1],
+    "transformer_depth_output": [1, 0],
+    "transformer_depth_middle": -2,
+}
+_SD15_DEEP: dict[str, Any] = {
+    "channel_mult": [1, 2],
+    "num_res_blocks": [1, 1],
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 0, 1, 0],
+    "transformer_depth_middle": 1,
+}
+_SDXL_DEEP: dict[str, Any] = {
+    "channel_mult": [1, 2, 1],
+    "num_res_blocks": [1, 1, 1],
+    "transformer_depth": [0, 2, 5],
+    "transformer_depth_output": [0, 0, 1, 0, 1, 0],
+    "transformer_depth_middle": 1,
+}
+
 
 def _sd15_tiny() -> StateDict:
     """SD1.5 of two resolution levels, with its real-size CLIP-L, so that prompts work."""
@@ -83,14 +105,30 @@ def _sd15_tiny() -> StateDict:
 
 def _sd15_min() -> StateDict:
     """The smallest UNet that is still SD1.5: one resolution level, one transformer block."""
-    blocks: dict[str, Any] = {
-        "channel_mult": [1],
-        "num_res_blocks": [1],
-        "transformer_depth": [1],
-        "transformer_depth_output": [1, 0],
-        "transformer_depth_middle": -2,
-    }
-    return {**_unet({**_SD15, **blocks}), **_taesd(4, "first_stage_model.", "float16")}
+    return {**_unet({**_SD15, **_SD15_MIN}), **_taesd(4, "first_stage_model.", "float16")}
+
+
+def _sd15_deep() -> StateDict:
+    """Two levels and a middle block that all attend: every place of a UNet that patches take hold of."""
+    return _unet({**_SD15, **_SD15_DEEP})
+
+
+def _sd15_inpaint() -> StateDict:
+    """The smallest inpainting UNet: latent, mask and masked image make nine channels."""
+    return _unet({**_SD15, **_SD15_MIN, "in_channels": 9})
+
+
+def _sd15_control() -> StateDict:
+    return _control_unet({**_SD15, **_SD15_DEEP})
+
+
+def _sdxl_control() -> StateDict:
+    return _control_unet({**_SDXL, **_SDXL_DEEP})
+
+
+def _sdxl_deep() -> StateDict:
+    """KOALA-700M's depths with a second level of twice the width and a middle block that attends."""
+    return _unet({**_SDXL, **_SDXL_DEEP})
 
 
 def _sdxl_min(seed: int = 1) -> StateDict:
@@ -132,7 +170,7 @@ def _flux_min() -> StateDict:
         operations=comfy.ops.disable_weight_init,
     )
     # Flux checkpoints are bfloat16, and name their VAE without the first_stage_model of SD.
-    weights = _random(model.state_dict(), "model.diffusion_model.", "bfloat16", seed=1)
+    weights = random_weights(model.state_dict(), "model.diffusion_model.", "bfloat16", seed=1)
     return {**weights, **_taesd(16, "vae.", "bfloat16")}
 
 
@@ -142,32 +180,51 @@ CHECKPOINTS: Mapping[str, Callable[[], StateDict]] = {
     "sdxl_min": _sdxl_min,
     "sdxl_min_other": lambda: _sdxl_min(seed=7),  # another checkpoint of the same architecture
     "flux_min": _flux_min,
+    "sd15_deep": _sd15_deep,
+    "sd15_inpaint": _sd15_inpaint,
+    "sd15_control": _sd15_control,
+    "sdxl_deep": _sdxl_deep,
+    "sdxl_control": _sdxl_control,
 }
-"""The checkpoints by name. All but sd15_tiny come without text encoders: give them TinyConditioning."""
+"""The checkpoints by name. All but sd15_tiny come without text encoders: give them TinyConditioning.
+
+Those for tests of patches (``deep``, ``inpaint``) have no VAE either; ``control`` are ControlNets for the deep ones.
+"""
 
 
 def _unet(config: Mapping[str, Any], seed: int = 1) -> StateDict:
-    import comfy.ops
-    import torch
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
+    config = {"out_channels": 4, "use_temporal_resblock": False, "use_temporal_attention": False, **config}
+    return random_weights(_on_meta(UNetModel, config), "model.diffusion_model.", "float16", seed=seed)
+
+
+def _control_unet(config: Mapping[str, Any]) -> StateDict:
+    """A ControlNet over a UNet's first half, for RGB hints of eight times the latent's size."""
+    from comfy.cldm.cldm import ControlNet
+
+    return random_weights(_on_meta(ControlNet, {**config, "hint_channels": 3}), "control_model.", "float16", seed=5)
+
+
+def _on_meta(kind: type, config: Mapping[str, Any]) -> StateDict:
+    """Names and shapes of the weights of a UNet, or of what is built like one."""
+    import comfy.ops
+    import torch
+
+    common = {
+        "image_size": 32,
+        "use_checkpoint": False,
+        "use_spatial_transformer": True,
+        "legacy": False,
+        "in_channels": 4,
+        "model_channels": 320,
+        "dtype": torch.float32,
+        "device": "meta",
+        "operations": comfy.ops.disable_weight_init,
+    }
     with torch.device("meta"):
-        model = UNetModel(
-            image_size=32,
-            use_checkpoint=False,
-            use_spatial_transformer=True,
-            legacy=False,
-            in_channels=4,
-            out_channels=4,
-            model_channels=320,
-            dtype=torch.float32,
-            device="meta",
-            operations=comfy.ops.disable_weight_init,
-            use_temporal_resblock=False,
-            use_temporal_attention=False,
-            **config,
-        )
-    return _random(model.state_dict(), "model.diffusion_model.", "float16", seed=seed)
+        weights: StateDict = kind(**{**common, **config}).state_dict()
+    return weights
 
 
 def _taesd(channels: int, prefix: str, dtype: str) -> StateDict:
@@ -176,7 +233,7 @@ def _taesd(channels: int, prefix: str, dtype: str) -> StateDict:
 
     with torch.device("meta"):
         model = TAESD(latent_channels=channels)
-    return _random(model.state_dict(), prefix, dtype, seed=2)
+    return random_weights(model.state_dict(), prefix, dtype, seed=2)
 
 
 def _clip_l(prefix: str) -> StateDict:
@@ -187,10 +244,10 @@ def _clip_l(prefix: str) -> StateDict:
     package = Path(comfy.clip_model.__file__).parent
     config = json.loads((package / "sd1_clip_config.json").read_text())
     model = comfy.clip_model.CLIPTextModel(config, torch.float32, "meta", comfy.ops.disable_weight_init)
-    return _random(model.state_dict(), prefix, "float16", seed=3)
+    return random_weights(model.state_dict(), prefix, "float16", seed=3)
 
 
-def _random(shapes: Mapping[str, torch.Tensor], prefix: str, dtype: str, *, seed: int) -> StateDict:
+def random_weights(shapes: Mapping[str, torch.Tensor], prefix: str, dtype: str, *, seed: int) -> StateDict:
     """Seeded weights that keep activations near unit variance, under ``prefix``.
 
     Matrices and kernels have variance 1/fan_in (LeCun et al., Efficient BackProp, 1998). Biases and

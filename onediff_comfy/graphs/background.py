@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from typing import Any
 import torch
 
 from ..capture.call import Call, Signature, TensorSpec
-from .key import Compiler
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +39,9 @@ class Job:
         forward: name of the method of the module's that is called.
         fingerprint: of the target, to be sure that the other process sees the same code.
         signature: of the call, as nested plain values.
-        option_names: names in the call's bag of options, as its signature has them.
-        compiler: what compiles it, with everything that decides about its code.
-        engine: its name.
+        compiler: what compiles it, with everything that decides about its code (``Compiler`` as a dict).
         device: where the target computes.
         general: whether a graph for all sizes is wanted.
-        call_key: under which the graph is to be found.
         settings: of the host and of torch, for the other process to take over.
     """
 
@@ -53,12 +49,9 @@ class Job:
     forward: str
     fingerprint: str
     signature: Mapping[str, Any]
-    option_names: Sequence[str]
     compiler: Mapping[str, Any]
-    engine: str
     device: str
     general: bool
-    call_key: str
     settings: Mapping[str, Any]
 
     def to_bytes(self) -> bytes:
@@ -75,7 +68,7 @@ class Job:
         specs = tuple(
             TensorSpec(tuple(shape), dtype, torch.device(device)) for shape, dtype, device in fields["tensors"]
         )
-        signature = Signature(fields["function"], fields["structure"], specs, tuple(self.option_names))
+        signature = Signature(fields["function"], fields["structure"], specs, fields["option_names"])
         return Call(signature, tuple(torch.empty(1, dtype=spec.dtype).expand(spec.shape) for spec in specs))
 
 
@@ -85,12 +78,8 @@ def signature_fields(signature: Signature) -> dict[str, Any]:
         "function": signature.function,
         "structure": signature.structure,
         "tensors": [(spec.shape, spec.dtype, str(spec.device)) for spec in signature.tensors],
+        "option_names": signature.option_names,
     }
-
-
-def compiler_fields(code: Compiler) -> dict[str, Any]:
-    """A compiler's description, to be compared with what the other process finds."""
-    return asdict(code)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from ..engines.base import CompiledGraph, Engine, EngineError
 from ..metrics import Metrics
 from ..settings import SPECIALISE_AFTER_RUNS
 from . import proof, skeleton
-from .background import Job, compiler_fields, signature_fields
+from .background import Job, signature_fields
 from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import compiler
 from .library import GraphLibrary, NotYet
@@ -557,11 +557,8 @@ def _job(maker: Maker, target: Target, forward: Callable[..., Any], call: Call, 
         forward=name,
         fingerprint=target.fingerprint,
         signature=signature_fields(call.signature),
-        option_names=call.signature.option_names,
-        compiler=compiler_fields(maker.compiler),
-        engine=maker.engine.name,
+        compiler=asdict(maker.compiler),
         device=str(maker.device),
         general=general,
-        call_key=maker.call_key(target, call, general),
         settings=maker.host.settings(),
     )

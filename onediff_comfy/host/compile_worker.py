@@ -45,7 +45,6 @@ def run(job: Job) -> Outcome:
     from ..engines import choose
     from ..engines.base import EngineError
     from ..graphs import skeleton
-    from ..graphs.background import compiler_fields
     from ..graphs.key import compiler
     from ..graphs.making import Maker
     from .process import library
@@ -56,19 +55,17 @@ def run(job: Job) -> Outcome:
     if target.fingerprint != job.fingerprint:
         return Outcome("another process sees other code: an extension has changed the model or the host")
     try:
-        engine = choose(job.engine, device)
+        engine = choose(job.compiler["engine"], device)
         code = compiler(engine, device)
-        if compiler_fields(code) != job.compiler:
+        if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
-        options = {
-            name.removesuffix("=None"): None if name.endswith("=None") else object() for name in job.option_names
-        }
+        call = job.call()
         Maker(engine, device, code, host_services()).make(
             library(),
             target,
             getattr(target.module, job.forward),
-            job.call(),
-            options,
+            call,
+            call.signature.options(),
             job.general,
             show=lambda _text: None,
         )

@@ -16,6 +16,14 @@ def latent_ratio(model: Any) -> int:
     return ratio
 
 
+def patch_side(module: Any) -> int:
+    """The side of the square patches, in latent pixels, that a diffusion model cuts latents into; 1 if it cuts none."""
+    patch = getattr(module, "patch_size", 1)
+    if isinstance(patch, (tuple, list)) and patch:  # (frames, height, width)
+        patch = patch[-1]
+    return patch if isinstance(patch, int) and patch > 0 else 1
+
+
 def size_factor(model: Any) -> int:
     """Width and height that ``model`` takes without padding are multiples of this many pixels.
 
@@ -23,10 +31,7 @@ def size_factor(model: Any) -> int:
     latents into, if it does.
     """
     ratio = latent_ratio(model)
-    patch = getattr(model.get_model_object("diffusion_model"), "patch_size", 1)
-    if isinstance(patch, (tuple, list)):  # (frames, height, width)
-        patch = patch[-1]
-    return ratio * patch if isinstance(patch, int) else ratio
+    return ratio * patch_side(model.get_model_object("diffusion_model"))
 
 
 def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:

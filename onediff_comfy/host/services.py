@@ -16,6 +16,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from ..capture.call import NotCovered
 from ..graphs.making import HostServices
 from .host_settings import settings
+from .latents import patch_side
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,10 @@ def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
 
 def _side_multiple(module: torch.nn.Module) -> int:
     """A UNet halves its image at every level but the first; a transformer cuts it into square patches."""
-    levels, patch = getattr(module, "channel_mult", None), getattr(module, "patch_size", None)
+    levels = getattr(module, "channel_mult", None)
     if isinstance(levels, (list, tuple)) and levels:
         return 2 ** (len(levels) - 1)
-    if isinstance(patch, (list, tuple)) and patch:
-        patch = patch[-1]
-    return patch if isinstance(patch, int) and patch > 0 else 1
+    return patch_side(module)
 
 
 @functools.cache

@@ -512,14 +512,24 @@ def test_works_under_inference_mode_with_weights_made_there(capture_of: Any) -> 
     assert state_of(module) == before
 
 
-def test_weights_made_under_inference_mode_that_ask_for_grad_are_refused_whole(capture_of: Any) -> None:
-    """torch.export cannot restore them. The host turns grad off for its diffusion models."""
+def test_weights_made_under_inference_mode_may_ask_for_gradients(capture_of: Any) -> None:
+    """Those of older hosts do, though they cannot have any; they go on asking."""
     with torch.inference_mode():
-        module = Simple()
+        module, x = Simple(), tensor(2, 4)
+        module.linear.bias.requires_grad_(False)
         before = state_of(module)
-        with pytest.raises(NotCovered, match="inference tensor"):
+        captured = capture_of(module, x)
+        assert_same(captured.run(x), module(x))
+        assert [weight.requires_grad for weight in module.parameters()] == [True, False]
+    assert state_of(module) == before
+
+
+def test_a_failed_capture_leaves_weights_asking_for_gradients(capture_of: Any) -> None:
+    with torch.inference_mode():
+        module = Simple(lambda _self, x: x * float(x.sum()))
+        with pytest.raises(NotCovered):
             capture_of(module, tensor(2, 4))
-        assert state_of(module) == before
+        assert all(weight.requires_grad for weight in module.parameters())
 
 
 def test_a_capture_leaves_the_modules_own_containers_in_place(capture_of: Any) -> None:
