@@ -156,6 +156,7 @@ def capture(
     check: Callable[[], None],
     general: bool = False,
     multiple: int = 1,
+    prepare: Callable[[Sequence[torch.nn.Module]], None] = lambda _layers: None,
 ) -> Capture:
     """Trace ``forward`` for the signature of ``call``.
 
@@ -171,6 +172,7 @@ def capture(
         check: called often during the trace; what it raises ends the trace and comes out.
         general: keep every size symbolic that the forward lets be, instead of tracing for these sizes.
         multiple: of a general capture, what the sides of images are multiples of.
+        prepare: given the target's layers; may set attributes of theirs, which are put back afterwards.
 
     Raises:
         OptionRead: the forward uses an option that ``call`` does not have in its structure.
@@ -207,6 +209,7 @@ def capture(
         warnings.simplefilter("ignore", FutureWarning)
         try:
             with _attributes_restored(target.layers):
+                prepare(target.layers)
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )

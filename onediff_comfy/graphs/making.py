@@ -31,8 +31,10 @@ class HostServices:
         capture_options: entries put into that bag while capturing.
         check_interrupted: raises when the person wants the run to end; cheap.
         refuse: raises NotCovered when a layer would not simply use its weights as they are.
-        side_multiple: what a module likes the sides of its images to be multiples of (its patch, or what
-            its levels shrink them by). A hint: general graphs are better where it holds.
+        side_multiple: what a function of a module likes the sides of its images to be multiples of (its patch,
+            or what its levels shrink them by). A hint: general graphs are better where it holds. Given the module
+            and the function's qualified name.
+        prepare: makes layers fit to be traced, by setting attributes; they are put back after the capture.
         settings: what another process must take over to see the same host.
     """
 
@@ -41,7 +43,8 @@ class HostServices:
     capture_options: Mapping[str, Any]
     check_interrupted: Callable[[], None]
     refuse: Callable[[Iterable[torch.nn.Module]], None]
-    side_multiple: Callable[[torch.nn.Module], int] = lambda _module: 1
+    side_multiple: Callable[[torch.nn.Module, str], int] = lambda _module, _function: 1
+    prepare: Callable[[Iterable[torch.nn.Module]], None] = lambda _layers: None
     settings: Callable[[], Mapping[str, Any]] = dict
 
 
@@ -104,7 +107,8 @@ class Maker:
                 overrides=self.host.capture_options,
                 check=self.host.check_interrupted,
                 general=general,
-                multiple=self.host.side_multiple(target.module),
+                multiple=self.host.side_multiple(target.module, call.signature.function),
+                prepare=self.host.prepare,
             )
             library.metrics.count("captured")
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)

@@ -12,6 +12,7 @@ from typing import Any
 import comfy.model_management
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
+from comfy.ldm.modules.diffusionmodules import model as vae_layers
 
 from ..capture.call import NotCovered
 from ..graphs.making import HostServices
@@ -19,6 +20,8 @@ from .host_settings import settings
 from .latents import patch_side
 
 log = logging.getLogger(__name__)
+
+_VAE_LEVELS = 4  # of those that do not say: eight pixels to a latent one
 
 
 def _attention(_chosen: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -44,8 +47,29 @@ def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
             raise NotCovered("weights live in ComfyUI's Dynamic VRAM, and this loader has no resident form of them")
 
 
-def _side_multiple(module: torch.nn.Module) -> int:
-    """A UNet halves its image at every level but the first; a transformer cuts it into square patches."""
+def _whole_vae_attention(layers: Iterable[torch.nn.Module]) -> None:
+    """As ``_attention``, for VAEs: there each layer holds the implementation that the host was started with.
+
+    One that somebody else has put there stays, and is captured or refused as it is.
+    """
+    for layer in layers:
+        if layer.__dict__.get("optimized_attention") in _VAE_ATTENTION:
+            layer.optimized_attention = vae_layers.pytorch_attention
+
+
+_VAE_ATTENTION = (vae_layers.normal_attention, vae_layers.xformers_attention, vae_layers.pytorch_attention)
+
+
+def _side_multiple(module: torch.nn.Module, function: str) -> int:
+    """A UNet halves its image at every level but the first; a transformer cuts it into square patches.
+
+    A VAE's encoder halves it too, and the host crops images for it; its decoder takes latents of any size.
+    """
+    if function.endswith(".encode"):
+        levels = getattr(getattr(module, "encoder", None), "num_resolutions", _VAE_LEVELS)
+        return int(2 ** (levels - 1))
+    if function.endswith(".decode"):
+        return 1
     levels = getattr(module, "channel_mult", None)
     if isinstance(levels, (list, tuple)) and levels:
         return 2 ** (len(levels) - 1)
@@ -72,5 +96,6 @@ def host_services() -> HostServices:
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
         refuse=_refuse_patched_layers,
         side_multiple=_side_multiple,
+        prepare=_whole_vae_attention,
         settings=settings,
     )

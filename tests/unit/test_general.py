@@ -486,7 +486,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recompiling]:
 @pytest.fixture(scope="module")
 def any_size() -> tuple[Served, set[tuple[int, int, int]]]:
     """A dispatcher that all examples of a property share, and the sizes that came so far."""
-    return Served(process(), side_multiple=lambda _module: 2), set()
+    return Served(process(), side_multiple=lambda _module, _function: 2), set()
 
 
 @given(st.integers(1, 4), st.integers(2, 20), st.integers(2, 20))
@@ -527,7 +527,7 @@ def test_folds_are_kept_with_a_graph(tmp_path: Path, install: Any) -> None:
     engine = install()
     module = Small()
     for sizes in [(1, 16, 16), (2, 24, 64)]:
-        served = Served(process(tmp_path), module, side_multiple=lambda _module: 8)
+        served = Served(process(tmp_path), module, side_multiple=lambda _module, _function: 8)
         assert served.matches(*small(*sizes))
         assert served.fallbacks == {}
     assert list(engine.captures[0].binding.folds.values()) == [8]
@@ -547,7 +547,7 @@ def test_sizes_outside_a_graphs_range_get_another(install: Any) -> None:
 
 def test_sides_that_are_no_multiples_are_served_too(install: Any) -> None:
     install()
-    served = Served(process(), side_multiple=lambda _module: 8)
+    served = Served(process(), side_multiple=lambda _module, _function: 8)
     for sizes in [(1, 16, 16), (1, 20, 16), (2, 17, 19), (1, 64, 64), (1, 8, 16)]:
         for _ in range(2):
             assert served.matches(*small(*sizes))
