@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .nodes.compiled_graph import OneDiffLoadCompiledGraph, OneDiffSaveCompiledGraph
 from .nodes.model_speedup import OneDiffModelSpeedup
+from .nodes.report import OneDiffReport
 from .nodes.shape_bucket import OneDiffShapeBucket
 from .nodes.warm_up import OneDiffWarmUp
 from .onediff_comfy.host.node_api import ComfyExtension, io
@@ -21,6 +22,7 @@ class OneDiffExtension(ComfyExtension):
             OneDiffLoadCompiledGraph,
             OneDiffShapeBucket,
             OneDiffWarmUp,
+            OneDiffReport,
         ]
 
 

@@ -88,6 +88,11 @@ class GraphCache:
     def _nbytes(self) -> int:
         return sum(graph.nbytes for graph in self._graphs.values())
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes that each graph here holds now, by key; says nothing about use."""
+        with self._lock:
+            return {key: graph.nbytes for key, graph in self._graphs.items()}
+
     def __len__(self) -> int:
         return len(self._graphs)
 

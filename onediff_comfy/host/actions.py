@@ -152,6 +152,33 @@ def warm_up(
     return warm_up_buckets(model, buckets, positive, negative, node_id)
 
 
+def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | None) -> tuple[str, dict[str, Any]]:
+    """What served the calls of these objects, and of the process: for people, and as data for JSON.
+
+    The node ``node_id`` shows the same.
+
+    Args:
+        model: a MODEL, or None; likewise the others.
+        vae: a VAE.
+        clip: a CLIP.
+        control_net: a CONTROL_NET.
+        node_id: the node that shows the report.
+    """
+    reason = torch_too_old()
+    if reason is not None:
+        text = f"nothing is accelerated: {reason}"
+        status_of(node_id)(text)
+        return text, {"objects": [], "reason": reason}
+    from .report import report as report_on
+    from .report import text_of
+
+    things = {"model": model, "vae": vae, "clip": clip, "control_net": control_net}
+    found = report_on({kind: thing for kind, thing in things.items() if thing is not None})
+    text = text_of(found)
+    status_of(node_id)(text)
+    return text, found
+
+
 def _require_torch() -> None:
     reason = torch_too_old()
     if reason is not None:

@@ -20,7 +20,7 @@ from ..engines import prepare
 from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher
 from .latents import latent_ratio
-from .process import library, metrics
+from .process import Origin, accelerated, library, metrics
 from .services import host_services
 from .status import status_of
 
@@ -58,6 +58,7 @@ def accelerate(
     clone = _resident_clone(model)
     specialise = _no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
     dispatcher = Dispatcher(engine, library(), host_services(), show, specialise, in_background)
+    accelerated()[dispatcher] = Origin("MODEL", node_id)
     clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
     clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
     clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, ForwardWrapper(dispatcher))

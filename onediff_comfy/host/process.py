@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import comfy.model_management
 
 from ..graphs.background import Background
 from ..graphs.cache import GraphCache
+from ..graphs.dispatch import Dispatcher
 from ..graphs.library import GraphLibrary
 from ..metrics import Metrics
 from ..settings import GRAPH_BUDGET_SHARE
@@ -36,6 +39,25 @@ _WORKER = "onediff_comfy.host.compile_worker"
 
 def _path_of_worker() -> list[str]:
     return [str(Path(__file__).resolve().parents[2]), *(entry for entry in sys.path if entry)]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an accelerated object comes from.
+
+    Attributes:
+        kind: the host's name for such objects: MODEL, VAE, CLIP, CONTROL_NET.
+        node_id: of the node that made it, or None.
+    """
+
+    kind: str
+    node_id: str | None
+
+
+@functools.cache
+def accelerated() -> WeakKeyDictionary[Dispatcher, Origin]:
+    """What serves the accelerated objects that there are now, for the report; whoever makes one adds it."""
+    return WeakKeyDictionary()
 
 
 def set_budget(megabytes: int) -> None:

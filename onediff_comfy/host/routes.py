@@ -1,6 +1,7 @@
 """HTTP routes that the pack adds to ComfyUI's server.
 
-GET /onediff/report   what was compiled, what served how many calls, and why anything was slow
+GET /onediff/report   what was compiled, what served how many calls, and why anything was slow: of this process,
+                      and under "objects" of everything that is accelerated now
 """
 
 from __future__ import annotations
@@ -27,6 +28,6 @@ def add_routes() -> None:
 
     @routes.get("/onediff/report")
     async def report(_request: web.Request) -> web.Response:
-        from .process import metrics
+        from .report import live_objects, process_report
 
-        return web.json_response(metrics().snapshot())
+        return web.json_response({**process_report(), "objects": live_objects()})

@@ -66,6 +66,7 @@ def test_loading_the_pack_imports_nothing_that_could_be_missing() -> None:
         "OneDiffLoadCompiledGraph",
         "OneDiffShapeBucket",
         "OneDiffWarmUp",
+        "OneDiffReport",
     ]
 
 

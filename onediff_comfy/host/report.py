@@ -1,0 +1,196 @@
+"""What served an accelerated object's calls, what was slow about it and why: as data and as text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from ..graphs.dispatch import Dispatcher
+from .model import find_dispatcher
+from .process import accelerated, library, metrics
+from .served import server_behind
+
+KINDS = {"model": "MODEL", "vae": "VAE", "clip": "CLIP", "control_net": "CONTROL_NET"}
+"""The kinds of objects that can be accelerated, by the name of the report's input."""
+
+_MODULE_OF = {"vae": "first_stage_model", "clip": "cond_stage_model", "control_net": "control_model"}
+"""Of kinds that hold a stand-in for a module: where."""
+
+
+def dispatcher_of(kind: str, thing: Any) -> Dispatcher | None:
+    """What serves the calls of a MODEL, VAE, CLIP or CONTROL_NET; None if it is not accelerated.
+
+    Args:
+        kind: a key of ``KINDS``.
+        thing: the host's object.
+    """
+    if kind == "model":
+        return find_dispatcher(thing)
+    server = server_behind(getattr(thing, _MODULE_OF[kind], None))
+    return server if isinstance(server, Dispatcher) else None
+
+
+def report(things: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of objects and of the process, as plain data for JSON.
+
+    Args:
+        things: the host's objects, by keys of ``KINDS``.
+
+    Returns:
+        ``objects``, as of ``object_report`` for each of ``things``; and ``process``, as of ``process_report``.
+    """
+    objects = [
+        {"kind": KINDS[kind], "accelerated": False}
+        if (dispatcher := dispatcher_of(kind, thing)) is None
+        else {"kind": KINDS[kind], "accelerated": True, **object_report(dispatcher)}
+        for kind, thing in things.items()
+    ]
+    return {"objects": objects, "process": process_report()}
+
+
+def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
+    """What served the calls of one accelerated object since its node made it.
+
+    Returns:
+        ``served`` and ``eager``, numbers of calls; ``fallbacks``, eager calls by reason; ``run_s``, seconds in
+        compiled graphs; and ``graphs``, those that served it, most calls first.
+    """
+    counted = dispatcher.metrics.snapshot()
+    served, seconds = dispatcher.metrics.served_by(), dispatcher.run_times.seconds()
+    made, held, evicted = _graphs_made(), library().cache.sizes(), metrics().evictions()
+    graphs = [
+        {
+            "key": key,
+            "served": calls,
+            "run_s": round(seconds.get(key, 0.0), 3),
+            **_graph_report(key, made[key], held, evicted),
+        }
+        for key, calls in served.items()
+    ]
+    return {
+        "served": counted["served"],
+        "eager": sum(counted["fallbacks"].values()),
+        "fallbacks": counted["fallbacks"],
+        "run_s": round(sum(seconds.values()), 3),
+        "graphs": sorted(graphs, key=lambda graph: -graph["served"]),
+    }
+
+
+def process_report() -> dict[str, Any]:
+    """The counters of this process, and what its graphs hold in memory."""
+    made, counted = _graphs_made(), metrics().snapshot()
+    seconds = {
+        how: sum(graph["seconds"] for graph in counted["graphs"] if graph["how"] == how)
+        for how in ("compiled", "loaded")
+    }
+    return {
+        **counted,
+        "eager": sum(counted["fallbacks"].values()),
+        "compile_s": round(seconds["compiled"], 3),
+        "load_s": round(seconds["loaded"], 3),
+        "recompiled": sum(_recompiled(records) for records in made.values()),
+        "graphs_in_memory": len(library().cache),
+        "graph_bytes": library().cache.nbytes,
+        "recording_bytes": library().recordings.nbytes,
+        "budget_bytes": library().cache.budget,
+    }
+
+
+def live_objects() -> list[dict[str, Any]]:
+    """``object_report`` of everything that is accelerated now, with its kind and the id of the node that did it."""
+    found = accelerated()
+    dispatchers = [reference() for reference in found.keyrefs()]  # a copy: prompts run on another thread
+    return [
+        {"kind": origin.kind, "node": origin.node_id, **object_report(dispatcher)}
+        for dispatcher in dispatchers
+        if dispatcher is not None and (origin := found.get(dispatcher)) is not None
+    ]
+
+
+def _graphs_made() -> dict[str, list[dict[str, Any]]]:
+    """What this process compiled and loaded, in order, by graph key."""
+    made: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in metrics().snapshot()["graphs"]:
+        made[record["key"]].append(record)
+    return made
+
+
+def _graph_report(
+    key: str, records: list[dict[str, Any]], held: Mapping[str, int], evicted: Mapping[str, int]
+) -> dict[str, Any]:
+    def seconds(how: str) -> float:
+        return round(sum(record["seconds"] for record in records if record["how"] == how), 3)
+
+    return {
+        "what": records[-1]["what"] if records else key[:12],
+        "engine": records[-1]["engine"] if records else "",
+        "compile_s": seconds("compiled"),
+        "load_s": seconds("loaded"),
+        "recompiled": _recompiled(records),
+        "loads": sum(record["how"] == "loaded" for record in records),
+        "evicted": evicted.get(key, 0),
+        "in_memory": key in held,
+        "bytes": held.get(key, 0),
+    }
+
+
+def _recompiled(records: list[dict[str, Any]]) -> int:
+    return max(0, sum(record["how"] == "compiled" for record in records) - 1)
+
+
+# -- as text -----------------------------------------------------------------------------------
+
+
+def text_of(found: Mapping[str, Any]) -> str:
+    """A report for people: a few lines per object, then the process."""
+    lines = [line for thing in found["objects"] for line in _object_lines(thing)]
+    return "\n".join([*lines, *_process_lines(found["process"])])
+
+
+def _object_lines(thing: Mapping[str, Any]) -> list[str]:
+    if not thing["accelerated"]:
+        return [
+            f"{thing['kind']}: not accelerated. It did not come through a OneDiff speedup node, or that node says why "
+            "it could not accelerate it."
+        ]
+    calls = thing["served"] + thing["eager"]
+    if not calls:
+        return [f'{thing["kind"]}: no calls yet. Connect what was made with it to "after", so that this runs last.']
+    lines = [f"{thing['kind']}: {thing['served']} of {calls} calls served by compiled graphs"]
+    lines += [f"  {line}" for graph in thing["graphs"] for line in _graph_lines(graph)]
+    return lines + [f"  {count} eager: {reason}" for reason, count in thing["fallbacks"].items()]
+
+
+def _graph_lines(graph: Mapping[str, Any]) -> list[str]:
+    size = f"{graph['bytes'] / 2**20:.1f} MB" if graph["in_memory"] else "not in memory now"
+    first = f"{graph['what']} · {graph['engine']} · {size}: {_count(graph['served'], 'call')}"
+    if graph["served"]:
+        first += f" in {graph['run_s']:.2f} s ({1000 * graph['run_s'] / graph['served']:.1f} ms each)"
+    if graph["compile_s"]:
+        first += f"; compiled in {graph['compile_s']:.1f} s"
+    if graph["loads"]:
+        first += f"; loaded in {graph['load_s']:.1f} s"
+    lines = [first]
+    if graph["recompiled"]:
+        lines.append(f"  compiled again: {graph['recompiled']}")
+    if graph["evicted"]:
+        lines.append(f"  left memory to make room: {graph['evicted']}")
+    return lines
+
+
+def _process_lines(process: Mapping[str, Any]) -> list[str]:
+    megabytes = {name: process[f"{name}_bytes"] >> 20 for name in ("graph", "recording", "budget")}
+    held = f"{_count(process['graphs_in_memory'], 'graph')} in memory, {megabytes['graph']} of {megabytes['budget']} MB"
+    if process["recording_bytes"]:
+        held += f" and {megabytes['recording']} MB of CUDA graphs"
+    return [
+        f"All together: {_count(process['served'], 'call')} served, {process['eager']} eager; {held}",
+        f"  {process['compiled']} compiled ({process['compile_s']:.1f} s), {process['recompiled']} of them again; "
+        f"{process['loaded']} loaded ({process['load_s']:.1f} s); {process['recorded']} recorded; "
+        f"{process['evicted']} evicted; {process['retired']} retired; {process['failed']} failed",
+    ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
