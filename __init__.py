@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from .nodes.clip_speedup import OneDiffCLIPSpeedup
 from .nodes.compiled_graph import OneDiffLoadCompiledGraph, OneDiffSaveCompiledGraph
+from .nodes.controlnet_speedup import OneDiffControlNetSpeedup
 from .nodes.model_speedup import OneDiffModelSpeedup
 from .nodes.report import OneDiffReport
 from .nodes.shape_bucket import OneDiffShapeBucket
+from .nodes.vae_speedup import OneDiffVAESpeedup
 from .nodes.warm_up import OneDiffWarmUp
 from .onediff_comfy.host.node_api import ComfyExtension, io
 from .onediff_comfy.host.routes import add_routes
@@ -18,6 +21,9 @@ class OneDiffExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
             OneDiffModelSpeedup,
+            OneDiffVAESpeedup,
+            OneDiffControlNetSpeedup,
+            OneDiffCLIPSpeedup,
             OneDiffSaveCompiledGraph,
             OneDiffLoadCompiledGraph,
             OneDiffShapeBucket,

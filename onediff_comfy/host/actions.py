@@ -41,6 +41,63 @@ def speed_up(model: Any, engine: str, in_background: bool, budget_mb: int, bucke
     return accelerate(model, engine, node_id, in_background, buckets)
 
 
+def speed_up_vae(
+    vae: Any, engine: str, in_background: bool, decode: bool, encode: bool, buckets: Any, node_id: str | None
+) -> Any:
+    """``vae`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
+
+    Args:
+        vae: a ComfyUI VAE.
+        engine: one of ``settings.ENGINE_NAMES``.
+        in_background: let another process compile, and decode without acceleration meanwhile.
+        decode: whether decoding is to be accelerated.
+        encode: whether encoding is.
+        buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
+        node_id: the node that shows what is going on.
+    """
+    reason = torch_too_old()
+    if reason is not None:
+        status_of(node_id)(f"not accelerated: {reason}")
+        log.warning("OneDiff: %s; the VAE passes through unchanged", reason)
+        return vae
+    from .vae import accelerate_vae
+
+    methods = [name for name, wanted in (("decode", decode), ("encode", encode)) if wanted]
+    return accelerate_vae(vae, engine, node_id, in_background, buckets, methods)
+
+
+def speed_up_control(control: Any, engine: str, in_background: bool, node_id: str | None) -> Any:
+    """``control`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
+
+    Args:
+        control: a ComfyUI CONTROL_NET.
+        engine: one of ``settings.ENGINE_NAMES``.
+        in_background: let another process compile, and make images without acceleration meanwhile.
+        node_id: the node that shows what is going on.
+    """
+    if _passes_through("ControlNet", node_id):
+        return control
+    from .controlnet import accelerate_control
+
+    return accelerate_control(control, engine, node_id, in_background)
+
+
+def speed_up_clip(clip: Any, engine: str, in_background: bool, node_id: str | None) -> Any:
+    """``clip`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
+
+    Args:
+        clip: a ComfyUI CLIP.
+        engine: one of ``settings.ENGINE_NAMES``.
+        in_background: let another process compile, and encode without acceleration meanwhile.
+        node_id: the node that shows what is going on.
+    """
+    if _passes_through("CLIP", node_id):
+        return clip
+    from .text_encoder import accelerate_clip
+
+    return accelerate_clip(clip, engine, node_id, in_background)
+
+
 def save_compiled(
     model: Any, name: str, latent: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, str]:
@@ -177,6 +234,15 @@ def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | Non
     text = text_of(found)
     status_of(node_id)(text)
     return text, found
+
+
+def _passes_through(what: str, node_id: str | None) -> bool:
+    """Whether this installation cannot compile at all; says so where it is."""
+    reason = torch_too_old()
+    if reason is not None:
+        status_of(node_id)(f"not accelerated: {reason}")
+        log.warning("OneDiff: %s; the %s passes through unchanged", reason, what)
+    return reason is not None
 
 
 def _require_torch() -> None:

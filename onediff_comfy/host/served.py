@@ -7,8 +7,9 @@ itself, which other copies share and the host's memory management moves about, s
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class ServedModule:
     def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str]) -> None:
         own = object.__getattribute__(self, "__dict__")
         own.update(_onediff_module=module, _onediff_serve=serve, _onediff_methods=frozenset(methods))
+        own.update(_onediff_image=_Image(module))
 
     @property  # type: ignore[misc]  # what isinstance() asks after the type
     def __class__(self) -> type:
@@ -44,7 +46,7 @@ class ServedModule:
         if name.startswith("_onediff"):
             raise AttributeError(name)
         attribute = getattr(self._onediff_module, name)
-        return self._served(attribute) if name in self._onediff_methods else attribute
+        return self._served(name) if name in self._onediff_methods else attribute
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._onediff_module, name, value)
@@ -59,7 +61,7 @@ class ServedModule:
         if module._forward_hooks or module._forward_pre_hooks:  # a method has none: only calling the module runs them
             metrics().fell_back("the module has a forward hook from another extension")
             return module(*args, **kwargs)
-        return self._served(module.forward)(*args, **kwargs)
+        return self._served("forward")(*args, **kwargs)
 
     def __dir__(self) -> list[str]:
         return dir(self._onediff_module)
@@ -70,16 +72,54 @@ class ServedModule:
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return _itself, (self._onediff_module,)
 
-    def _served(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        module, serve = self._onediff_module, self._onediff_serve
+    def _served(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._onediff_module, name)
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
                 return method(*args, **kwargs)
-            return serve(module, method, args, kwargs)
+            with self._onediff_image.current() as image:
+                return self._onediff_serve(image, getattr(image, name), args, kwargs)
 
         return call
+
+
+class _Image:
+    """A module as it computes: without what the host's memory management notes on it.
+
+    The notes are another in each process and change with every load, and some cannot be sent to another process;
+    a graph's identity is to know nothing of them. The image is another object of the module's class that has the
+    same attributes, and shares layers, weights and hooks with it.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._image: torch.nn.Module = object.__new__(type(module))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[torch.nn.Module]:
+        """The image with the module's attributes as they are now. What is set or deleted inside is so on the module."""
+        theirs, own = vars(self._module), vars(self._image)
+        shown = {name: value for name, value in theirs.items() if name not in _NOTES}
+        for name in own.keys() - shown.keys():
+            del own[name]
+        own.update(shown)
+        try:
+            yield self._image
+        finally:
+            theirs.update(own)
+            for name in shown.keys() - own.keys():
+                theirs.pop(name, None)
+
+
+# What comfy.model_patcher sets on the module that it moves about.
+_NOTES = frozenset(
+    (
+        *("model_loaded_weight_memory", "model_offload_buffer_memory", "model_lowvram", "lowvram_patch_counter"),
+        *("current_weight_patches_uuid", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
+    )
+)
 
 
 def module_behind(module: Any) -> Any:
@@ -90,6 +130,11 @@ def module_behind(module: Any) -> Any:
 def server_behind(module: Any) -> Any:
     """What serves a stand-in's methods; None for a module that is none."""
     return module._onediff_serve if type(module) is ServedModule else None
+
+
+def serves(module: Any, method: str) -> bool:
+    """Whether ``module`` is a stand-in that serves ``method``."""
+    return type(module) is ServedModule and method in module._onediff_methods
 
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:

@@ -1,0 +1,98 @@
+"""OneDiff VAE Speedup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..onediff_comfy.host.actions import speed_up_vae
+from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import ENGINE_NAMES
+from .shape_bucket import Buckets
+
+
+class OneDiffVAESpeedup(io.ComfyNode):
+    """VAE in, the same VAE out, served by compiled graphs."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="OneDiffVAESpeedup",
+            display_name="OneDiff VAE Speedup",
+            category="OneDiff",
+            description=(
+                "Makes decoding and encoding faster, with the same pixels. Put it between the loader and VAE Decode, "
+                "VAE Decode (Tiled), VAE Encode or VAE Encode (for Inpaint). The first image compiles the VAE; every "
+                "later one of any size uses the compiled graph. It works in the precision that ComfyUI has chosen "
+                "for the VAE."
+            ),
+            search_aliases=[
+                "vae compile",
+                "torch compile",
+                "decode",
+                "encode",
+                "speed",
+                "accelerate",
+                "faster",
+                "加速",
+            ],
+            inputs=[
+                io.Vae.Input("vae", tooltip="The VAE to make faster. It is not changed; a copy comes out."),
+                io.Combo.Input(
+                    "engine",
+                    options=list(ENGINE_NAMES),
+                    default="auto",
+                    tooltip=(
+                        "What compiles the VAE. auto: the best engine this machine has. inductor: PyTorch's compiler, "
+                        "fastest on current GPUs. oneflow: OneFlow graphs. cudagraph: no compiling, only the overhead "
+                        "of launching is saved (NVIDIA). eager: the captured graph step by step, for finding faults, "
+                        "not faster. An engine that cannot run here says why on the node, and the VAE works without it."
+                    ),
+                ),
+                io.Combo.Input(
+                    "compile",
+                    options=["wait", "background"],
+                    default="wait",
+                    optional=True,
+                    tooltip=(
+                        "Who waits for compiling. wait: the first image does. background: nobody; the VAE works at "
+                        "its usual speed while another process compiles, and faster once it is done."
+                    ),
+                ),
+                io.Boolean.Input(
+                    "decode",
+                    default=True,
+                    optional=True,
+                    tooltip="Accelerate decoding: latents to images. Compiled when the first latent is decoded.",
+                ),
+                io.Boolean.Input(
+                    "encode",
+                    default=True,
+                    optional=True,
+                    tooltip="Accelerate encoding: images to latents. Compiled when the first image is encoded.",
+                ),
+                Buckets.Input(
+                    "buckets",
+                    optional=True,
+                    tooltip=(
+                        "Sizes of images that get graphs of their own, a little faster than the general graph that "
+                        "serves every other size. From OneDiff Shape Bucket. Without it, sizes that come often get "
+                        "one anyway."
+                    ),
+                ),
+            ],
+            outputs=[io.Vae.Output(tooltip="The accelerated VAE. Connect it to whatever decodes or encodes.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        vae: Any,
+        engine: str,
+        compile: str = "wait",
+        decode: bool = True,
+        encode: bool = True,
+        buckets: Any = None,
+    ) -> io.NodeOutput:
+        in_background = compile == "background"
+        return io.NodeOutput(speed_up_vae(vae, engine, in_background, decode, encode, buckets, cls.hidden.unique_id))

@@ -1,0 +1,163 @@
+"""Accelerate a copy of a ComfyUI VAE.
+
+A VAE has neither ``clone`` nor wrappers. The copy holds a stand-in for the VAE's module whose ``decode`` and
+``encode`` are served; all else, the host's patcher, its memory management and its tiling among it, is the host's
+own code at work. The VAE that came in is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from ..capture.call import Signature
+from ..capture.shapes import batch_tensor
+from ..engines import prepare
+from ..graphs.buckets import BucketSet
+from ..graphs.dispatch import Dispatcher
+from .process import Origin, accelerated, library, metrics
+from .served import ServedModule, module_behind, server_behind, serves
+from .services import host_services
+from .status import status_of
+
+log = logging.getLogger(__name__)
+
+
+def accelerate_vae(
+    vae: Any,
+    engine: str,
+    node_id: str | None = None,
+    in_background: bool = False,
+    buckets: BucketSet | None = None,
+    methods: Collection[str] = ("decode", "encode"),
+) -> Any:
+    """A copy of ``vae`` whose decoding and encoding are served by compiled graphs.
+
+    Args:
+        vae: a ComfyUI VAE.
+        engine: one of ``settings.ENGINE_NAMES``.
+        node_id: the node that shows what is going on.
+        in_background: let another process compile, and decode without acceleration meanwhile.
+        buckets: sizes of images that get graphs of their own.
+        methods: which of "decode" and "encode" are served.
+
+    Returns:
+        The accelerated copy; or, where nothing can be captured, ``vae`` itself, after a warning that says why.
+        A workflow never fails because it could not be made faster.
+    """
+    show = status_of(node_id)
+    module = module_behind(getattr(vae, "first_stage_model", None))
+    if not isinstance(module, torch.nn.Module):
+        reason = f"a {type(vae).__qualname__} without a module cannot be captured"
+        metrics().fell_back(reason)
+        show(f"not accelerated: {reason}")
+        log.warning("OneDiff: %s; the VAE passes through unchanged", reason)
+        return vae
+    if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
+        prepare(engine)
+    kind: type = type(vae)
+    copy: Any = object.__new__(_with_runs(kind))
+    vars(copy).update(vars(vae))
+    copy.patcher, module = _resident(vae, module)
+    specialise = _no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode())
+    dispatcher = Dispatcher(engine, library(), host_services(), show, specialise, in_background)
+    accelerated()[dispatcher] = Origin("VAE", node_id)
+    copy.first_stage_model = ServedModule(module, dispatcher, methods)
+    return copy
+
+
+def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
+    """What serves the calls of an accelerated VAE; None if it is not accelerated."""
+    server = server_behind(getattr(vae, "first_stage_model", None))
+    return server if isinstance(server, Dispatcher) else None
+
+
+def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
+    """The patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
+
+    Under Dynamic VRAM, the host's default on NVIDIA, layers fetch their weights one by one while they run.
+    The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays
+    dynamic and its calls run eager, with that reason.
+    """
+    if not (hasattr(vae, "is_dynamic") and vae.is_dynamic()):
+        return vae.patcher, module
+    try:
+        patcher = vae.patcher.clone(disable_dynamic=True)
+    except RuntimeError as error:
+        log.warning("OneDiff: this VAE's loader gives no resident form (%s); it stays in Dynamic VRAM", error)
+        return vae.patcher, module
+    # Loaded for Dynamic VRAM its weights have the file's dtype, and layers cast them; whole, they need the VAE's.
+    return patcher, patcher.model.to(vae.vae_dtype)
+
+
+class _Runs:
+    """Over a VAE class: each of its calls by a node is one run of the dispatcher, however many tiles it has."""
+
+    first_stage_model: Any
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("decode"):
+            return super().decode(*args, **kwargs)  # type: ignore[misc]
+
+    def decode_tiled(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("decode"):
+            return super().decode_tiled(*args, **kwargs)  # type: ignore[misc]
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("encode"):
+            return super().encode(*args, **kwargs)  # type: ignore[misc]
+
+    def encode_tiled(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("encode"):
+            return super().encode_tiled(*args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _run(self, method: str) -> Iterator[None]:
+        module = self.first_stage_model
+        dispatcher = server_behind(module)
+        if dispatcher is None:
+            metrics().fell_back("a node behind OneDiff VAE Speedup has given the VAE another module")
+        elif serves(module, method):
+            before = _calls(dispatcher)
+            dispatcher.begin_run()
+            yield
+            if _calls(dispatcher) > before:
+                dispatcher.end_run(module_behind(module))
+            else:
+                dispatcher.metrics.fell_back(f"this VAE does not {method} by the method of that name")
+            return
+        yield
+
+
+@functools.cache
+def _with_runs(kind: type) -> type:
+    """A class of VAEs like ``kind`` whose calls are runs."""
+    return kind if issubclass(kind, _Runs) else type(kind.__name__, (_Runs, kind), {"__module__": kind.__module__})
+
+
+def _calls(dispatcher: Dispatcher) -> int:
+    counted = dispatcher.metrics.snapshot()
+    return int(counted["served"] + sum(counted["fallbacks"].values()))
+
+
+def _no_sizes(_signature: Signature) -> bool:
+    return False
+
+
+def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
+    """Whether a call is for images of a size that is in ``buckets``; of latents, ``ratio`` is what a side grows by."""
+
+    def wanted(signature: Signature) -> bool:
+        index = batch_tensor(signature.tensors)
+        shape = signature.tensors[index].shape if index is not None else ()
+        if len(shape) < 4:
+            return False
+        factor = ratio if signature.function.endswith(".decode") else 1
+        return buckets.holds(shape[-1] * factor, shape[-2] * factor, shape[0])
+
+    return wanted
