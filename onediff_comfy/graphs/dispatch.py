@@ -13,9 +13,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,18 +27,18 @@ from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
 from ..metrics import Metrics
-from ..settings import SPECIALISE_AFTER_RUNS
 from . import proof, skeleton
-from .background import Job, signature_fields
+from .background import Background
 from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import compiler
 from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker
+from .specialise import Specialiser
 from .timing import RunTimes
 
 log = logging.getLogger(__name__)
 
-_LOOK_AGAIN_S = 0.5
+_SHOW_AGAIN_S = 1.0
 # Of what a graph of its own would cost per call: a batch of 3 runs as 4, one of 6 as 4 and 2, and
 # nobody waits for a compilation.
 _WORTH_IT = 4 / 3
@@ -77,7 +76,7 @@ class Dispatcher:
         host: what is needed of the host.
         show: shows a short status text to the person, on the node.
         specialise: whether calls of this signature are to have a graph of their own, for their sizes
-            alone, where a general graph would serve them too.
+            alone, though a general graph serves them too. It is made ahead (``waiting``) or in the background.
         in_background: nobody waits for a graph: it is made by another process, and until it is there
             calls run as the host would run them.
 
@@ -100,7 +99,9 @@ class Dispatcher:
         self._host = host
         self._show = show
         self._specialise = specialise
+        self._specialiser = Specialiser(library, specialise)
         self._in_background = in_background
+        self._ahead = False
         self.metrics = Metrics(total=library.metrics)
         self.run_times = RunTimes()
         self._targets: dict[int, Target] = {}
@@ -109,19 +110,17 @@ class Dispatcher:
         self._not_general: set[tuple[str, Signature]] = set()
         self._trusted_parts: set[_Parted] = set()
         self._whole: set[tuple[str, Signature]] = set()  # kinds of calls that cannot be cut along their batch
-        self._runs: Counter[tuple[str, Signature]] = Counter()
-        self._counted: set[tuple[str, Signature]] = set()  # in this run
         self._preparing = threading.RLock()
         self._warned: set[str] = set()
-        self._on_its_way = ""
-        self._look_again = 0.0
+        self._on_its_way: tuple[str, Callable[[], str | None]] | None = None  # why not yet, and how far
+        self._shown = 0.0
         self._run_served = 0
         self._run_fallbacks = 0
 
     def begin_run(self) -> None:
         """A sampling run begins: modules are looked at again, for extensions may have changed them since."""
         self._unchecked = set(self._targets)
-        self._counted.clear()
+        self._specialiser.begin_run()
         self._run_served = self._run_fallbacks = 0
 
     def end_run(self, module: torch.nn.Module) -> None:
@@ -135,12 +134,12 @@ class Dispatcher:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, calls wait for their graphs, whatever was chosen: to prepare them is what is wanted."""
-        before, self._in_background, self._look_again = self._in_background, False, 0.0
+        """Inside, calls wait for all graphs that they may ever want: to prepare them is what is wanted."""
+        before, self._in_background, self._ahead, self._on_its_way = self._in_background, False, True, None
         try:
             yield
         finally:
-            self._in_background = before
+            self._in_background, self._ahead = before, False
 
     def graph_keys(self) -> list[str]:
         """The keys of the compiled graphs that serve this model so far."""
@@ -160,6 +159,8 @@ class Dispatcher:
             forward: the host's own code; also the fallback and the reference.
         """
         try:
+            if not self._routes:
+                self._look_later()
             found = self._find(module, forward, args, kwargs)
             if isinstance(found, _Parted):
                 return self._run_in_parts(found, module, forward, args, kwargs)
@@ -188,13 +189,16 @@ class Dispatcher:
         graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
         if graph is None and not isinstance(route, _Refused | _Parted):
             with self._preparing:
-                call, route, graph = self._prepare_now_and_then(target, forward, arguments, call)
+                call, route, graph = self._prepare_unless_on_its_way(target, forward, arguments, call)
         if isinstance(route, _Refused):
             raise NotCovered(route.reason)
         if isinstance(route, _Parted):
             return route
         assert isinstance(route, _Served) and graph is not None
-        self._specialise_if_often(target, forward, call, graph)
+        if graph.shapes.general and self._specialiser.ready(
+            lambda: self._maker(_device_of(call)), target, forward, call
+        ):
+            del self._routes[target.fingerprint, call.signature]  # the next call finds the better graph
         weights = target.weights(graph.binding.weight_names, _device_of(call))
         return _Found(target, call, route, graph, weights)
 
@@ -216,16 +220,32 @@ class Dispatcher:
             options_read=self._library.options_read(target.fingerprint),
         )
 
-    def _prepare_now_and_then(
+    def _look_later(self) -> None:
+        """While a graph is on its way, looking for it must not slow every call down.
+
+        Raises:
+            NotYet: it is not worth looking yet.
+        """
+        if self._on_its_way is None:
+            return
+        reason, how_far = self._on_its_way
+        progress = how_far()
+        if progress is None:
+            self._on_its_way = None
+            return
+        if time.monotonic() - self._shown > _SHOW_AGAIN_S:
+            self._shown = time.monotonic()
+            self._show(progress)
+        raise NotYet(reason, how_far)
+
+    def _prepare_unless_on_its_way(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
     ) -> tuple[Call, _Served | _Refused | _Parted, CompiledGraph | None]:
-        """As ``_prepare``; but while a graph is on its way, looking for it must not slow every call down."""
-        if time.monotonic() < self._look_again:
-            raise NotYet(self._on_its_way)
+        self._look_later()
         try:
             return self._prepare(target, forward, arguments, call)
         except NotYet as answer:
-            self._on_its_way, self._look_again = answer.reason, time.monotonic() + _LOOK_AGAIN_S
+            self._on_its_way = (answer.reason, answer.progress)  # the exception itself would keep the call's tensors
             raise
 
     def _prepare(
@@ -237,15 +257,17 @@ class Dispatcher:
         # for the next call, so a refusal for this reason is not remembered.
         target.weights(tuple(target.specs), device)
         try:
-            engine = choose(self._engine, device)
-            maker = Maker(engine, device, compiler(engine, device), self._host)
-            exact = self._exact(engine, target, call)
+            maker = self._maker(device)
+            exact = self._exact(maker.engine, target, call)
             found = self._kept(maker, target, call, exact)
-            if found is None and not engine.general:
+            if found is None and not maker.engine.general:
                 parted = self._parted(target, call)
                 if parted is not None:
                     self._routes[target.fingerprint, call.signature] = parted
                     return call, parted, None
+            if found is None and self._wanted_ahead(call) and self._kept(maker, target, call, exact=False) is None:
+                # Another prompt length or cfg is another exact graph: nobody should wait for those either.
+                call, _ = self._made(maker, target, forward, arguments, call, general=True)
             if found is None:
                 call, found = self._made(maker, target, forward, arguments, call, general=not exact)
             if found is None and not exact:
@@ -291,10 +313,17 @@ class Dispatcher:
         self._routes[target.fingerprint, call.signature] = route
         return route
 
+    def _maker(self, device: torch.device) -> Maker:
+        engine = choose(self._engine, device)
+        return Maker(engine, device, compiler(engine, device), self._host)
+
     def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
-        """Whether this call is to have a graph for its sizes alone."""
+        """Whether this call waits for a graph for its sizes alone."""
         family = (target.fingerprint, call.signature.any_sizes())
-        return not engine.general or family in self._not_general or self._specialise(call.signature)
+        return not engine.general or family in self._not_general or self._wanted_ahead(call)
+
+    def _wanted_ahead(self, call: Call) -> bool:
+        return self._ahead and self._specialise(call.signature)
 
     def _kept(self, maker: Maker, target: Target, call: Call, exact: bool) -> tuple[_Served, CompiledGraph] | None:
         """The most specialised graph that exists for a call, in memory or on disk."""
@@ -363,12 +392,11 @@ class Dispatcher:
         if outcome is None:
             if background.seconds(key) is None:
                 try:
-                    background.start(key, _job(maker, target, forward, call, general))
+                    background.start(key, maker.job(target, forward, call, general))
                 except (skeleton.Unpicklable, AttributeError) as error:
                     log.info("OneDiff: no other process can compile this model (%s); it is compiled now", error)
                     return
-            self._show(f"compiling in the background, {background.seconds(key) or 0:.0f} s")
-            raise NotYet("a graph is being compiled in the background")
+            raise NotYet("a graph is being compiled in the background", lambda: _progress(background, key))
         if outcome.option is not None:
             raise OptionRead(outcome.option)
         self._library.forget_candidates(key)
@@ -376,40 +404,6 @@ class Dispatcher:
             log.info("OneDiff: compiling in the background failed (%s); it is compiled now", outcome.failure)
         elif self._kept(maker, target, call, exact=not general) is not None:
             raise NotYet("a graph was compiled in the background")
-
-    def _specialise_if_often(
-        self, target: Target, forward: Callable[..., Any], call: Call, graph: CompiledGraph
-    ) -> None:
-        """Have a graph made for sizes that come again and again, where that is faster than the general one.
-
-        Nobody waits: another process makes it, and once it is loaded it takes the general graph's place.
-        """
-        background, device = self._library.background, _device_of(call)
-        often = (target.fingerprint, call.signature)
-        if background is None or not graph.shapes.general or often in self._counted:
-            return
-        self._counted.add(often)
-        self._runs[often] += 1
-        if self._runs[often] < SPECIALISE_AFTER_RUNS:
-            return
-        engine = choose(self._engine, device)
-        if not engine.specialises(device):
-            return
-        maker = Maker(engine, device, compiler(engine, device), self._host)
-        key = maker.call_key(target, call, general=False)
-        outcome = background.outcome(key)
-        if outcome is not None and outcome.failure is None:
-            self._library.forget_candidates(key)
-        try:
-            for candidate in self._library.candidates(key):
-                if self._library.loaded_soon(candidate.graph_key, engine, device) is not None:
-                    self.metrics.count("specialised")
-                    del self._routes[often]
-                    return
-            if outcome is None and background.seconds(key) is None and not background.busy():
-                background.start(key, _job(maker, target, forward, call, general=False))
-        except (NotYet, skeleton.Unpicklable, AttributeError) as error:
-            log.debug("not specialised: %s", error)
 
     def _while_loading(self, seconds: float) -> None:
         self._host.check_interrupted()
@@ -495,7 +489,10 @@ class Dispatcher:
         if not error <= allowed:
             reason = f"a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired"
             self._library.retire(found.route.graph_key, reason)
-            self._refuse(found.target, found.call, reason)
+            if found.graph.shapes.general:
+                self._refuse(found.target, found.call, reason)
+            else:  # the general graph may be right where this one was not
+                del self._routes[found.target.fingerprint, found.call.signature]
             raise NotCovered(reason)
         self._library.proved(found.route.graph_key, found.route.sizes)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
@@ -526,6 +523,13 @@ class _Found:
     weights: Sequence[torch.Tensor]
 
 
+def _progress(background: Background, key: str) -> str | None:
+    seconds = background.seconds(key)
+    if seconds is not None:
+        return f"compiling in the background, {seconds:.0f} s"
+    return "waiting for another compilation in the background" if background.busy() else None
+
+
 def _device_of(call: Call) -> torch.device:
     """Where the call computes: the device of its largest tensor (scalars may be elsewhere)."""
     return max(call.tensors, key=torch.Tensor.numel).device
@@ -546,19 +550,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0]
-
-
-def _job(maker: Maker, target: Target, forward: Callable[..., Any], call: Call, general: bool) -> Job:
-    name = forward.__name__
-    if getattr(target.module, name) != forward:
-        raise AttributeError(f"{name} is not a method of the model")
-    return Job(
-        module=skeleton.to_bytes(target.module),
-        forward=name,
-        fingerprint=target.fingerprint,
-        signature=signature_fields(call.signature),
-        compiler=asdict(maker.compiler),
-        device=str(maker.device),
-        general=general,
-        settings=maker.host.settings(),
-    )

@@ -35,7 +35,15 @@ _MOST_PROVED = 1000
 
 
 class NotYet(NotCovered):
-    """No graph serves this call now; one is on its way."""
+    """No graph serves this call now; one is on its way.
+
+    Attributes:
+        progress: how far it is, for people; None once it is worth looking for it again. Cheap.
+    """
+
+    def __init__(self, reason: str, progress: Callable[[], str | None] = lambda: None) -> None:
+        super().__init__(reason)
+        self.progress = progress
 
 
 @dataclass(frozen=True)
@@ -207,7 +215,10 @@ class GraphLibrary:
                 graph_key, lambda: self._load(graph_key, engine, device)
             )
         if not loading.done():
-            raise NotYet("a compiled graph is being loaded")
+            raise NotYet(
+                "a compiled graph is being loaded",
+                lambda: None if loading.done() else "loading the compiled graph",
+            )
         del self._loading[graph_key]
         return loading.result()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from ..capture.call import Call, NotCovered, Signature
 from ..capture.target import Target
 from ..capture.trace import capture
 from ..engines.base import CompiledGraph, Engine
+from . import skeleton
+from .background import Job, signature_fields
 from .key import CallKey, Compiler, GraphKey
 from .library import GraphLibrary
 from .persist import Origin
@@ -60,6 +62,27 @@ class Maker:
     def call_key(self, target: Target, call: Call, general: bool) -> str:
         """Under which name a graph for this call, or for calls like it of all sizes, is known."""
         return CallKey(target.fingerprint, _scope(call, general), self.host.identity, self.compiler).digest
+
+    def job(self, target: Target, forward: Callable[..., Any], call: Call, general: bool) -> Job:
+        """The same as ``make``, for another process to do.
+
+        Raises:
+            Unpicklable: the target cannot be sent to another process.
+            AttributeError: ``forward`` is not a method of the target's.
+        """
+        name = forward.__name__
+        if getattr(target.module, name) != forward:
+            raise AttributeError(f"{name} is not a method of the model")
+        return Job(
+            module=skeleton.to_bytes(target.module),
+            forward=name,
+            fingerprint=target.fingerprint,
+            signature=signature_fields(call.signature),
+            compiler=asdict(self.compiler),
+            device=str(self.device),
+            general=general,
+            settings=self.host.settings(),
+        )
 
     def make(
         self,

@@ -216,6 +216,8 @@ class RecordedGraph(CompiledGraph):
                         outputs = self.inner(weights, own)
                     finally:
                         graph.capture_end()
+                # cuBLAS keeps what it allocated while recording, 32 MB of the pool, beyond the pool's end.
+                torch._C._cuda_clearCublasWorkspaces()
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -396,16 +397,20 @@ class Served:
         self,
         library: GraphLibrary,
         module: nn.Module | None = None,
-        specialise: Callable[[Signature], bool] = lambda _signature: False,
+        ahead: Callable[[Signature], bool] | None = None,
         **host: Any,
     ) -> None:
+        """``ahead`` prepares graphs of their own for calls with these signatures, as a warm-up does."""
         self.module = (module if module is not None else Small()).eval().requires_grad_(False)
         self.library = library
-        self.dispatcher = Dispatcher("eager", library, dataclasses.replace(HOST, **host), specialise=specialise)
+        self.dispatcher = Dispatcher(
+            "eager", library, dataclasses.replace(HOST, **host), specialise=ahead or (lambda _signature: False)
+        )
+        self._when = self.dispatcher.waiting if ahead else contextlib.nullcontext
 
     def matches(self, *args: Any) -> bool:
         """Whether one call gives eager's output."""
-        with torch.no_grad():
+        with torch.no_grad(), self._when():
             actual, expected = self.dispatcher(self.module, self.module.forward, args, {}), self.module(*args)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         return True
@@ -449,7 +454,7 @@ class Recompiling(EagerEngine):
     def __init__(self, spoil: Spoil = lambda output, _sizes: output) -> None:
         self.captures: list[Capture] = []
         self.loaded = 0
-        self._spoil = spoil
+        self.spoil = spoil
 
     @property
     def made(self) -> list[str]:
@@ -457,7 +462,7 @@ class Recompiling(EagerEngine):
 
     def compile(self, capture: Capture) -> CompiledGraph:
         self.captures.append(capture)
-        return _Graph(capture, self._spoil)
+        return _Graph(capture, self.spoil)
 
     def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes]:
         assert isinstance(graph, _Graph)
@@ -465,7 +470,7 @@ class Recompiling(EagerEngine):
 
     def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
         self.loaded += 1
-        graph = _Graph(self.captures[int(parts["number"])], self._spoil)
+        graph = _Graph(self.captures[int(parts["number"])], self.spoil)
         assert (graph.shapes, graph.binding.inputs, graph.binding.folds) == (shapes, binding.inputs, binding.folds)
         graph.binding = binding
         return graph
@@ -590,11 +595,43 @@ def test_a_graph_for_these_sizes_alone_is_made_where_that_is_asked_for(install: 
     engine = install()
     library, module = process(), Small()
     assert Served(library, module).matches(*small(1, 16, 16))
-    tall = Served(library, module, specialise=lambda signature: any(t.shape[-2:] == (32, 8) for t in signature.tensors))
+    tall = Served(library, module, ahead=lambda signature: any(t.shape[-2:] == (32, 8) for t in signature.tensors))
     for sizes in [(1, 32, 8), (1, 16, 24), (2, 32, 8), (1, 32, 8)]:
         assert tall.matches(*small(*sizes))
     assert engine.made == ["general", "exact", "exact"]
     assert [sorted(t.shape) for t in _images(engine.captures[1:])] == [[1, 4, 8, 32], [2, 4, 8, 32]]
+
+
+def test_a_graph_of_its_own_comes_with_the_general_one(install: Any) -> None:
+    """Another prompt length is another exact graph: after a warm-up nobody waits for it."""
+    engine = install()
+    library, module = process(), Small()
+    assert Served(library, module, ahead=lambda _signature: True).matches(*small(1, 16, 16))
+    assert sorted(engine.made) == ["exact", "general"]
+    assert Served(library, module).matches(*small(1, 16, 24))
+    assert sorted(engine.made) == ["exact", "general"]
+
+
+def test_outside_a_warm_up_nobody_waits_for_a_graph_of_its_own(install: Any) -> None:
+    engine = install()
+    served = Served(process(), Small(), ahead=lambda _signature: True)
+    served._when = contextlib.nullcontext
+    assert served.matches(*small(1, 16, 16))
+    assert engine.made == ["general"]
+
+
+def test_where_a_graph_of_its_own_is_wrong_the_general_one_serves(install: Any) -> None:
+    engine = install()
+    library, module = process(), Small()
+    assert Served(library, module).matches(*small(1, 16, 16))
+    engine.spoil = lambda output, _sizes: output * 2
+    wrong = Served(library, module, ahead=lambda _signature: True)
+    assert wrong.matches(*small(1, 16, 16))
+    assert wrong.counts["retired"] == 1
+    before = wrong.counts["served"]
+    later = Served(library, module)
+    assert later.matches(*small(1, 16, 16))
+    assert later.counts["served"] == before + 1
 
 
 def _images(captures: Sequence[Capture]) -> list[Any]:
@@ -607,7 +644,7 @@ def test_an_exact_graph_that_is_there_is_preferred(tmp_path: Path, install: Any)
     module = Small()
     library = process(tmp_path)
     assert Served(library, module).matches(*small(1, 16, 16))
-    special = Served(library, module, specialise=lambda _signature: True)
+    special = Served(library, module, ahead=lambda _signature: True)
     assert special.matches(*small(1, 16, 16))
     assert engine.made == ["general", "exact"]
     (exact,) = special.dispatcher.graph_keys()

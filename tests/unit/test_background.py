@@ -1,0 +1,178 @@
+"""Graphs made in the background: which sizes get one of their own, and that calls meanwhile are not slowed down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy import engines
+from onediff_comfy.engines.eager import EagerEngine
+from onediff_comfy.graphs.background import Background, Job, Outcome
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.settings import SPECIALISE_AFTER_RUNS
+from onediff_comfy.store.store import GraphStore
+from onediff_comfy.store.trust import Trust
+
+HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
+
+
+class Net(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 2
+
+
+class OtherProcess(Background):
+    """Keeps what it is asked to do; a test says how it ended, or does it."""
+
+    def __init__(self) -> None:
+        super().__init__("none", list)
+        self.begun: list[str] = []
+
+    def start(self, key: str, job: Job) -> bool:
+        assert not job.general
+        self.begun.append(key)
+        self._started[key] = 0.0
+        return True
+
+    def end(self, outcome: Outcome) -> None:
+        (key,) = self._started
+        del self._started[key]
+        self._ended[key] = outcome
+
+
+class Eager(EagerEngine):
+    """The eager engine, as on a device where graphs for one set of sizes are faster."""
+
+    def specialises(self, device: torch.device) -> bool:
+        return True
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GraphLibrary:
+    monkeypatch.setitem(engines._ENGINES, "eager", Eager())
+    store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
+    return GraphLibrary(GraphCache(1 << 30), Metrics(), store, OtherProcess())
+
+
+def begun(library: GraphLibrary) -> list[str]:
+    assert isinstance(library.background, OtherProcess)
+    return library.background.begun
+
+
+@pytest.fixture
+def image(library: GraphLibrary) -> Callable[..., None]:
+    """One sampling run of three calls with ``batch`` rows, equal to eager."""
+    module = Net()
+
+    def run(dispatcher: Dispatcher, batch: int = 2) -> None:
+        dispatcher.begin_run()
+        for _ in range(3):
+            x = torch.randn(batch, 4)
+            torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+        dispatcher.end_run(module)
+
+    return run
+
+
+def test_sizes_that_come_often_get_a_graph(library: GraphLibrary, image: Callable[..., None]) -> None:
+    dispatcher = Dispatcher("eager", library, HOST)
+    for number in range(1, SPECIALISE_AFTER_RUNS + 2):
+        image(dispatcher)
+        image(dispatcher, batch=2 + number)  # comes once
+        assert len(begun(library)) == (number >= SPECIALISE_AFTER_RUNS)
+
+
+def test_sizes_that_are_wanted_get_one_at_once(library: GraphLibrary, image: Callable[..., None]) -> None:
+    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda signature: signature.tensors[0].shape[0] == 5)
+    image(dispatcher)
+    assert not begun(library)
+    image(dispatcher, batch=5)
+    assert len(begun(library)) == 1
+    assert library.metrics.snapshot()["compiled"] == 1, "somebody waited for it"
+
+
+def test_what_failed_is_not_tried_again(library: GraphLibrary, image: Callable[..., None]) -> None:
+    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    image(dispatcher)
+    assert isinstance(library.background, OtherProcess)
+    library.background.end(Outcome("the disk is full"))
+    for _ in range(3):
+        image(dispatcher)
+    assert len(begun(library)) == 1
+
+
+def test_the_graph_takes_over_when_it_is_there(library: GraphLibrary, image: Callable[..., None]) -> None:
+    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    image(dispatcher)
+    (general,) = dispatcher.graph_keys()
+    assert isinstance(library.background, OtherProcess)
+    # What the other process would do, done here: the graph is in the library under its call key.
+    other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    with other.waiting():
+        image(other)
+    (exact,) = other.graph_keys()
+    library.background.end(Outcome(None))
+    image(dispatcher)
+    assert dispatcher.graph_keys() == [exact] != [general]
+    assert library.metrics.snapshot()["specialised"] == 1
+
+
+def test_one_that_was_found_wrong_is_left_alone(library: GraphLibrary, image: Callable[..., None]) -> None:
+    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    image(dispatcher)
+    with other.waiting():
+        image(other)
+    (exact,) = other.graph_keys()
+    library.retire(exact, "wrong")
+    assert isinstance(library.background, OtherProcess)
+    library.background.end(Outcome(None))
+    for _ in range(3):
+        image(dispatcher)
+    assert exact not in dispatcher.graph_keys()
+    assert library.metrics.snapshot()["specialised"] == 0
+    assert len(begun(library)) == 1
+
+
+def test_an_engine_that_gains_nothing_is_not_asked(
+    library: GraphLibrary, image: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(engines._ENGINES, "eager", EagerEngine())
+    dispatcher: Any = Dispatcher("eager", library, HOST)
+    for _ in range(SPECIALISE_AFTER_RUNS + 1):
+        image(dispatcher)
+    assert not begun(library)
+
+
+def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager is bound by one CPU thread on fast GPUs: every millisecond that we take there is a slower image."""
+
+    class Waiting(OtherProcess):
+        def start(self, key: str, job: Job) -> bool:
+            self.begun.append(key)
+            self._started[key] = 0.0
+            return True
+
+    library.background = Waiting()
+    shown: list[str] = []
+    dispatcher = Dispatcher("eager", library, HOST, shown.append, in_background=True)
+    module, x = Net(), torch.randn(2, 4)
+    dispatcher(module, module.forward, (x,), {})
+    looked: list[int] = []
+    monkeypatch.setattr(dispatcher, "_find", lambda *_: looked.append(1))
+    for _ in range(5):
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    assert not looked
+    assert len(library.background.begun) == 1
+    assert [text for text in shown if text.startswith("compiling in the background")] == shown[:1]
+    assert library.metrics.snapshot()["fallbacks"] == {"a graph is being compiled in the background": 6}
