@@ -99,7 +99,7 @@ def _inspect(module: torch.nn.Module) -> tuple[str, str | None]:
     """The module's fingerprint and why it must be refused, if it must."""
     layers = dict(module.named_modules())
     for path, layer in layers.items():
-        if "forward" in layer.__dict__:
+        if "forward" in layer.__dict__ and not _is_own_forward(layer):
             return "", f"the forward of layer {path or '(root)'} was replaced by another extension"
         if layer._forward_hooks or layer._forward_pre_hooks:
             return "", f"layer {path or '(root)'} has a forward hook from another extension"
@@ -117,11 +117,17 @@ def _inspect(module: torch.nn.Module) -> tuple[str, str | None]:
     return digest.hexdigest(), None
 
 
+def _is_own_forward(layer: torch.nn.Module) -> bool:
+    """Whether the forward that was set on a layer is its class's: hosts put it back so, after another extension's."""
+    forward = layer.__dict__["forward"]
+    return getattr(forward, "__self__", None) is layer and getattr(forward, "__func__", None) is type(layer).forward
+
+
 def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str]) -> Iterator[str]:
     """Class, attributes, children and weights of one layer; ``weights`` collects first names by identity."""
     yield f"\nlayer {path} {type(layer).__module__}.{type(layer).__qualname__} {layer.training}"
     for name, value in sorted(vars(layer).items()):
-        if name not in _MODULE_INTERNALS:
+        if name not in _MODULE_INTERNALS and name != "forward":
             yield f"\n  {name} = {describer.describe(value)}"
     for name, child in layer._modules.items():
         yield f"\n  child {name} = {describer.describe(child)}"

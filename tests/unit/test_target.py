@@ -407,6 +407,20 @@ def test_a_plain_module_is_not_refused() -> None:
     assert Target(Net()).refusal is None
 
 
+def test_a_forward_that_was_put_back_is_as_good_as_new() -> None:
+    """The host takes an object patch off by setting what was there before, which leaves it on the instance."""
+    net = Net()
+    fingerprint = Target(net).fingerprint
+    setting("conv.forward", net.conv.forward)(net)
+    assert (Target(net).refusal, Target(net).fingerprint) == (None, fingerprint)
+
+
+def test_the_forward_of_another_layer_is_no_layers_own() -> None:
+    net = Net()
+    setting("conv.forward", net.norm.forward)(net)
+    assert "forward of layer conv was replaced" in str(Target(net).refusal)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
