@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..graphs.dispatch import Dispatcher
+from .controlnet import find_control_dispatcher
 from .model import find_dispatcher
 from .process import accelerated, library, metrics
-from .served import server_behind
+from .text_encoder import find_clip_dispatcher
+from .vae import find_vae_dispatcher
 
 KINDS = {"model": "MODEL", "vae": "VAE", "clip": "CLIP", "control_net": "CONTROL_NET"}
 """The kinds of objects that can be accelerated, by the name of the report's input."""
 
-_MODULE_OF = {"vae": "first_stage_model", "clip": "cond_stage_model", "control_net": "control_model"}
-"""Of kinds that hold a stand-in for a module: where."""
+_FINDERS: Mapping[str, Callable[[Any], Dispatcher | None]] = {
+    "model": find_dispatcher,
+    "vae": find_vae_dispatcher,
+    "clip": find_clip_dispatcher,
+    "control_net": find_control_dispatcher,
+}
 
 
 def dispatcher_of(kind: str, thing: Any) -> Dispatcher | None:
@@ -25,10 +31,7 @@ def dispatcher_of(kind: str, thing: Any) -> Dispatcher | None:
         kind: a key of ``KINDS``.
         thing: the host's object.
     """
-    if kind == "model":
-        return find_dispatcher(thing)
-    server = server_behind(getattr(thing, _MODULE_OF[kind], None))
-    return server if isinstance(server, Dispatcher) else None
+    return _FINDERS[kind](thing)
 
 
 def report(things: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""OneDiff ControlNet Speedup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..onediff_comfy.host.actions import speed_up_control
+from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import ENGINE_NAMES
+
+
+class OneDiffControlNetSpeedup(io.ComfyNode):
+    """CONTROL_NET in, the same CONTROL_NET out, served by compiled graphs."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="OneDiffControlNetSpeedup",
+            display_name="OneDiff ControlNet Speedup",
+            category="OneDiff",
+            description=(
+                "Makes a ControlNet or Control LoRA faster, with the same pixels. Put it between the loader and Apply "
+                "ControlNet. The first image compiles the ControlNet; every later one, of any size, strength or range "
+                "of steps, uses the compiled graph. The diffusion model is made faster by OneDiff Model Speedup."
+            ),
+            search_aliases=["torch compile", "tensorrt", "control", "speed", "accelerate", "faster", "加速"],
+            inputs=[
+                io.ControlNet.Input(
+                    "control_net",
+                    tooltip=(
+                        "The ControlNet to make faster. It is not changed; a copy comes out. What has no network that "
+                        "runs at every step, such as a T2I-Adapter, passes through as it is."
+                    ),
+                ),
+                io.Combo.Input(
+                    "engine",
+                    options=list(ENGINE_NAMES),
+                    default="auto",
+                    tooltip=(
+                        "What compiles the ControlNet. auto: the best engine this machine has. inductor: PyTorch's "
+                        "compiler, fastest on current GPUs. oneflow: OneFlow graphs. cudagraph: no compiling, only the "
+                        "overhead of launching is saved (NVIDIA). eager: the captured graph step by step, for finding "
+                        "faults, not faster. An engine that cannot run here says why on the node, and the image is "
+                        "made without it."
+                    ),
+                ),
+                io.Combo.Input(
+                    "compile",
+                    options=["wait", "background"],
+                    default="wait",
+                    optional=True,
+                    tooltip=(
+                        "Who waits for compiling. wait: the first image does. background: nobody; images are made at "
+                        "their usual speed while another process compiles, and faster once it is done."
+                    ),
+                ),
+            ],
+            outputs=[io.ControlNet.Output(tooltip="The accelerated ControlNet. Connect it to Apply ControlNet.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, control_net: Any, engine: str, compile: str = "wait") -> io.NodeOutput:
+        return io.NodeOutput(speed_up_control(control_net, engine, compile == "background", cls.hidden.unique_id))
