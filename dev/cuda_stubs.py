@@ -83,7 +83,7 @@ def _make(path: Path, versions: Mapping[str, set[str]]) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         source, script = Path(temporary, "stub.c"), Path(temporary, "versions.map")
         symbols = sorted(symbol for names in versions.values() for symbol in names)
-        source.write_text("".join(f"long {symbol}(void) {{ return {_NO_DEVICE}; }}\n" for symbol in symbols))
+        source.write_text("\n".join(map(_function, symbols)) + "\n")
         command = ["gcc", "-shared", "-fPIC", "-w", "-fno-builtin", "-o", str(path), str(source)]
         command.append(f"-Wl,-soname,{path.name}")
         named = {version: names for version, names in versions.items() if version}
@@ -92,6 +92,12 @@ def _make(path: Path, versions: Mapping[str, set[str]]) -> None:
             script.write_text("\n".join(lines) + "\n")
             command.append(f"-Wl,--version-script={script}")
         subprocess.run(command, check=True, capture_output=True)
+
+
+def _function(symbol: str) -> str:
+    if symbol.endswith("String"):  # the words for an error code
+        return f'const char *{symbol}(void) {{ return "no CUDA library here, a stand-in"; }}'
+    return f"long {symbol}(void) {{ return {_NO_DEVICE}; }}"
 
 
 def _output(*command: str) -> str:

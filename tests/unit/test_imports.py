@@ -105,6 +105,8 @@ names = [
     module.name
     for module in pkgutil.walk_packages(onediff_comfy.__path__, "onediff_comfy.", onerror=lambda name: None)
     if not module.name.startswith("onediff_comfy.host")
+    # Behind an engine that makes sure of OneFlow first.
+    and module.name not in (f"onediff_comfy.engines.oneflow.{name}" for name in ("lowering", "program", "sharing"))
 ]
 for name in names:
     importlib.import_module(name)

@@ -1,13 +1,44 @@
-"""OneFlow graphs. The lowering from ATen is not written yet; the engine says so when it is chosen."""
+"""OneFlow: a capture lowered operator by operator into a OneFlow graph, for one set of sizes.
+
+Nothing here imports OneFlow itself before it is wanted: the pack loads without it.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...capture.trace import Capture
+from ...capture.shapes import ShapeRange
+from ...capture.trace import Binding, Capture
 from ..base import CompiledGraph, Engine, EngineError
+from . import install
+
+if TYPE_CHECKING:
+    from .program import Program, Running
+
+
+class OneFlowGraph(CompiledGraph):
+    """A program, made ready with the first weights that it is called with, and again when weights have moved."""
+
+    def __init__(self, binding: Binding, shapes: ShapeRange, program: Program) -> None:
+        super().__init__(binding, shapes)
+        self.program = program
+        self.code_bytes = len(program.job)
+        self._running: Running | None = None
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        from .program import ONE_AT_A_TIME, Running
+
+        fed = self.binding.feed(weights, tensors)
+        variables = [fed[slot.index] for slot in self.program.variables]
+        inputs = [fed[slot.index] for slot in self.program.inputs]
+        with ONE_AT_A_TIME:
+            if self._running is None or not self._running.reads(variables):
+                self._running = None
+                self._running = Running(self.program, variables, inputs)
+            return self._running(inputs)
 
 
 class OneFlowEngine(Engine):
@@ -16,9 +47,22 @@ class OneFlowEngine(Engine):
     recorded = False
 
     def unavailable(self, device: torch.device) -> str | None:
-        if importlib.util.find_spec("oneflow") is None:
-            return "OneFlow is not installed (its wheel exists for Python 3.10 and older)"
-        return "this version of onediff-comfy cannot lower a model to OneFlow yet; choose inductor"
+        return install.problem(device)
 
     def compile(self, capture: Capture) -> CompiledGraph:
-        raise EngineError("this version of onediff-comfy cannot lower a model to OneFlow yet")
+        from .lowering import unsupported
+        from .program import build
+
+        missing = unsupported(capture.graph)
+        if missing:
+            raise EngineError(f"OneFlow has no form for {', '.join(missing)}")
+        return OneFlowGraph(capture.binding, capture.shapes, build(capture))
+
+    def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes]:
+        assert isinstance(graph, OneFlowGraph)
+        return graph.program.to_parts()
+
+    def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
+        from .program import Program
+
+        return OneFlowGraph(binding, shapes, Program.from_parts(parts))
