@@ -1,17 +1,22 @@
 """Attach a dispatcher to a clone of a ComfyUI MODEL.
 
-The clone gets two wrappers under our key, through the host's own patcher API: one around each
-sampling run and one around the diffusion model's forward. The MODEL that came in is not touched,
-and without the node nothing of ours is left on it.
+The clone gets three wrappers under our key, through the host's own patcher API: one around each
+sampling run, one around the diffusion model's forward, and one around what calls the diffusion model,
+for families whose forward asks for no wrappers. The MODEL that came in is not touched, and without the
+node nothing of ours is left on it.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from comfy.patcher_extension import CallbacksMP, WrapperExecutor, WrappersMP
 
 from ..capture.call import Signature
@@ -21,6 +26,7 @@ from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher
 from .latents import latent_ratio
 from .process import Origin, accelerated, library, metrics
+from .served import ServedModule
 from .services import host_services
 from .status import status_of
 
@@ -59,10 +65,15 @@ def accelerate(
     specialise = _no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
     dispatcher = Dispatcher(engine, library(), host_services(), show, specialise, in_background)
     accelerated()[dispatcher] = Origin("MODEL", node_id)
-    clone.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
-    clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
-    clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, ForwardWrapper(dispatcher))
-    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, _RunWrapper(dispatcher))
+    around_forward = ForwardWrapper(dispatcher)
+    wrappers = {
+        WrappersMP.DIFFUSION_MODEL: around_forward,
+        WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
+        WrappersMP.OUTER_SAMPLE: _RunWrapper(dispatcher),
+    }
+    for place, wrapper in wrappers.items():
+        clone.remove_wrappers_with_key(place, KEY)
+        clone.add_wrapper_with_key(place, KEY, wrapper)
     # The host calls this when it takes the model off the device, to make room: our recordings hold
     # addresses of weights that are about to go, and memory that it wants.
     clone.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
@@ -136,16 +147,66 @@ class ForwardWrapper:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
+        self.reached_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
             return executor(*args, **kwargs)
+        self.reached_by.add(executor.class_obj)
 
         def serve(*inner_args: Any, **inner_kwargs: Any) -> Any:
             return self.dispatcher(executor.class_obj, executor.original, inner_args, inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
         return WrapperExecutor.new_class_executor(serve, executor.class_obj, behind).execute(*args, **kwargs)
+
+
+class _ApplyWrapper:
+    """Around the host's ``apply_model``: serves diffusion models whose forward asks for no wrappers.
+
+    Whether a family's forward does is seen in its first call, which runs as the host would run it. If our
+    wrapper is not reached, that call and all others go to a passing copy of the host's model object, in which a
+    stand-in that serves takes the diffusion model's place. The object itself, which other clones share, keeps
+    its own. Like ``ForwardWrapper`` this replaces what stands at the bottom of the stack of wrappers.
+    """
+
+    def __init__(self, around_forward: ForwardWrapper) -> None:
+        self._around_forward = around_forward
+        self._stand_ins: dict[int, ServedModule] = {}  # by id of the module, which each of them holds
+
+    def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
+        model, method = executor.class_obj, executor.original
+        module = model.diffusion_model
+        if (
+            torch.compiler.is_compiling()
+            or module in self._around_forward.reached_by
+            or not isinstance(method, types.MethodType)  # replaced by another extension
+        ):
+            return executor(*args, **kwargs)
+
+        def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
+            if id(module) not in self._stand_ins:
+                # On copies: what a forward changes in its arguments must not be changed twice.
+                output = method(*_copied(inner_args), **_copied(inner_kwargs))
+                if module in self._around_forward.reached_by:
+                    return output
+                self._stand_ins[id(module)] = ServedModule(module, self._around_forward.dispatcher, ("forward",))
+            return method.__func__(_holding(model, self._stand_ins[id(module)]), *inner_args, **inner_kwargs)
+
+        behind = executor.wrappers[executor.idx + 1 :]
+        return WrapperExecutor.new_class_executor(apply, model, behind).execute(*args, **kwargs)
+
+
+def _copied(arguments: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
+
+
+def _holding(model: Any, diffusion_model: ServedModule) -> Any:
+    """A copy of the host's model object with the same everything, but for its diffusion model."""
+    image = copy.copy(model)
+    # Found before the layer of that name, which is in a dict that the copy shares.
+    vars(image)["diffusion_model"] = diffusion_model
+    return image
 
 
 class _RunWrapper:
