@@ -10,12 +10,14 @@ from .nodes.report import OneDiffReport
 from .nodes.shape_bucket import OneDiffShapeBucket
 from .nodes.vae_speedup import OneDiffVAESpeedup
 from .nodes.warm_up import OneDiffWarmUp
+from .onediff_comfy.host.drift import host_changes
 from .onediff_comfy.host.node_api import ComfyExtension, io
 from .onediff_comfy.host.routes import add_routes
 
 
 class OneDiffExtension(ComfyExtension):
     async def on_load(self) -> None:
+        host_changes()  # what has changed is said when the host starts
         add_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

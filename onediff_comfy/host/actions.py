@@ -11,9 +11,10 @@ import folder_paths
 from ..graphs.buckets import PRESETS, BucketError  # needs no torch
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER
+from .drift import host_changed
 from .shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
 from .status import status_of
-from .versions import torch_too_old
+from .versions import why_not
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,7 @@ def speed_up(model: Any, engine: str, in_background: bool, budget_mb: int, bucke
         buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
         node_id: the node that shows what is going on.
     """
-    reason = torch_too_old()
-    if reason is not None:
-        status_of(node_id)(f"not accelerated: {reason}")
-        log.warning("OneDiff: %s; the model passes through unchanged", reason)
+    if _passes_through("MODEL", node_id):
         return model
     from .model import accelerate
     from .process import set_budget
@@ -55,10 +53,7 @@ def speed_up_vae(
         buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
         node_id: the node that shows what is going on.
     """
-    reason = torch_too_old()
-    if reason is not None:
-        status_of(node_id)(f"not accelerated: {reason}")
-        log.warning("OneDiff: %s; the VAE passes through unchanged", reason)
+    if _passes_through("VAE", node_id):
         return vae
     from .vae import accelerate_vae
 
@@ -75,7 +70,7 @@ def speed_up_control(control: Any, engine: str, in_background: bool, node_id: st
         in_background: let another process compile, and make images without acceleration meanwhile.
         node_id: the node that shows what is going on.
     """
-    if _passes_through("ControlNet", node_id):
+    if _passes_through("CONTROL_NET", node_id):
         return control
     from .controlnet import accelerate_control
 
@@ -109,7 +104,7 @@ def save_compiled(
         ValueError: with the words that say what to connect or change.
         RuntimeError: this installation cannot compile at all.
     """
-    _require_torch()
+    _require("MODEL", "warm-up", "files")
     from .artifacts import save_graphs
 
     path, inside = save_graphs(model, name, latent, positive, negative)
@@ -120,11 +115,16 @@ def save_compiled(
 def load_compiled(model: Any, name: str, strict: bool, node_id: str | None) -> tuple[Any, str]:
     """An accelerated clone of ``model`` with the graphs of a saved file, and what was inside.
 
+    Where this installation cannot compile at all, that is said and ``model`` comes out as it is; but not if ``strict``.
+
     Raises:
         ValueError: the file is missing, damaged, not trusted or, when ``strict``, does not fit.
-        RuntimeError: this installation cannot compile at all.
+        RuntimeError: this installation cannot compile at all, and ``strict``.
     """
-    _require_torch()
+    if strict:
+        _require("MODEL", "files")
+    elif _passes_through("MODEL", node_id) or _passes_through("files", node_id):
+        return model, f"not loaded: {why_not('MODEL', 'files')}"
     from .artifacts import load_graphs
 
     return load_graphs(model, name, strict, node_id)
@@ -132,6 +132,8 @@ def load_compiled(model: Any, name: str, strict: bool, node_id: str | None) -> t
 
 def saved_files() -> list[str]:
     """The files that can be loaded, as they are now."""
+    if host_changed("files") is not None:  # the list is part of a node's schema, and the node is to load
+        return []
     add_model_folder()
     return folder_paths.get_filename_list(GRAPHS_FOLDER)
 
@@ -184,7 +186,7 @@ def shape_bucket(
         ValueError: a line of the list cannot be; names it.
     """
     factor = FACTOR
-    if model is not None:
+    if model is not None and why_not("MODEL", "warm-up") is None:
         from .latents import size_factor
 
         factor = size_factor(model)
@@ -199,11 +201,16 @@ def warm_up(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Prepare every bucket of an accelerated MODEL: a summary for people, and the figures of each.
 
+    Where this installation cannot compile at all, that is the summary.
+
     Raises:
         ValueError: the model is not accelerated.
-        RuntimeError: this installation cannot compile at all.
     """
-    _require_torch()
+    reason = why_not("MODEL", "warm-up")
+    if reason is not None:
+        summary = f"nothing prepared: {reason}"
+        status_of(node_id)(summary)
+        return summary, []
     from .warm_up import warm_up_buckets
 
     return warm_up_buckets(model, buckets, positive, negative, node_id)
@@ -221,7 +228,7 @@ def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | Non
         control_net: a CONTROL_NET.
         node_id: the node that shows the report.
     """
-    reason = torch_too_old()
+    reason = why_not("everything")
     if reason is not None:
         text = f"nothing is accelerated: {reason}"
         status_of(node_id)(text)
@@ -236,16 +243,22 @@ def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | Non
     return text, found
 
 
-def _passes_through(what: str, node_id: str | None) -> bool:
-    """Whether this installation cannot compile at all; says so where it is."""
-    reason = torch_too_old()
-    if reason is not None:
-        status_of(node_id)(f"not accelerated: {reason}")
-        log.warning("OneDiff: %s; the %s passes through unchanged", reason, what)
-    return reason is not None
+def _passes_through(kind: str, node_id: str | None) -> bool:
+    """Whether this installation cannot accelerate such objects at all; says so where it is."""
+    reason = why_not(kind)
+    if reason is None:
+        return False
+    status_of(node_id)(f"not accelerated: {reason}")
+    if host_changed(kind) is None:  # which said so itself
+        log.warning("OneDiff: %s; the %s passes through unchanged", reason, kind)
+    elif host_changed("everything") is None:
+        from .process import metrics
+
+        metrics().fell_back(reason)
+    return True
 
 
-def _require_torch() -> None:
-    reason = torch_too_old()
+def _require(*kinds: str) -> None:
+    reason = why_not(*kinds)
     if reason is not None:
-        raise RuntimeError(f"OneDiff cannot work here: {reason}. Update torch, or bypass this node.")
+        raise RuntimeError(f"OneDiff cannot work here: {reason}. Until then, bypass this node.")

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..graphs.dispatch import Dispatcher
-from .controlnet import find_control_dispatcher
-from .model import find_dispatcher
+from .drift import host_changed
 from .process import accelerated, library, metrics
-from .text_encoder import find_clip_dispatcher
-from .vae import find_vae_dispatcher
 
 KINDS = {"model": "MODEL", "vae": "VAE", "clip": "CLIP", "control_net": "CONTROL_NET"}
 """The kinds of objects that can be accelerated, by the name of the report's input."""
-
-_FINDERS: Mapping[str, Callable[[Any], Dispatcher | None]] = {
-    "model": find_dispatcher,
-    "vae": find_vae_dispatcher,
-    "clip": find_clip_dispatcher,
-    "control_net": find_control_dispatcher,
-}
 
 
 def dispatcher_of(kind: str, thing: Any) -> Dispatcher | None:
@@ -31,7 +21,24 @@ def dispatcher_of(kind: str, thing: Any) -> Dispatcher | None:
         kind: a key of ``KINDS``.
         thing: the host's object.
     """
-    return _FINDERS[kind](thing)
+    if host_changed(KINDS[kind]) is not None:
+        return None
+    # Each imports what it needs of the host, which may have changed for another kind.
+    if kind == "model":
+        from .model import find_dispatcher
+
+        return find_dispatcher(thing)
+    if kind == "vae":
+        from .vae import find_vae_dispatcher
+
+        return find_vae_dispatcher(thing)
+    if kind == "clip":
+        from .text_encoder import find_clip_dispatcher
+
+        return find_clip_dispatcher(thing)
+    from .controlnet import find_control_dispatcher
+
+    return find_control_dispatcher(thing)
 
 
 def report(things: Mapping[str, Any]) -> dict[str, Any]:

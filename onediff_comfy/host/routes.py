@@ -1,13 +1,15 @@
 """HTTP routes that the pack adds to ComfyUI's server.
 
 GET /onediff/report   what was compiled, what served how many calls, and why anything was slow: of this process,
-                      and under "objects" of everything that is accelerated now
+                      under "objects" of everything that is accelerated now, and under "problems" what
+                      this host no longer has that we rely on
 """
 
 from __future__ import annotations
 
 import logging
 
+from .drift import host_changed, host_changes
 from .versions import torch_too_old
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ def add_routes() -> None:
 
     @routes.get("/onediff/report")
     async def report(_request: web.Request) -> web.Response:
+        problems = host_changes()
+        if host_changed("everything") is not None:
+            return web.json_response({"objects": [], "problems": problems})
         from .report import live_objects, process_report
 
-        return web.json_response({**process_report(), "objects": live_objects()})
+        return web.json_response({**process_report(), "objects": live_objects(), "problems": problems})

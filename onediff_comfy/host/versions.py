@@ -5,6 +5,12 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from ..settings import MINIMUM_TORCH
+from .drift import host_changed
+
+
+def why_not(*kinds: str) -> str | None:
+    """Why this installation cannot do what needs all of ``kinds`` (see ``drift.RELIED_ON``), or None."""
+    return torch_too_old() or next(filter(None, map(host_changed, kinds)), None)
 
 
 def torch_too_old() -> str | None:

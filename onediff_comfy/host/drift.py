@@ -1,0 +1,268 @@
+"""What we rely on of the host, and whether this host still has it.
+
+Hosts change. What is used of them is declared here, and looked at once when it is first needed; where something
+is missing, or can no longer be used as we use it, the kind of object that needs it passes through its node
+unaccelerated, with one message that names it. What we can do without is not listed: there the code asks first.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Use:
+    """Something of the host that we use.
+
+    Attributes:
+        module: where it is.
+        path: its name there.
+        given: the arguments that we call it with by position, by the names that they have today; None if it
+            is not called.
+        named: the arguments that we call it with by name.
+        mentions: names that its code has: attributes that it sets, say, where we read them.
+        works: tries it out; for what a signature does not tell. Only called if all of the same kind is there.
+    """
+
+    module: str
+    path: str
+    given: tuple[str, ...] | None = None
+    named: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+    works: Callable[[Any], bool] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.path}"
+
+    def found(self) -> Any:
+        """The thing itself.
+
+        Raises:
+            Exception: there is no such thing.
+        """
+        return functools.reduce(getattr, self.path.split("."), importlib.import_module(self.module))
+
+    def problem(self) -> str | None:
+        """What is not as we need it, or None."""
+        try:
+            found = self.found()
+        except Exception as error:  # whatever a module raises that cannot be imported
+            log.debug("%s was not found: %r", self, error)
+            return "it is gone"
+        if self.given is not None and not _can_be_called(found, self.given, self.named):
+            return f"it no longer takes ({', '.join([*self.given, *(f'{name}=' for name in self.named)])})"
+        if self.mentions:
+            gone = [name for name in self.mentions if name not in _mentioned(found, self.module)]
+            if gone:
+                return f"it no longer knows {', '.join(gone)}"
+        return None
+
+
+def _there(module: str, *paths: str) -> Iterator[Use]:
+    return (Use(module, path) for path in paths)
+
+
+_EXTENSION, _PATCHER, _MEMORY = "comfy.patcher_extension", "comfy.model_patcher", "comfy.model_management"
+
+
+def _order_of_wrappers(executor_class: Any) -> bool:
+    """Whether a wrapper can put something in place of what stands at the bottom, and those behind it still run."""
+    order: list[str] = []
+
+    def named(name: str) -> Callable[..., Any]:
+        def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            order.append(name)
+            return executor(*args, **kwargs)
+
+        return wrapper
+
+    def ours(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        def served(*inner_args: Any, **inner_kwargs: Any) -> Any:
+            order.append("served")
+            return executor.original(*inner_args, **inner_kwargs)
+
+        behind = executor.wrappers[executor.idx + 1 :]
+        return executor_class.new_class_executor(served, executor.class_obj, behind).execute(*args, **kwargs)
+
+    thing = object()
+    stack = executor_class.new_class_executor(lambda x, y: (x, y), thing, [named("before"), ours, named("behind")])
+    return stack.execute(1, y=2) == (1, 2) and order == ["before", "behind", "served"]
+
+
+RELIED_ON: Mapping[str, tuple[Use, ...]] = {
+    "everything": (
+        Use("comfy.cli_args", "args"),
+        Use(_MEMORY, "get_torch_device", ()),
+        Use(_MEMORY, "get_total_memory", ("dev",)),
+        Use(_MEMORY, "throw_exception_if_processing_interrupted", ()),
+        Use("comfy.ldm.modules.attention", "attention_pytorch", ("q", "k", "v", "heads")),
+        # How VAEs compute attention: each holds one of these.
+        *_there("comfy.ldm.modules.diffusionmodules.model", "normal_attention", "xformers_attention"),
+        Use("comfy.ldm.modules.diffusionmodules.model", "pytorch_attention", ("q", "k", "v")),
+        # By these we know that a layer changes its weights while it runs. Without them a LoRA could be lost.
+        *_there("comfy.ops", "CastWeightBiasOp.weight_function", "CastWeightBiasOp.bias_function"),
+        Use(_PATCHER, "ModelPatcherDynamic.load", mentions=("_v",)),
+        Use(_EXTENSION, "CallbacksMP.ON_DETACH"),
+        Use(_PATCHER, "ModelPatcher.add_callback_with_key", ("self", "call_type", "key", "callback")),
+        Use(_PATCHER, "ModelPatcher.remove_callbacks_with_key", ("self", "call_type", "key")),
+        Use(_PATCHER, "ModelPatcher.clone", ("self",), ("disable_dynamic",)),
+        Use(_PATCHER, "ModelPatcher.__init__", mentions=("model", "load_device", "offload_device")),
+    ),
+    "MODEL": (
+        *_there(_EXTENSION, "WrappersMP.DIFFUSION_MODEL", "WrappersMP.APPLY_MODEL", "WrappersMP.OUTER_SAMPLE"),
+        Use(_EXTENSION, "WrapperExecutor.new_class_executor", ("original", "class_obj", "wrappers")),
+        Use(_EXTENSION, "WrapperExecutor.__init__", mentions=("original", "class_obj", "wrappers", "idx")),
+        Use(_EXTENSION, "WrapperExecutor", works=_order_of_wrappers),
+        Use(_PATCHER, "ModelPatcher.add_wrapper_with_key", ("self", "wrapper_type", "key", "wrapper")),
+        Use(_PATCHER, "ModelPatcher.remove_wrappers_with_key", ("self", "wrapper_type", "key")),
+        Use(_PATCHER, "ModelPatcher.get_wrappers", ("self", "wrapper_type", "key")),
+        Use(_PATCHER, "ModelPatcher.get_model_object", ("self", "name")),
+        Use("comfy.samplers", "CFGGuider.__init__", mentions=("model_patcher",)),
+        Use("comfy.model_base", "BaseModel.__init__", mentions=("diffusion_model", "latent_format")),
+    ),
+    "warm-up": (
+        Use(_MEMORY, "intermediate_device", ()),
+        Use(_MEMORY, "soft_empty_cache", ()),
+        Use(_MEMORY, "InterruptProcessingException"),
+        Use("comfy.utils", "ProgressBar", ("total",), ("node_id",)),
+        Use("comfy.utils", "ProgressBar.update_absolute", ("self", "value")),
+        Use("comfy.sample", "fix_empty_latent_channels", ("model", "latent_image")),
+        Use("comfy.sample", "prepare_noise", ("latent_image", "seed")),
+        Use(
+            "comfy.sample",
+            "sample",
+            ("model", "noise", "steps", "cfg", "sampler_name", "scheduler", "positive", "negative", "latent_image"),
+            ("disable_pbar", "seed"),
+        ),
+    ),
+    "files": (
+        *_there("folder_paths", "models_dir", "folder_names_and_paths"),
+        Use("folder_paths", "add_model_folder_path", ("folder_name", "full_folder_path"), ("is_default",)),
+        Use("folder_paths", "get_filename_list", ("folder_name",)),
+        Use("folder_paths", "get_folder_paths", ("folder_name",)),
+        Use("folder_paths", "get_full_path", ("folder_name", "filename")),
+    ),
+    "VAE": (
+        Use("comfy.sd", "VAE.__init__", mentions=("first_stage_model", "patcher", "vae_dtype")),
+        Use("comfy.sd", "VAE.spacial_compression_decode", ("self",)),
+        *_there("comfy.sd", "VAE.decode", "VAE.decode_tiled", "VAE.encode", "VAE.encode_tiled"),
+    ),
+    "CONTROL_NET": (
+        Use("comfy.controlnet", "ControlNet.__init__", mentions=("control_model", "control_model_wrapped")),
+        Use("comfy.controlnet", "ControlNet.copy", ("self",)),
+        Use("comfy.controlnet", "ControlBase.__init__", mentions=("previous_controlnet",)),
+        Use("comfy.controlnet", "ControlBase.copy_to", ("self", "c")),
+        Use("comfy.controlnet", "ControlLora", ("control_weights",), ("global_average_pooling",)),
+        Use("comfy.controlnet", "ControlLora.__init__", mentions=("control_weights",)),
+        Use("comfy.controlnet", "ControlLora.pre_run", ("self", "model", "percent_to_timestep_function")),
+        Use("comfy.controlnet", "ControlLora.cleanup", ("self",)),
+        Use(_PATCHER, "ModelPatcher", ("model",), ("load_device", "offload_device")),
+    ),
+    "CLIP": (
+        Use("comfy.sd", "CLIP.__init__", mentions=("cond_stage_model", "patcher")),
+        Use("comfy.sd", "CLIP.clone", ("self",), ("disable_dynamic",)),
+    ),
+}
+"""What we use of the host, by the kind of object that cannot be accelerated without it."""
+
+
+_MEANWHILE = {
+    "everything": "nothing is accelerated",
+    "MODEL": "no MODEL is accelerated",
+    "warm-up": "nothing can be compiled ahead",
+    "files": "no compiled graph is saved to a file or loaded from one",
+    "VAE": "no VAE is accelerated",
+    "CONTROL_NET": "no CONTROL_NET is accelerated",
+    "CLIP": "no CLIP is accelerated",
+}
+
+
+@functools.cache
+def host_changed(kind: str) -> str | None:
+    """What this host no longer has of what is needed for one kind of object; None if all is there.
+
+    Looked at once in a process. The first time that something is missing, the log says so.
+
+    Args:
+        kind: a key of ``RELIED_ON``; "everything" is part of each.
+    """
+    if kind != "everything":
+        changed = host_changed("everything")
+        if changed is not None:
+            return changed
+    for use in RELIED_ON[kind]:
+        problem = use.problem()
+        if problem is not None:
+            return _told(kind, use, problem)
+    for use in RELIED_ON[kind]:
+        try:
+            works = use.works is None or use.works(use.found())
+        except Exception:
+            log.debug("%s was tried and failed", use, exc_info=True)
+            works = False
+        if not works:
+            return _told(kind, use, "it works in another way")
+    return None
+
+
+def host_changes() -> list[str]:
+    """All that ``host_changed`` has to say."""
+    return list(dict.fromkeys(changed for kind in RELIED_ON if (changed := host_changed(kind)) is not None))
+
+
+def _told(kind: str, use: Use, problem: str) -> str:
+    reason = (
+        f"this ComfyUI{_host_version()} has another {use} than onediff-comfy knows ({problem}); update onediff-comfy"
+    )
+    log.warning("OneDiff: %s. Until then %s, and images come out as without it.", reason, _MEANWHILE[kind])
+    return reason
+
+
+def _host_version() -> str:
+    try:
+        return f" {importlib.import_module('comfyui_version').__version__}"
+    except (ImportError, AttributeError):
+        return ""
+
+
+def _can_be_called(function: Any, given: tuple[str, ...], named: tuple[str, ...]) -> bool:
+    try:
+        inspect.signature(function).bind(*given, **dict.fromkeys(named))
+    except TypeError:
+        return False
+    except ValueError:  # no signature to be had
+        return callable(function)
+    return callable(function)
+
+
+def _mentioned(function: Any, module: str) -> _AnyName | set[str]:
+    """The names in a function's code; any name where another extension has put its own in its place."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    source = getattr(importlib.import_module(module), "__file__", None)
+    if not isinstance(code, types.CodeType) or code.co_filename != source:
+        return _AnyName()
+    return set(_names_in(code))
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+class _AnyName:
+    def __contains__(self, _name: str) -> bool:
+        return True
