@@ -48,6 +48,8 @@ def unsupported(graph: torch.fx.GraphModule) -> list[str]:
         known = (*DTYPES, torch.int16) if node.op == "placeholder" else DTYPES  # int16 is handed over wider
         if isinstance(value, torch.Tensor) and value.dtype not in known:
             found.add(f"{value.dtype} in {node.target}")
+        if isinstance(value, torch.Tensor) and value.numel() == 0:  # one ends the process
+            found.add(f"a tensor without elements in {node.target}")
     return sorted(found)
 
 

@@ -119,11 +119,6 @@ def layer_norm(
     return flow.nn.functional.layer_norm(x, tuple(shape), weight, bias, eps)
 
 
-@TABLE.lowers(aten.native_layer_norm.default)
-def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Any]:
-    return (layer_norm(x, shape, weight, bias, eps),)  # what training needs besides is never asked for
-
-
 @TABLE.lowers(aten.rms_norm.default)
 def rms_norm(x: Any, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
     axes = list(range(x.ndim - len(shape), x.ndim))
@@ -149,10 +144,3 @@ def group_norm(
     if weight is not None:
         normal = normal * flow.reshape(weight, per_channel)
     return normal if bias is None else normal + flow.reshape(bias, per_channel)
-
-
-@TABLE.lowers(aten.native_group_norm.default)
-def native_group_norm(
-    x: Any, weight: Any, bias: Any, _batch: int, _channels: int, _pixels: int, groups: int, eps: float
-) -> tuple[Any]:
-    return (group_norm(x, groups, weight, bias, eps),)

@@ -88,8 +88,7 @@ def squeeze(x: Any, axes: Any = None) -> Any:
 
 @TABLE.lowers(aten.cat.default)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    full = [x for x in tensors if 0 not in x.shape]
-    return flow.cat(full, axis(dim, full[0]))
+    return flow.cat(list(tensors), axis(dim, tensors[0]))
 
 
 @TABLE.lowers(aten.stack.default)
