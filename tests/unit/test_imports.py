@@ -106,7 +106,8 @@ names = [
     for module in pkgutil.walk_packages(onediff_comfy.__path__, "onediff_comfy.", onerror=lambda name: None)
     if not module.name.startswith("onediff_comfy.host")
     # Behind an engine that makes sure of OneFlow first.
-    and module.name not in (f"onediff_comfy.engines.oneflow.{name}" for name in ("lowering", "program", "sharing"))
+    and module.name.removeprefix("onediff_comfy.engines.oneflow.")
+    not in ("lowering", "program", "running", "session", "sharing")
 ]
 for name in names:
     importlib.import_module(name)

@@ -5,6 +5,10 @@ Nothing here imports OneFlow itself before it is wanted: the pack loads without 
 
 from __future__ import annotations
 
+import importlib.metadata
+import logging
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,29 +20,73 @@ from ..base import CompiledGraph, Engine, EngineError
 from . import install
 
 if TYPE_CHECKING:
-    from .program import Program, Running
+    from .program import Program
+    from .running import Running
+
+log = logging.getLogger(__name__)
+
+# A job that failed to be made ready leaves OneFlow in a state in which the next one ends the process.
+_broken: list[str] = []
 
 
 class OneFlowGraph(CompiledGraph):
-    """A program, made ready with the first weights that it is called with, and again when weights have moved."""
+    """A program, made ready with the weights that it is called with, and again when they lie elsewhere.
+
+    Making it ready takes a tenth of a second to seconds: OneFlow plans its memory. That is needed at the first
+    call, after weights have moved (a LoRA, another checkpoint, an offload), and after a session's reset.
+    """
 
     def __init__(self, binding: Binding, shapes: ShapeRange, program: Program) -> None:
         super().__init__(binding, shapes)
         self.program = program
         self.code_bytes = len(program.job)
         self._running: Running | None = None
+        self._gone: weakref.finalize[..., OneFlowGraph] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        running = self._running
+        return super().nbytes + (running.nbytes if running else 0)
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        from .program import ONE_AT_A_TIME, Running
+        from . import session
 
         fed = self.binding.feed(weights, tensors)
+        slots = (*self.program.variables, *self.program.inputs)
+        wrong = [slot.name for slot in slots if not slot.fits(fed[slot.index])]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} are of another shape or dtype than the graph is for")
         variables = [fed[slot.index] for slot in self.program.variables]
         inputs = [fed[slot.index] for slot in self.program.inputs]
-        with ONE_AT_A_TIME:
-            if self._running is None or not self._running.reads(variables):
-                self._running = None
-                self._running = Running(self.program, variables, inputs)
+        with session.exclusive():
+            if self._running is not None and not self._running.reads(variables):
+                session.reset()  # ends this one too
+            if self._running is None:
+                self._running = self._ready(variables, inputs)
+                session.entered(self)
+                if self._gone is None:
+                    self._gone = weakref.finalize(self, session.left)
+                    self._gone.atexit = False
             return self._running(inputs)
+
+    def _ready(self, variables: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Running:
+        from .running import Running
+
+        if _broken:
+            raise EngineError(_broken[0])
+        start = time.monotonic()
+        device = max((*variables, *inputs), key=torch.Tensor.numel).device
+        try:
+            running = Running(self.program, variables, inputs, device)
+        except Exception as error:
+            _broken.append(f"OneFlow could not make a graph ready and must not be used again before a restart: {error}")
+            raise
+        log.info("OneDiff: OneFlow made a graph ready in %.1f s", time.monotonic() - start)
+        return running
+
+    def end(self) -> None:
+        """Give up what a reset of the session takes back; the next call makes it ready again."""
+        self._running = None
 
 
 class OneFlowEngine(Engine):
@@ -47,7 +95,13 @@ class OneFlowEngine(Engine):
     recorded = False
 
     def unavailable(self, device: torch.device) -> str | None:
-        return install.problem(device)
+        return _broken[0] if _broken else install.problem(device)
+
+    def prepare(self) -> None:
+        install.problem(torch.device("cpu"))  # which imports it, if it can be
+
+    def versions(self, device: torch.device) -> Mapping[str, str]:
+        return {"oneflow": importlib.metadata.version("oneflow")}
 
     def compile(self, capture: Capture) -> CompiledGraph:
         from .lowering import unsupported

@@ -8,27 +8,33 @@ import oneflow as flow
 import oneflow.utils.tensor
 import torch
 
-# What DLPack carries neither way in OneFlow 0.9, and what is handed over in its place.
-_AS_BYTES = torch.bool  # the same memory, seen as uint8
-_WIDENED = {torch.int16: torch.int32}
+# DLPack in OneFlow 0.9 knows neither: bool goes over as the same memory read as bytes, int16 as a wider copy.
+_CARRIED_AS = {torch.bool: torch.uint8, torch.int16: torch.int32}
+
+
+def carried_as(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which tensors of ``dtype`` go over."""
+    return _CARRIED_AS.get(dtype, dtype)
+
+
+def is_shareable(tensor: torch.Tensor) -> bool:
+    """Whether OneFlow can read the tensor where it is: contiguous, and of a dtype that goes over as it is."""
+    return tensor.is_contiguous() and carried_as(tensor.dtype) == tensor.dtype
 
 
 def handed_over(tensor: torch.Tensor) -> torch.Tensor:
-    """A torch tensor as OneFlow can take it: contiguous and of a dtype that it knows.
+    """A torch tensor as OneFlow can take it: the same memory where that is possible, else a copy.
 
-    The same memory where it is so already, else a copy: OneFlow makes its inputs contiguous in place, which
-    through shared memory would rewrite torch's.
+    Never a tensor with gaps: OneFlow makes such inputs contiguous in place, which would rewrite torch's memory.
     """
-    tensor = tensor.detach()
-    if tensor.dtype == _AS_BYTES:
-        tensor = tensor.contiguous().view(torch.uint8)
-    return tensor.to(_WIDENED.get(tensor.dtype, tensor.dtype)).contiguous()
+    tensor = tensor.detach().contiguous()
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor.to(carried_as(tensor.dtype))
 
 
 def shared(tensor: torch.Tensor) -> Any:
     """A OneFlow tensor on the memory of ``tensor``, which ``handed_over`` gave and which it keeps alive."""
     view = oneflow.utils.tensor.from_torch(tensor)
-    if not view.is_contiguous():  # torch and OneFlow differ about strides of axes of one
+    if not view.is_contiguous():  # the two may differ about the strides of axes of one
         view = oneflow.utils.tensor.from_torch(tensor.clone(memory_format=torch.contiguous_format))
     return view
 
@@ -39,8 +45,8 @@ def borrowed(tensor: torch.Tensor) -> Any:
     with torch.inference_mode(False):
         storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, size)
         alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        alias.set_(storage, 0, tensor.shape, tensor.stride())
-    return shared(alias)
+        alias.set_(storage, 0, tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+    return oneflow.utils.tensor.from_torch(alias)
 
 
 def taken_back(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
