@@ -312,6 +312,25 @@ def foldable(shape: Sequence[int], factor: int) -> bool:
     return _is_image(shape) and all(size % factor == 0 and size > factor for size in shape[-2:])
 
 
+def fold_factors(specs: Sequence[TensorSpec], multiple: int) -> dict[int, int]:
+    """By what each image of a call is to be folded, if by anything.
+
+    The largest is folded by ``multiple``. What belongs to its deeper levels (of a UNet: what a ControlNet made
+    of them) is 2, 4, ... times smaller, and folded by that much less: then all have the same symbols. Otherwise
+    one would be given as twice the other, which not every compiler can take.
+    """
+    images = {index: spec.shape for index, spec in enumerate(specs) if _is_image(spec.shape)}
+    largest = max((shape[-2:] for shape in images.values()), key=math.prod, default=())
+    factors = {}
+    for index, shape in images.items():
+        times = {whole // side if whole % side == 0 else 0 for whole, side in zip(largest, shape[-2:], strict=True)}
+        level = times.pop() if len(times) == 1 else 0
+        factor = multiple // level if level and multiple % level == 0 else multiple
+        if factor > 1 and foldable(shape, factor):
+            factors[index] = factor
+    return factors
+
+
 def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
     """Which axes of an example are to be symbols: all but an image's channels and what it was folded by."""
     fixed = {1} if ndim >= _IMAGE_AXES else set()

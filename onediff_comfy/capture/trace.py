@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from .call import Call, NotCovered
 from .decompose import GENERAL_FORMS
 from .describe import tensor_digest
-from .shapes import ShapeRange, batch_tensor, fold, foldable, range_of, representative, symbolic_axes, unfold
+from .shapes import ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
 
@@ -191,7 +191,7 @@ def capture(
     specs = call.signature.tensors
     batch = batch_tensor(specs)
     shapes = representative(specs, batch, multiple) if general else [spec.shape for spec in specs]
-    folds = {i: multiple for i, spec in enumerate(specs) if general and multiple > 1 and foldable(spec.shape, multiple)}
+    folds = fold_factors(specs, multiple) if general else {}
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
     examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, specs, strict=True)]
     examples = [fold(example, folds[i]) if i in folds else example for i, example in enumerate(examples)]
@@ -218,6 +218,8 @@ def capture(
             raise
         except Exception as error:
             check()  # what looks like a failure may be an interruption that torch has wrapped
+            if call.withheld:  # torch's own functions take a stand-in for a number as a mistake, not as a use
+                raise OptionRead(call.withheld[0]) from error
             first_line = (str(error).strip().splitlines() or ["no message"])[0]
             raise NotCovered(f"the model cannot be captured ({type(error).__name__}: {first_line})") from error
 

@@ -1,0 +1,64 @@
+"""Deliberate faults in what tells calls apart: the matrix has to notice each of them.
+
+A new graph is compared with eager by the product itself, once per sizes. These faults let calls be
+served by graphs that were compared with something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """A fault, and the row in which it must show."""
+
+    apply: Callable[[], None]
+    row: str
+    family: str = "flux"
+
+
+def _options_are_forgotten() -> None:
+    """Patches are neither part of a call's identity nor handed to the capture."""
+    from onediff_comfy.graphs import dispatch
+    from onediff_comfy.graphs.making import Maker
+
+    split, make = dispatch.split, Maker.make
+
+    def split_without(arguments: Mapping[str, Any], *, options_name: str, **others: Any) -> Any:
+        return split({**arguments, options_name: {}}, options_name=options_name, **others)
+
+    def make_without(
+        self: Maker, library: Any, target: Any, forward: Any, call: Any, _options: Any, *others: Any
+    ) -> Any:
+        return make(self, library, target, forward, call, {}, *others)
+
+    dispatch.split, Maker.make = split_without, make_without
+
+
+def _dtypes_are_forgotten() -> None:
+    _tensors_are_told_apart_by(lambda spec: (spec.shape, spec.device))
+
+
+def _widths_are_forgotten() -> None:
+    """Of images, and of nothing else: they are the tensors with four axes."""
+    _tensors_are_told_apart_by(
+        lambda spec: (spec.shape[:3] if len(spec.shape) == 4 else spec.shape, spec.dtype, spec.device)
+    )
+
+
+def _tensors_are_told_apart_by(facts: Callable[[Any], tuple[Any, ...]]) -> None:
+    from onediff_comfy.capture.call import TensorSpec
+
+    TensorSpec.__eq__ = lambda spec, other: facts(spec) == facts(other)
+    TensorSpec.__hash__ = lambda spec: hash(facts(spec))
+    TensorSpec.__str__ = lambda spec: repr(facts(spec))
+
+
+BREAKAGES: Mapping[str, Breakage] = {
+    "options": Breakage(_options_are_forgotten, "two attention patches"),
+    "dtypes": Breakage(_dtypes_are_forgotten, "ModelComputeDtype"),
+    "widths": Breakage(_widths_are_forgotten, "sizes with a graph for one"),
+}
