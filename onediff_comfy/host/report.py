@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..graphs.dispatch import Dispatcher
-from .drift import host_changed
+from .drift import host_changed, host_changes
 from .process import accelerated, library, metrics
 
 KINDS = {"model": "MODEL", "vae": "VAE", "clip": "CLIP", "control_net": "CONTROL_NET"}
@@ -48,7 +48,8 @@ def report(things: Mapping[str, Any]) -> dict[str, Any]:
         things: the host's objects, by keys of ``KINDS``.
 
     Returns:
-        ``objects``, as of ``object_report`` for each of ``things``; and ``process``, as of ``process_report``.
+        ``objects``, as of ``object_report`` for each of ``things``; ``process``, as of ``process_report``; and
+        ``problems``, what this host no longer has that we rely on.
     """
     objects = [
         {"kind": KINDS[kind], "accelerated": False}
@@ -56,7 +57,7 @@ def report(things: Mapping[str, Any]) -> dict[str, Any]:
         else {"kind": KINDS[kind], "accelerated": True, **object_report(dispatcher)}
         for kind, thing in things.items()
     ]
-    return {"objects": objects, "process": process_report()}
+    return {"objects": objects, "process": process_report(), "problems": host_changes()}
 
 
 def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def _recompiled(records: list[dict[str, Any]]) -> int:
 def text_of(found: Mapping[str, Any]) -> str:
     """A report for people: a few lines per object, then the process."""
     lines = [line for thing in found["objects"] for line in _object_lines(thing)]
-    return "\n".join([*lines, *_process_lines(found["process"])])
+    return "\n".join([*lines, *_process_lines(found["process"]), *found["problems"]])
 
 
 def _object_lines(thing: Mapping[str, Any]) -> list[str]:

@@ -20,14 +20,14 @@ TINY_NODES = Path(__file__).with_name("tiny_nodes")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ComfyServer]:
     """Makes a server with the tiny checkpoints and test nodes; compilers start from an empty cache.
 
-    Given the ``base`` of an earlier server it is that installation, started again.
+    Given the ``base`` of an earlier server it is that installation, started again; given ``comfy``, another host.
     """
     comfy = comfyui_path()
     checkpoints = repository() / ".cache" / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     ensure_checkpoints(comfy, checkpoints, [*(family.checkpoint for family in FAMILIES.values()), OTHER_SDXL])
 
-    def make(base: Path | None = None, **environment: str) -> ComfyServer:
+    def make(base: Path | None = None, comfy: Path = comfy, **environment: str) -> ComfyServer:
         base = base or tmp_path_factory.mktemp("host")
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         server = ComfyServer(
