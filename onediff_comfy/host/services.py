@@ -67,6 +67,8 @@ def _side_multiple(module: torch.nn.Module, function: str) -> int:
     """
     if function.endswith(".encode"):
         levels = getattr(getattr(module, "encoder", None), "num_resolutions", _VAE_LEVELS)
+        if getattr(module, "bn", None) is not None:  # Flux 2: latents are put together two by two
+            levels += 1
         return int(2 ** (levels - 1))
     if function.endswith(".decode"):
         return 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,8 +52,8 @@ def accelerate_vae(
     """
     show = status_of(node_id)
     module = module_behind(getattr(vae, "first_stage_model", None))
-    if not isinstance(module, torch.nn.Module):
-        reason = f"a {type(vae).__qualname__} without a module cannot be captured"
+    reason = _impossible(vae, module)
+    if reason is not None:
         metrics().fell_back(reason)
         show(f"not accelerated: {reason}")
         log.warning("OneDiff: %s; the VAE passes through unchanged", reason)
@@ -65,7 +65,7 @@ def accelerate_vae(
     vars(copy).update(vars(vae))
     copy.patcher, module = _resident(vae, module)
     specialise = _no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode())
-    dispatcher = Dispatcher(engine, library(), host_services(), show, specialise, in_background)
+    dispatcher = _VAEDispatcher(engine, library(), host_services(), show, specialise, in_background)
     accelerated()[dispatcher] = Origin("VAE", node_id)
     copy.first_stage_model = ServedModule(module, dispatcher, methods)
     return copy
@@ -75,6 +75,38 @@ def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
     """What serves the calls of an accelerated VAE; None if it is not accelerated."""
     server = server_behind(getattr(vae, "first_stage_model", None))
     return server if isinstance(server, Dispatcher) else None
+
+
+def _impossible(vae: Any, module: Any) -> str | None:
+    """Why nothing of a VAE can be captured, or None."""
+    if not isinstance(module, torch.nn.Module):
+        return f"a {type(vae).__qualname__} without a module cannot be captured"
+    if getattr(module, "comfy_has_chunked_io", False):
+        # LTX. It also draws random numbers while it decodes.
+        return f"a {type(module).__qualname__} writes its images piece by piece into a buffer, which no graph can yet"
+    return None
+
+
+class _VAEDispatcher(Dispatcher):
+    """A dispatcher that leaves videos to the host.
+
+    Video VAEs work through the frames in pieces and hand caches from one to the next. A capture would write that
+    out piece by piece: minutes of compiling for each number of frames.
+    """
+
+    def __call__(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        data = args[0] if args else None
+        if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
+            self.metrics.fell_back(
+                "videos are decoded and encoded by the host, piece by piece; single images by graphs"
+            )
+            return forward(*args, **kwargs)
+        return super().__call__(module, forward, args, kwargs)
+
+
+_VIDEO_AXES = 5  # batch, channels, frames, height, width
 
 
 def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:

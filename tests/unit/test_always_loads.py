@@ -62,6 +62,9 @@ def test_loading_the_pack_imports_nothing_that_could_be_missing() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == [
         "OneDiffModelSpeedup",
+        "OneDiffVAESpeedup",
+        "OneDiffControlNetSpeedup",
+        "OneDiffCLIPSpeedup",
         "OneDiffSaveCompiledGraph",
         "OneDiffLoadCompiledGraph",
         "OneDiffShapeBucket",

@@ -9,6 +9,8 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
+from . import vaes
+
 
 class TinyConditioning(io.ComfyNode):
     """Seeded random conditioning: stands in for text encoders of any size."""
@@ -132,6 +134,7 @@ NODES = [
     _model_node("AttentionOverride", _with_attention_override),
     _model_node("PlainModule", _with_plain_module),
     _model_node("NotAModel", lambda model: _NotAModel()),
+    *vaes.NODES,
 ]
 
 
