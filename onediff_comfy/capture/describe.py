@@ -7,11 +7,13 @@ refused, because leaving it out would let two different models pass for one.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import functools
 import hashlib
 import inspect
+import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -103,7 +105,7 @@ class Describer:
     def _function(self, value: Any) -> str | None:
         if isinstance(value, types.FunctionType):
             cells = [_cell_content(cell) for cell in value.__closure__ or ()]
-            state = self.describe([value.__defaults__, value.__kwdefaults__, cells])
+            state = self.describe([*_defaults(value), cells])
             return f"function {value.__module__}.{value.__qualname__} {_code_digest(value.__code__)} {state}"
         if isinstance(value, types.MethodType):
             return f"method {self.describe(value.__func__)} of {self.describe(value.__self__)}"
@@ -173,6 +175,49 @@ def is_foundation(module: str) -> bool:
 def _slots(kind: type) -> tuple[str, ...]:
     slots = kind.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+_CONTAINERS = (dict, list, set)
+
+
+def _defaults(function: types.FunctionType) -> tuple[Any, Any]:
+    """The defaults of a function's positional and keyword parameters, as it was defined.
+
+    A default written ``options={}`` fills up with whatever calls without options leave in it (ComfyUI's UNet
+    blocks note the sizes of their images there). That is no part of the code, and would be another at every call.
+    """
+    positional, named = function.__defaults__, function.__kwdefaults__
+    filled = [v for v in (*(positional or ()), *(named or {}).values()) if type(v) in _CONTAINERS and v]
+    empty = _written_empty(function) if filled else frozenset()
+    if not empty:
+        return positional, named
+    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(positional or ()) :]
+    return (
+        tuple(type(v)() if n in empty else v for n, v in zip(names, positional, strict=True))
+        if positional
+        else positional,
+        {n: type(v)() if n in empty else v for n, v in named.items()} if named else named,
+    )
+
+
+def _written_empty(function: types.FunctionType) -> frozenset[str]:
+    """Names of the parameters whose default is an empty container in the function's source, as far as that is there."""
+    try:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return frozenset()
+    if not isinstance(definition, ast.FunctionDef):
+        return frozenset()
+    parameters = definition.args
+    positional = [*parameters.posonlyargs, *parameters.args]
+    pairs = [
+        *zip(positional[len(positional) - len(parameters.defaults) :], parameters.defaults, strict=True),
+        *zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True),
+    ]
+    return frozenset(parameter.arg for parameter, default in pairs if default and ast.unparse(default) in _EMPTY)
+
+
+_EMPTY = frozenset(("{}", "[]", "dict()", "list()", "set()"))
 
 
 def _cell_content(cell: Any) -> Any:
