@@ -1,0 +1,110 @@
+"""A MODEL of which the host keeps no weight on the device, as under --novram, sampled in this process.
+
+    python partly_loaded.py COMFY_DIR CHECKPOINT
+
+Prints as JSON how far each picture is from the host's own, and what served it. The device is the CPU: told that
+it is none, the host goes through its own code for a GPU that is too small.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+comfyui, checkpoint = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = args.use_pytorch_cross_attention = True
+import comfy.model_management as memory  # noqa: E402
+import comfy.sample  # noqa: E402
+import comfy.sd  # noqa: E402
+import torch  # noqa: E402
+
+from onediff_comfy.host.model import accelerate, find_dispatcher  # noqa: E402
+
+_is_device_cpu = memory.is_device_cpu
+
+
+def too_small(small: bool) -> None:
+    """Have the host take the device for a GPU that holds nothing; or for what it is."""
+    memory.unload_all_models()
+    memory.vram_state = memory.VRAMState.NO_VRAM if small else memory.VRAMState.DISABLED
+    memory.is_device_cpu = (lambda _device: False) if small else _is_device_cpu
+
+
+def sampled(model: Any, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    prompt = [[torch.randn(1, 77, 64, generator=generator), {"pooled_output": torch.randn(1, 32, generator=generator)}]]
+    latent = torch.zeros(1, 16, 16, 16)
+    noise = torch.randn(latent.shape, generator=generator)
+    result = comfy.sample.sample(
+        model, noise, 2, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True, seed=seed
+    )
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def with_lora(model: Any, strength: float) -> Any:
+    """``model`` with a LoRA on every matrix."""
+    generator = torch.Generator().manual_seed(3)
+    lora = {}
+    for name, weight in model.model.diffusion_model.state_dict().items():
+        if name.endswith(".weight") and weight.ndim == 2:
+            layer = f"diffusion_model.{name.removesuffix('.weight')}"
+            lora[f"{layer}.lora_up.weight"] = torch.randn(weight.shape[0], 4, generator=generator) * 0.2
+            lora[f"{layer}.lora_down.weight"] = torch.randn(4, weight.shape[1], generator=generator) * 0.1
+    return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]
+
+
+def main() -> None:
+    cases = []
+    with torch.inference_mode():
+        plain = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
+        models = {
+            "no LoRA": (plain, accelerate(plain, "eager")),
+            "LoRA": (with_lora(plain, 0.8), with_lora(accelerate(plain, "eager"), 0.8)),
+            "another LoRA": (with_lora(plain, 0.3), accelerate(with_lora(plain, 0.3), "eager")),
+        }
+        no_lora = sampled(plain, 1)
+        for small, name in (
+            (False, "LoRA"),
+            (True, "no LoRA"),
+            (True, "LoRA"),
+            (True, "another LoRA"),
+            (True, "no LoRA"),
+            (False, "LoRA"),
+            (False, "no LoRA"),
+            (True, "LoRA"),
+            (False, "another LoRA"),
+        ):
+            too_small(small)
+            reference, model = models[name]
+            expected = sampled(reference, 1)
+            dispatcher = find_dispatcher(model)
+            assert dispatcher is not None
+            before = dispatcher.metrics.snapshot()
+            actual = sampled(model, 1)
+            after = dispatcher.metrics.snapshot()
+            cases.append(
+                {
+                    "small": small,
+                    "name": name,
+                    "offloaded": bool(model.model.model_lowvram),
+                    "off": float((actual - expected).abs().max() / (expected.max() - expected.min())),
+                    "from_no_lora": float((expected - no_lora).abs().max()),
+                    "served": after["served"] - before["served"],
+                    "eager": {
+                        reason: count - before["fallbacks"].get(reason, 0)
+                        for reason, count in after["fallbacks"].items()
+                        if count > before["fallbacks"].get(reason, 0)
+                    },
+                }
+            )
+    sys.stdout.write(json.dumps(cases) + "\n")
+
+
+main()

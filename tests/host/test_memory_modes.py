@@ -1,0 +1,101 @@
+"""However the host keeps weights in memory: the same pictures, from graphs or eager with the reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pictures import FAMILIES, latent_of
+
+from benchmarks import memory_modes
+from dev.checkpoints import checkpoint_file
+from dev.environment import comfyui_path, repository
+from dev.host import ComfyServer
+
+FLUX = FAMILIES["flux"]
+ON_GPU = torch.cuda.is_available()
+MODES: Mapping[str, tuple[str, ...]] = memory_modes.MODES if ON_GPU else memory_modes.CPU_MODES
+ENGINES = memory_modes.ENGINES if ON_GPU else ("eager",)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Servers in this folder share what they compile."""
+    return tmp_path_factory.mktemp("memory")
+
+
+# Without a GPU the plain mode is what all other host tests run in.
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cpu"])
+def test_loras_reloads_and_turns_are_right_in_every_memory_mode(folder: Path, mode: str) -> None:
+    """A LoRA on, weaker, off and behind the node; everything unloaded; another model between."""
+    with memory_modes.server(folder / mode, MODES[mode], cpu=not ON_GPU) as running:
+        rows = list(memory_modes.measure(running, mode, "flux", ENGINES))
+        log = running.log_text()
+    assert len(rows) == len(memory_modes.SEQUENCE) * len(ENGINES)
+    for row in rows:
+        assert row.right, str(row)
+        assert row.served or row.eager, f"neither served nor said why: {row}"
+        if not ON_GPU:  # where nothing is ever offloaded
+            assert row.served == 4 and not row.eager, str(row)
+    assert "Traceback" not in log
+
+
+def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(
+    start_process: Callable[[ComfyServer], ComfyServer], server: ComfyServer
+) -> None:
+    """In a process of its own: the models of other tests come and go in the shared one."""
+    with start_process(server) as own:
+        expected = latent_of(own.run(FLUX.workflow(1, "eager")))
+        assert [thing["kind"] for thing in own.get_json("/onediff/report")["objects"]] == ["MODEL"]
+        for _ in range(2):
+            own.post("/free", {"unload_models": True, "free_memory": True})
+            deadline = time.monotonic() + 20
+            while own.get_json("/onediff/report")["objects"] and time.monotonic() < deadline:
+                time.sleep(0.2)
+            found = own.get_json("/onediff/report")
+            assert found["objects"] == [], "something keeps what was unloaded"
+            assert found["graphs_in_memory"] == 1
+            assert torch.equal(latent_of(own.run(FLUX.workflow(1, "eager"))), expected)
+        found = own.get_json("/onediff/report")
+        assert (found["captured"], found["compiled"], found["fallbacks"]) == (1, 1, {})
+        assert found["recording_bytes"] == 0 or ON_GPU
+
+
+@pytest.fixture(scope="module")
+def partly_loaded(start_server: Callable[..., ComfyServer]) -> list[dict[str, Any]]:
+    """What tests/host/partly_loaded.py found (``start_server`` has seen to the checkpoints)."""
+    script = Path(__file__).with_name("partly_loaded.py")
+    checkpoint = repository() / ".cache" / "checkpoints" / checkpoint_file(FLUX.checkpoint)
+    done = subprocess.run(
+        [sys.executable, str(script), str(comfyui_path()), str(checkpoint)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_offloaded_weights_give_the_same_picture(partly_loaded: list[dict[str, Any]]) -> None:
+    assert {case["small"] for case in partly_loaded} == {True, False}
+    for case in partly_loaded:
+        assert case["offloaded"] == case["small"], f"the host was not in the state that this is about: {case}"
+        assert (case["from_no_lora"] > 0.1) == ("LoRA" in case["name"] and case["name"] != "no LoRA"), case
+        assert case["off"] <= 1e-4, case
+
+
+def test_a_lora_on_offloaded_weights_runs_eager_and_is_served_again_when_they_are_back(
+    partly_loaded: list[dict[str, Any]],
+) -> None:
+    for case in partly_loaded:
+        if case["small"] and case["name"] != "no LoRA":
+            assert case["served"] == 0
+            (reason,) = case["eager"]
+            assert "a LoRA on offloaded weights" in reason
+        else:
+            assert (case["served"], case["eager"]) == (2, {}), case
