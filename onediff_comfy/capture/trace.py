@@ -282,6 +282,9 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
     out_spec = program.call_spec.out_spec
     assert out_spec is not None
     graph = program.graph_module
+    drawing = next(filter(_draws_random_numbers, graph.graph.nodes), None)
+    if drawing is not None:  # others than eager would draw: a compiler has a generator of its own
+        raise NotCovered(f"the model's forward draws random numbers ({drawing.target})")
     lines = [f"{item.kind} {item.name if item.kind != 'tensor' else item.index}" for item in inputs]
     lines += [f"{name} {tensor_digest(value)}" for name, value in constants.items()]
     lines += _graph_lines(graph)
@@ -292,6 +295,14 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
         lines.append(repr(shapes))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Capture(graph, binding, digest, batch)
+
+
+def _draws_random_numbers(node: torch.fx.Node) -> bool:
+    """Whether an operator does; dropout, in itself or in attention, is off outside of training."""
+    operator = node.target
+    if not isinstance(operator, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    return not any(part in operator.name() for part in ("dropout", "attention"))
 
 
 def _shapes(graph: torch.fx.GraphModule, binding: Binding, batch: int | None) -> ShapeRange:

@@ -379,6 +379,14 @@ def test_what_cannot_be_captured_says_so(name: str, capture_of: Any) -> None:
     assert "\n" not in refusal.value.reason
 
 
+def test_random_numbers_are_not_covered_and_dropout_that_is_off_is(capture_of: Any) -> None:
+    with pytest.raises(NotCovered, match=r"random numbers \(aten.randn_like"):
+        capture_of(Simple(lambda _self, x: x + torch.randn_like(x)), tensor(2, 4))
+    module = Simple(lambda _self, x: torch.nn.functional.dropout(x, 0.5, training=False)).eval()
+    x = tensor(2, 4)
+    assert_same(capture_of(module, x).run(x), module(x))
+
+
 def test_a_forward_that_writes_to_its_input_is_not_covered(capture_of: Any) -> None:
     class Writes(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
