@@ -97,6 +97,37 @@ def _sd15_min_control_lora() -> StateDict:
     return weights
 
 
+def _flux_min_control() -> StateDict:
+    """A ControlNet for flux_min in the form that XLabs published: one result, given to each of Flux's 19 blocks."""
+    import comfy.ops
+    import torch
+    from comfy.ldm.flux.controlnet import ControlNetFlux
+
+    with torch.device("meta"):
+        shapes: StateDict = ControlNetFlux(
+            image_model="flux",
+            in_channels=16,
+            out_channels=16,
+            patch_size=2,
+            vec_in_dim=32,
+            context_in_dim=64,
+            hidden_size=128,
+            mlp_ratio=4.0,
+            num_heads=1,
+            depth=1,
+            depth_single_blocks=1,
+            axes_dim=[16, 56, 56],
+            theta=10000,
+            txt_ids_dims=[],
+            qkv_bias=True,
+            guidance_embed=True,
+            operations=comfy.ops.disable_weight_init,
+        ).state_dict()
+    weights = random_weights(shapes, "", "bfloat16", seed=9)
+    # Files have an older name for it, by which the host knows them.
+    return {name.replace("_norm.weight", "_norm.scale"): weight for name, weight in weights.items()}
+
+
 def _t2i_adapter() -> StateDict:
     """The light adapter for SD1.5, which runs once for an image."""
     import torch
@@ -111,6 +142,7 @@ CONTROLS: Mapping[str, Callable[[], StateDict]] = {
     "sd15_min_control": _sd15_min_control,
     "sd15_min_control_other": lambda: _sd15_min_control(seed=7),  # of the same architecture
     "sd15_min_control_lora": _sd15_min_control_lora,
+    "flux_min_control": _flux_min_control,
     "t2i_adapter": _t2i_adapter,
 }
 """The controls by name."""

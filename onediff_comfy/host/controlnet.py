@@ -128,13 +128,14 @@ def _shared(output: Any) -> Any:
 
 def _resident_patcher(control: ControlNet) -> ModelPatcher:
     """A patcher of its own for the network of ``control``, whose weights stay in place while they are used."""
-    patcher = control.control_model_wrapped
+    patcher = control.control_model_wrapped.clone()
     if hasattr(patcher, "is_dynamic") and patcher.is_dynamic():
         # The host makes resident forms from a loader, and keeps none for a ControlNet: so from the network itself.
-        network = _own_network(module_behind(control.control_model))
-        patcher = ModelPatcher(network, load_device=patcher.load_device, offload_device=patcher.offload_device)
-    else:
-        patcher = patcher.clone()
+        try:
+            network = _own_network(patcher.model)
+            patcher = ModelPatcher(network, load_device=patcher.load_device, offload_device=patcher.offload_device)
+        except Exception as error:  # whatever another extension has put into the network
+            log.warning("OneDiff: this ControlNet has no resident form (%s); it stays in Dynamic VRAM", error)
     patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
     patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, lambda *_: library().recordings.release())
     return patcher

@@ -15,6 +15,7 @@ import copy
 import dis
 import functools
 import inspect
+import itertools
 import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -96,18 +97,35 @@ def _stacks(encoders: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """The stacks of layers in the text encoders of a CLIP, with their paths.
 
     The host calls every encoder ``transformer``. Its stack is the module that holds its list of layers: of
-    several lists (an encoder may see images too) the one with the most weights.
+    several lists (an encoder may see images too) the one that is nearest to the embeddings of tokens, then the
+    one with the most weights.
     """
     found = []
     for path, encoder in encoders.named_modules():
         if path.rpartition(".")[2] != "transformer":
             continue
-        lists = [(p, m) for p, m in encoder.named_modules() if isinstance(m, torch.nn.ModuleList)]
+        tokens = _path_of_tokens(encoder)
+        lists = [
+            (_common(inside, tokens), sum(weight.numel() for weight in layers.parameters()), inside)
+            for inside, layers in encoder.named_modules()
+            if isinstance(layers, torch.nn.ModuleList)
+        ]
         if lists:
-            inside, _ = max(lists, key=lambda item: sum(weight.numel() for weight in item[1].parameters()))
+            *_, inside = max(lists)
             stack = ".".join(filter(None, (path, inside.rpartition(".")[0])))
             found.append((stack, module_behind(encoders.get_submodule(stack))))
     return found
+
+
+def _path_of_tokens(encoder: Any) -> str:
+    embeddings = encoder.get_input_embeddings() if hasattr(encoder, "get_input_embeddings") else None
+    return next((path for path, module in encoder.named_modules() if module is embeddings), "")
+
+
+def _common(path: str, other: str) -> int:
+    """How many steps from the root two paths have in common."""
+    steps = zip(path.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], steps))
 
 
 def _with_replaced(
