@@ -113,7 +113,7 @@ def _state(cells: Sequence[Cell], reasons: list[str]) -> str:
         return f"eager ({numbers})"
     if found:
         return f"partly ({numbers})"
-    state = "per size" if any(cell["exact"] and not cell["asked_exact"] for cell in cells) else "accelerated"
+    state = "per size" if any(cell["exact"] for cell in cells) else "accelerated"
     return f"**{state}**" if served.get("inductor") else state
 
 

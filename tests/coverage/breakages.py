@@ -42,10 +42,16 @@ def _dtypes_are_forgotten() -> None:
     _tensors_are_told_apart_by(lambda spec: (spec.shape, spec.device))
 
 
-def _widths_are_forgotten() -> None:
-    """Of images, and of nothing else: they are the tensors with four axes."""
+def _lengths_are_forgotten() -> None:
+    """Of prompts, which are the tensors with three axes; and graphs are made for one set of sizes alone.
+
+    A graph for all sizes is right in spite of it.
+    """
+    from onediff_comfy.engines.eager import EagerEngine
+
+    EagerEngine.general = False
     _tensors_are_told_apart_by(
-        lambda spec: (spec.shape[:3] if len(spec.shape) == 4 else spec.shape, spec.dtype, spec.device)
+        lambda spec: (spec.shape[::2] if len(spec.shape) == 3 else spec.shape, spec.dtype, spec.device)
     )
 
 
@@ -59,6 +65,6 @@ def _tensors_are_told_apart_by(facts: Callable[[Any], tuple[Any, ...]]) -> None:
 
 BREAKAGES: Mapping[str, Breakage] = {
     "options": Breakage(_options_are_forgotten, "two attention patches"),
-    "dtypes": Breakage(_dtypes_are_forgotten, "ModelComputeDtype"),
-    "widths": Breakage(_widths_are_forgotten, "sizes with a graph for one"),
+    "dtypes": Breakage(_dtypes_are_forgotten, "timesteps in float64"),
+    "lengths": Breakage(_lengths_are_forgotten, "prompt lengths, cfg"),
 }

@@ -42,7 +42,6 @@ class Cell:
         served: how often a compiled graph answered.
         fallbacks: how often ComfyUI's own code answered, by reason.
         exact: whether a graph for one set of sizes alone took part.
-        asked_exact: whether the row asks for one.
         captured: how often something was captured after the first scene, for rows of one graph.
         graphs_lost: graphs that failed or were retired.
     """
@@ -59,7 +58,6 @@ class Cell:
     served: int
     fallbacks: dict[str, int]
     exact: bool
-    asked_exact: bool
     captured: int
     graphs_lost: int
     seconds: float
@@ -132,12 +130,14 @@ class Matrix:
                     yield from self._row(row, family, models, chosen)
 
     def _row(self, row: Row, family: str, models: Models, engines: Sequence[str]) -> Iterator[Cell]:
+        from onediff_comfy.host.model import accelerate
+
         scenes = _sequence(row, models.scene())
         expected = [scene.eager_image() for scene in scenes]
         ordinary = self._ordinary_image(family, models)
         effect = max(_difference(image, ordinary) for image, _ in expected if image.shape == ordinary.shape)
         for engine in engines:
-            speedup = functools.partial(_accelerated, engine=engine, buckets=row.buckets)
+            speedup = functools.partial(accelerate, engine=engine)
             before = _sequence(row, models.accelerated(speedup).scene())
             behind = [scene.on(speedup(scene.model)) for scene in scenes]
             for order, fast in zip(ORDERS, (before, behind), strict=True):
@@ -179,7 +179,6 @@ class Matrix:
             served=counted["served"],
             fallbacks=fallbacks,
             exact=any(map(_has_exact_graph, scenes)),
-            asked_exact=bool(row.buckets),
             captured=sum(now[name] - afterwards[name] for name in ("captured", "compiled")) if row.one_graph else 0,
             graphs_lost=counted["retired"] + counted["failed"] + len(broken),
             seconds=round(time.monotonic() - start, 2),
@@ -189,13 +188,6 @@ class Matrix:
         if family not in self._ordinary:
             self._ordinary[family] = models.scene().image()
         return self._ordinary[family]
-
-
-def _accelerated(model: Any, engine: str, buckets: str) -> Any:
-    from onediff_comfy.graphs.buckets import BucketSet
-    from onediff_comfy.host.model import accelerate
-
-    return accelerate(model, engine, buckets=BucketSet.parse(buckets) if buckets else None)
 
 
 def _sequence(row: Row, scene: Scene) -> list[Scene]:

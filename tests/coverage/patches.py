@@ -29,7 +29,6 @@ class Row:
         families: to which it can be applied at all.
         one_graph: nothing may be captured or compiled after the first scene.
         compiled: the families for which it is also tried with Inductor.
-        buckets: sizes that get graphs of their own, as the Shape Bucket node writes them.
         inert: the image may be that of the scene without it.
     """
 
@@ -39,7 +38,6 @@ class Row:
     families: tuple[str, ...] = ALL
     one_graph: bool = False
     compiled: tuple[str, ...] = ()
-    buckets: str = ""
     inert: bool = False
 
 
@@ -284,6 +282,18 @@ def _forward_wrapper(scene: Scene) -> Scene:
     return scene.on(model)
 
 
+def _timesteps_in_double(scene: Scene) -> list[Scene]:
+    """The same numbers in another dtype, in turns with the usual one."""
+    from comfy.patcher_extension import WrappersMP
+
+    def wrapper(executor: Any, x: Any, timestep: Any, *args: Any, **kwargs: Any) -> Any:
+        return executor(x, timestep.double(), *args, **kwargs)
+
+    model = scene.model.clone()
+    model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "another extension", wrapper)
+    return [scene, scene.on(model), scene]
+
+
 def _options_of_an_extension(scene: Scene) -> Scene:
     """An option that no model reads, whose value no graph could take."""
     model = scene.model.clone()
@@ -381,11 +391,6 @@ def _controlled(scene: Scene, strength: float = 0.8, start: float = 0.0, end: fl
     return replace(scene.with_prompt(positive, negative), steps=3)
 
 
-def _sizes_of_one_prompt(scene: Scene) -> list[Scene]:
-    """One of them has a graph of its own (see the row), the others are as high or as wide."""
-    return [scene, replace(scene, size=(8, 16)), replace(scene, size=(16, 12)), scene]
-
-
 def _control_strengths(scene: Scene) -> list[Scene]:
     """More and less of it, none, and again."""
     return [_controlled(scene, 0.8), _controlled(scene, 0.3), _controlled(scene, 0.0), _controlled(scene, 0.8, seed=2)]
@@ -459,7 +464,6 @@ BOTH = ("sd15", "flux")
 
 ROWS: tuple[Row, ...] = (
     Row("sizes, batches, prompt lengths, cfg", _PLAIN, _sizes, inert=True),
-    Row("sizes with a graph for one", _PLAIN, _sizes_of_one_prompt, FLUX, inert=True, buckets="96x64 b1"),
     Row("LoRA: added, strength, two, one again", _WEIGHTS, _lora_changes, one_graph=True, compiled=SD15),
     Row("LoRA: on, off, on", _WEIGHTS, _lora_off_and_on, one_graph=True, compiled=SD15),
     Row("LoRA scheduled by hooks", _WEIGHTS, _lora_by_hooks, one_graph=True, compiled=SD15),
@@ -493,26 +497,27 @@ ROWS: tuple[Row, ...] = (
     Row("ModelSamplingDiscrete", _AROUND, _V_PREDICTION, UNETS),
     Row("ModelSamplingContinuousEDM", _AROUND, _EDM, UNETS),
     Row("ModelSamplingFlux", _AROUND, _SHIFT, FLUX),
-    # Of a UNet, bfloat16 differs from itself by as much as from float32, depending on the order of sums.
-    Row("ModelComputeDtype: bf16 and back", _AROUND, _compute_dtypes, FLUX),
     Row("DifferentialDiffusion", _AROUND, _differential),
     Row("FreSca", _AROUND, _patched("nodes_fresca", "FreSca", scale_low=1.0, scale_high=1.5, freq_cutoff=2), BOTH),
     Row("CFGZeroStar", _AROUND, _patched("nodes_cfg", "CFGZeroStar"), BOTH),
     Row("TCFG", _AROUND, _patched("nodes_tcfg", "TCFG"), BOTH),
     Row("APG", _AROUND, _patched("nodes_apg", "APG", eta=0.8, norm_threshold=2.0, momentum=0.3), BOTH),
-    Row("EasyCache", _AROUND, lambda scene: _cached(scene, "EasyCacheNode"), BOTH),
-    Row("LazyCache", _AROUND, lambda scene: _cached(scene, "LazyCacheNode"), BOTH),
+    Row("EasyCache", _AROUND, lambda scene: _cached(scene, "EasyCacheNode"), FLUX),
+    Row("LazyCache", _AROUND, lambda scene: _cached(scene, "LazyCacheNode"), FLUX),
     Row("set_model_unet_function_wrapper", _AROUND, _function_wrapper, BOTH),
     Row("another extension's DIFFUSION_MODEL wrapper", _AROUND, _forward_wrapper, BOTH),
+    Row("another extension's timesteps in float64", _AROUND, _timesteps_in_double, FLUX, inert=True),
     Row("another extension's option that no model reads", _AROUND, _options_of_an_extension, FLUX, inert=True),
     Row("inpainting model (9 channels)", _CONDITIONING, _inpainting, ("sd15 inpainting",)),
     Row("area", _CONDITIONING, _area),
     Row("mask", _CONDITIONING, _masked),
     Row("mask bounds", _CONDITIONING, lambda scene: _masked(scene, "mask bounds"), BOTH),
     Row("timestep range, prompts of two lengths", _CONDITIONING, _timestep_range, BOTH),
-    Row("ControlNet: strengths, off, another image", _CONDITIONING, _control_strengths, BOTH, compiled=SD15),
+    Row("ControlNet: strengths, off, another image", _CONDITIONING, _control_strengths, BOTH),
     Row("ControlNet: start and end", _CONDITIONING, _control_part, BOTH),
     Row("ControlNet: two chained", _CONDITIONING, _control_chained, BOTH),
-    # The last, for what it does to a model may last.
+    # The last, for what they do to a model's layers lasts: later rows would be captured anew. Of a UNet, bfloat16
+    # differs from itself by as much as from float32, depending on the order of sums.
+    Row("ModelComputeDtype: bf16 and back", _AROUND, _compute_dtypes, FLUX),
     Row("torch.compile wrapper (backend eager)", _AROUND, _torch_compile, FLUX, inert=True),
 )
