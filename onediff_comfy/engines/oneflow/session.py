@@ -7,6 +7,7 @@ resets, and each is made ready again when it is called (``Program`` is kept, not
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections.abc import Iterator
@@ -50,6 +51,16 @@ def reset() -> None:
     internal.eager.Sync()
     session.Reset()
     _left_behind.clear()
+
+
+def _end_all() -> None:
+    for resident in list(_residents):
+        resident.end()
+    internal.eager.Sync()
+
+
+# Before OneFlow's own end, which waits for ever for graphs that are still there.
+atexit.register(_end_all)
 
 
 def entered(resident: Resident) -> None:
