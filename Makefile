@@ -9,12 +9,13 @@ else
 ENV_PYTHON := .venv/bin/python
 endif
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-oneflow lint bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
 	@echo "make test    linters, unit tests, and the tests in a real ComfyUI"
+	@echo "make test-oneflow   OneFlow's tests, in a Python 3.10 of their own (part of make test)"
 	@echo "make bench   every number in the README (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environment that all of these use: .venv and ComfyUI in .cache"
@@ -36,6 +37,10 @@ lint: setup
 
 test: lint
 	$(ENV_PYTHON) -m pytest
+	@$(MAKE) --no-print-directory test-oneflow
+
+test-oneflow: setup
+	@$(ENV_PYTHON) -m dev.oneflow_environment --test
 
 bench: setup
 	@$(ENV_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \

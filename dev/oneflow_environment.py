@@ -1,6 +1,7 @@
 """The environment in which OneFlow's tests run: a Python 3.10 with OneFlow's wheel, PyTorch and ComfyUI's requirements.
 
-    python -m dev.oneflow_environment
+    python -m dev.oneflow_environment           makes it
+    python -m dev.oneflow_environment --test    and runs tests/oneflow in it; says so where it cannot be made
 
 OneFlow has no wheel for a newer Python. The interpreter is looked for (``ONEFLOW_BASE_PYTHON`` names one); without
 one nothing is made, and the tests say so. Both wheels are built for CUDA; on a machine without a GPU they run on
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from . import cuda_stubs
@@ -49,7 +50,7 @@ def impossible() -> str | None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"OneFlow's wheel is for x86-64 Linux, and this is {sys.platform} on {platform.machine()}"
     if find_base_python() is None:
-        return f"no Python {WANTED_PYTHON} was found; install one (uv, pyenv) or set ONEFLOW_BASE_PYTHON to it"
+        return f"no Python {WANTED_PYTHON} was found; install one (with uv or pyenv) or set ONEFLOW_BASE_PYTHON to it"
     if any(shutil.which(tool) is None for tool in ("gcc", "nm", "readelf")):
         return "gcc, nm and readelf are needed; install build-essential"
     return None
@@ -217,15 +218,22 @@ def _run(*command: str) -> None:
         raise SetupError(f"{errors[-1]} (full output in {_log().relative_to(repository())})")
 
 
-def main() -> int:
-    """The command line: 0 when the environment is ready, else 1 after one line that says why."""
+def main(arguments: Sequence[str]) -> int:
+    """The command line: 0 when the environment is ready and the tests passed, else 1 after one line that says why."""
+    reason = impossible()
+    if reason is not None and "--test" in arguments:
+        print(f"OneFlow's tests are skipped: {reason}")
+        return 0
     try:
-        print(ensure())
+        python = ensure()
     except (SetupError, OSError) as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
-    return 0
+    if "--test" not in arguments:
+        return 0
+    environment = {**os.environ, "GLOG_minloglevel": "3"}  # OneFlow says of every GPU library that there is no GPU
+    return subprocess.run([str(python), "-m", "pytest", "tests/oneflow"], cwd=repository(), env=environment).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         for name in names or FAMILIES:
             found[name] = _sampled(FAMILIES[name], Path(folder, name))
-            print(name, found[name], flush=True)
+            sys.stderr.write(f"{name} {found[name]}\n")
     report.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
