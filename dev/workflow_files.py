@@ -19,13 +19,21 @@ from .host import ComfyServer
 from .workflows import Workflow, text_to_image
 
 _CHECKPOINT = "sd_xl_base_1.0.safetensors"
+_CONTROL = "diffusers_xl_canny_full.safetensors"
 # Columns from left to right, so that wires run one way.
 _COLUMNS = (
-    ("CheckpointLoaderSimple", "OneDiffShapeBucket"),
-    ("OneDiffModelSpeedup", "OneDiffLoadCompiledGraph", "CLIPTextEncode", "EmptyLatentImage"),
-    ("OneDiffWarmUp",),
-    ("KSampler",),
-    ("VAEDecode", "OneDiffSaveCompiledGraph"),
+    ("CheckpointLoaderSimple", "ControlNetLoader", "LoadImage", "OneDiffShapeBucket"),
+    (
+        "OneDiffModelSpeedup",
+        "OneDiffVAESpeedup",
+        "OneDiffLoadCompiledGraph",
+        "OneDiffControlNetSpeedup",
+        "CLIPTextEncode",
+        "EmptyLatentImage",
+    ),
+    ("OneDiffWarmUp", "ControlNetApplyAdvanced", "VAEEncode", "VAEEncodeForInpaint"),
+    ("KSampler", "LatentUpscaleBy"),
+    ("VAEDecode", "VAEDecodeTiled", "OneDiffSaveCompiledGraph"),
     ("SaveImage",),
 )
 _COLUMN_WIDTH, _ROW_HEIGHT = 380, 240
@@ -74,12 +82,70 @@ def workflows() -> dict[str, Workflow]:
     shaped["speedup"]["inputs"]["buckets"] = ["shape", 0]
     shaped["latent"]["inputs"] = {"width": ["shape", 1], "height": ["shape", 2], "batch_size": ["shape", 3]}
     shaped["sampler"]["inputs"]["model"] = ["warm_up", 0]
+    controlled = text_to_image(_CHECKPOINT, engine="auto", **plain)  # type: ignore[arg-type]
+    controlled |= {
+        "net": {"class_type": "ControlNetLoader", "inputs": {"control_net_name": _CONTROL}},
+        "hint": {"class_type": "LoadImage", "inputs": {"image": "example.png"}},
+        "net_speedup": {
+            "class_type": "OneDiffControlNetSpeedup",
+            "inputs": {"control_net": ["net", 0], "engine": "auto", "compile": "wait"},
+        },
+        "apply": {
+            "class_type": "ControlNetApplyAdvanced",
+            "inputs": {
+                "positive": ["positive", 0],
+                "negative": ["negative", 0],
+                "control_net": ["net_speedup", 0],
+                "image": ["hint", 0],
+                "strength": 0.7,
+                "start_percent": 0.0,
+                "end_percent": 0.8,
+            },
+        },
+    }
+    controlled["sampler"]["inputs"] |= {"positive": ["apply", 0], "negative": ["apply", 1]}
     return {
         "text_to_image": speedup,
         "save_compiled_graph": save,
         "load_compiled_graph": load,
         "shape_bucket": shaped,
+        "controlnet": controlled,
+        "image_to_image": _from_image(0.6, "VAEEncode", {}),
+        "inpaint": _from_image(1.0, "VAEEncodeForInpaint", {"mask": ["image", 1], "grow_mask_by": 6}),
+        "upscale": _upscaled(),
     }
+
+
+def _with_fast_vae() -> Workflow:
+    """Text to image with everything accelerated."""
+    workflow = text_to_image(_CHECKPOINT, width=1024, height=1024, steps=20, cfg=7.0, seed=1, engine="auto")
+    speedup = {"vae": ["loader", 2], "engine": "auto", "compile": "wait", "decode": True, "encode": True}
+    workflow["vae_speedup"] = {"class_type": "OneDiffVAESpeedup", "inputs": speedup}
+    workflow["decode"]["inputs"]["vae"] = ["vae_speedup", 0]
+    return workflow
+
+
+def _from_image(denoise: float, encoder: str, values: Mapping[str, Any]) -> Workflow:
+    """An image, encoded by ``encoder`` and sampled again from a part of its noise."""
+    workflow = _with_fast_vae()
+    workflow["image"] = {"class_type": "LoadImage", "inputs": {"image": "example.png"}}
+    pixels = {"pixels": ["image", 0], "vae": ["vae_speedup", 0]}
+    workflow["latent"] = {"class_type": encoder, "inputs": {**pixels, **values}}
+    workflow["sampler"]["inputs"]["denoise"] = denoise
+    return workflow
+
+
+def _upscaled() -> Workflow:
+    """An image sampled once more at twice its size, and decoded in tiles."""
+    workflow = _with_fast_vae()
+    larger = {"samples": ["sampler", 0], "upscale_method": "bislerp", "scale_by": 2.0}
+    workflow["larger"] = {"class_type": "LatentUpscaleBy", "inputs": larger}
+    again = {**workflow["sampler"]["inputs"], "latent_image": ["larger", 0], "denoise": 0.5}
+    workflow["second_sampler"] = {"class_type": "KSampler", "inputs": again}
+    tiles = {"tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8}
+    decode = {"samples": ["second_sampler", 0], "vae": ["vae_speedup", 0], **tiles}
+    workflow["decode"] = {"class_type": "VAEDecodeTiled", "inputs": decode}
+    return workflow
 
 
 def editor_form(workflow: Workflow, node_types: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from controls import NET, install_controls
 from pictures import FAMILIES, Counters
 
 from dev.checkpoints import checkpoint_file
+from dev.controls import control_file
 from dev.environment import repository
 from dev.host import ComfyServer
 from dev.workflow_files import editor_form, workflows, write
@@ -66,24 +68,48 @@ def _small(name: str, seed: int) -> Workflow:
     if "shape" in workflow:  # which goes to the nearest of its buckets
         workflow["shape"]["inputs"] |= {"buckets": "128x128 b1", "width": 100, "height": 120}
         workflow["speedup"]["inputs"]["engine"] = "eager"  # the bucket gets a graph of its own, here in no time
+    elif "image" in workflow:
+        workflow["image"] = {"class_type": "TinyImage", "inputs": {"width": 128, "height": 96, "batch": 1, "seed": 0}}
     else:
         workflow["latent"]["inputs"] |= {"width": 128, "height": 128}
     # A seed of its own, or the host answers from its cache and runs nothing.
-    workflow["sampler"]["inputs"] |= {"steps": SD15.steps, "seed": seed}
+    for sampler in ("sampler", "second_sampler"):
+        if sampler in workflow:
+            workflow[sampler]["inputs"] |= {"steps": SD15.steps, "seed": seed}
+    if "vae_speedup" in workflow:
+        workflow["vae_speedup"]["inputs"]["engine"] = "eager"
+    if "net" in workflow:
+        workflow["net"]["inputs"]["control_net_name"] = control_file(NET)
+        workflow["hint"] = {"class_type": "EmptyImage", "inputs": {"width": 128, "height": 128, "color": 0x8040C0}}
+        workflow["net_speedup"]["inputs"]["engine"] = "eager"
     for number, prompt in enumerate(("positive", "negative")):  # the tiny checkpoint has no text encoder
         workflow[prompt] = {"class_type": "TinyConditioning", "inputs": {"seed": number, **SD15.conditioning}}
     return workflow
 
 
+# Calls besides the first sampler's: a step for the one bucket; the ControlNet as often as the model; an image that is
+# encoded and decoded; one that is sampled twice, and decoded in tiles of three shapes.
+_MORE_SERVED = {
+    "shape_bucket": 1,
+    "controlnet": SD15.steps,
+    "image_to_image": 2,
+    "inpaint": 2,
+    "upscale": SD15.steps + 3,
+}
+
+
 def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
     """In this order, as what one saves the other loads."""
-    names = ("text_to_image", "save_compiled_graph", "load_compiled_graph", "shape_bucket")
+    names = (
+        *("text_to_image", "save_compiled_graph", "load_compiled_graph", "shape_bucket", "controlnet"),
+        *("image_to_image", "inpaint", "upscale"),
+    )
     assert set(names) == set(workflows())
+    install_controls(server)
     for seed, name in enumerate(names, start=100):
         counters = Counters(server)
         result = server.run(_small(name, seed))
         assert result.status == "success", (name, result.error)
         assert result.images
-        rehearsed = 1 if name == "shape_bucket" else 0  # the one bucket, one step
-        assert counters.served == SD15.steps + rehearsed, name
+        assert counters.served == SD15.steps + _MORE_SERVED.get(name, 0), name
         assert counters.fallbacks == {}

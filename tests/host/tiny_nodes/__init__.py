@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
-from . import vaes
+from . import text_encoders, vaes
 
 
 class TinyConditioning(io.ComfyNode):
@@ -114,6 +115,19 @@ class _NotAModel:
     model = None
 
 
+class CollectGarbage(io.ComfyNode):
+    """What nobody holds any more is gone after it; the host takes its time."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(node_id="CollectGarbage", category="testing", is_output_node=True)
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        gc.collect()
+        return io.NodeOutput()
+
+
 class ModelKind(io.ComfyNode):
     """Says what came down a MODEL wire, without running it."""
 
@@ -129,11 +143,13 @@ class ModelKind(io.ComfyNode):
 NODES = [
     TinyConditioning,
     ModelKind,
+    CollectGarbage,
     _model_node("ScaleWrapper", _scaled, [io.Float.Input("factor", default=0.9)]),
     _model_node("AttentionPatch", _with_attention_patch),
     _model_node("AttentionOverride", _with_attention_override),
     _model_node("PlainModule", _with_plain_module),
     _model_node("NotAModel", lambda model: _NotAModel()),
+    *text_encoders.NODES,
     *vaes.NODES,
 ]
 

@@ -1,0 +1,22 @@
+"""Tiny ControlNets, put where a test server finds them."""
+
+from __future__ import annotations
+
+from dev.controls import CONTROLS, control_file, ensure_controls
+from dev.environment import comfyui_path, repository
+from dev.host import ComfyServer
+
+NET, OTHER, LORA = "sd15_min_control", "sd15_min_control_other", "sd15_min_control_lora"
+"""For the family sd15: a ControlNet, one of the same architecture, and a Control LoRA."""
+
+
+def install_controls(server: ComfyServer) -> None:
+    """Let the server's ControlNetLoader find all of ``dev.controls.CONTROLS``."""
+    made = repository() / ".cache" / "controls"
+    ensure_controls(comfyui_path(), made, list(CONTROLS))
+    folder = server.base_dir / "models" / "controlnet"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in CONTROLS:
+        link = folder / control_file(name)
+        if not link.exists():
+            link.symlink_to(made / control_file(name))
