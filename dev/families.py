@@ -41,6 +41,8 @@ class Family:
         pooled: width of its pooled text conditioning, 0 for none.
         cfg: guidance scale; with 1 there is one model call per step, else two or one of twice the batch.
         frames: of its latents, which then are ``[batch, channels, frames, height, width]``; None for images.
+        batch: of its smallest latent.
+        batches: whether a batch is a number of images, and not the frames of one video.
         side: height and width of its smallest latent; other sizes are multiples of ``step``.
         step: what sides must be multiples of.
         extras: further conditioning values: plain, or shapes (tuples of sizes) to be filled with noise; the
@@ -58,6 +60,8 @@ class Family:
     pooled: int = 0
     cfg: float = 4.0
     frames: int | None = None
+    batch: int = 1
+    batches: bool = True
     side: int = 8
     step: int = 2
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -100,13 +104,13 @@ class Family:
         return patcher
 
     def latent(
-        self, batch: int = 1, height: int | None = None, width: int | None = None, frames: int | None = None
+        self, batch: int | None = None, height: int | None = None, width: int | None = None, frames: int | None = None
     ) -> torch.Tensor:
         """Zeros, ``[batch, channels, (frames,) height, width]``, float32; sizes in latent pixels."""
         import torch
 
         between = () if self.frames is None else (frames or self.frames,)
-        return torch.zeros(batch, self.latent_channels, *between, height or self.side, width or self.side)
+        return torch.zeros(batch or self.batch, self.latent_channels, *between, height or self.side, width or self.side)
 
     def conditioning(self, seed: int, tokens: int | None = None) -> list[Any]:
         """Random conditioning in the host's form, on the CPU as text encoders leave it."""
@@ -199,6 +203,7 @@ _SD2 = Family(
     width=1024,
     tokens=77,
     cfg=7.0,
+    side=16,  # its deepest level must have more than one pixel
     step=8,
     adjust=_like_v_prediction,
 )
@@ -258,6 +263,8 @@ _SVD = Family(
     latent_channels=4,
     width=1024,
     tokens=1,  # one image embedding
+    batch=4,
+    batches=False,
     cfg=2.5,
     detected=False,  # as the refiner's
 )
@@ -406,6 +413,9 @@ _Z_IMAGE = Family(
     latent_channels=16,
     width=64,
     cfg=1.0,
+    tokens=20,
+    side=32,  # its images are padded to multiples of 32 patches: most real ones need none
+    step=16,
     detected=False,
 )
 
@@ -597,7 +607,7 @@ _AURA = Family(
     "AuraFlow",
     {
         "cond_seq_dim": 64,
-        "max_seq": 32 * 32,
+        "max_seq": 64 * 64,
         "n_double_layers": 1,
         "n_layers": 2,
         "dim": 128,
@@ -645,6 +655,7 @@ _COSMOS = Family(
     latent_channels=16,
     width=64,
     frames=2,
+    side=32,
     detected=False,
 )
 _COSMOS2 = Family(
@@ -661,6 +672,7 @@ _COSMOS2 = Family(
     latent_channels=16,
     width=64,
     frames=1,
+    side=32,
     detected=False,
 )
 

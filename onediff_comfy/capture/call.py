@@ -8,12 +8,16 @@ cannot be put into a graph, and the call is not covered.
 
 from __future__ import annotations
 
+import enum
+import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+
+from .withheld import Withheld
 
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
 # in every process.
@@ -95,13 +99,22 @@ class Call:
     signature: Signature
     tensors: tuple[torch.Tensor, ...] = field(compare=False)
 
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """The arguments whose values are not part of the signature, by name."""
+        return tuple(name for name, child in self.signature.structure[1] if child[0] == "withheld")
+
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """The call's arguments by name, with ``tensors`` in place of the original ones."""
+        """The call's arguments by name, with ``tensors`` in place of the original ones.
+
+        Of an argument that is withheld there is a stand-in (see ``capture.withheld``).
+        """
         arguments = _rebuild(self.signature.structure, tensors)
         assert isinstance(arguments, dict)
         return arguments
 
 
+_NUMBERS = (int, float)
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -122,6 +135,8 @@ class _Splitter:
         if kind in (list, tuple, torch.Size):
             name = "list" if kind is list else "tuple"
             return (name, tuple(self.split(v, f"{path}[{i}]") for i, v in enumerate(value)))
+        if issubclass(kind, enum.Enum) and "<locals>" not in kind.__qualname__:
+            return ("enum", kind.__module__, kind.__qualname__, value.name)
         if kind in _PLAIN:
             # hex() is exact and the same on every platform, repr() of a float only the former;
             # the type name keeps 1, 1.0 and True apart, which Python calls equal.
@@ -154,6 +169,13 @@ def _rebuild(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
         return [_rebuild(child, tensors) for child in structure[1]]
     if kind == "tuple":
         return tuple(_rebuild(child, tensors) for child in structure[1])
+    if kind == "withheld":
+        return Withheld(structure[1])
+    if kind == "enum":
+        owner: Any = importlib.import_module(structure[1])
+        for name in (*structure[2].split("."), structure[3]):
+            owner = getattr(owner, name)
+        return owner
     _, type_name, text = structure
     return _PARSERS[type_name](text)
 
@@ -209,8 +231,10 @@ def split(
         arguments: by name; tensors may be nested in dicts, lists and tuples.
         options_name: the argument that is an open-ended bag of options (ComfyUI's
             ``transformer_options``). Of it, the *names* present always belong to the signature, and
-            the *values* only where the target is known to read them.
-        options_read: the option names that the target reads (see ``capture.withheld``).
+            the *values* only where the target is known to read them. So it is then with arguments that are
+            plain numbers: some only repeat what a tensor's shape says, and differ with every prompt.
+        options_read: the option names, and names of number arguments, that the target reads (see
+            ``capture.withheld``).
 
     Raises:
         NotCovered: an argument, or an option that is read, holds something no graph can take.
@@ -218,12 +242,17 @@ def split(
     splitter = _Splitter()
     plain = dict(arguments)
     option_names: tuple[str, ...] = ()
+    withheld: set[str] = set()
     if options_name is not None and plain.get(options_name) is not None:
         options = plain[options_name]
         option_names = tuple(sorted(f"{name}{_IS_NONE if value is None else ''}" for name, value in options.items()))
         plain[options_name] = {name: options[name] for name in sorted(options_read) if name in options}
+        withheld = {name for name, value in plain.items() if type(value) in _NUMBERS and name not in options_read}
     try:
-        structure = ("dict", tuple((name, splitter.split(plain[name], name)) for name in sorted(plain)))
+        children = (
+            (name, splitter.split(value, name)) for name, value in sorted(plain.items()) if name not in withheld
+        )
+        structure = ("dict", (*children, *((name, ("withheld", name)) for name in sorted(withheld))))
     except RecursionError:
         raise NotCovered("the arguments hold something that contains itself") from None
     tensors = tuple(splitter.tensors)

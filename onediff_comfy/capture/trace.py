@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from .call import Call, NotCovered
 from .decompose import GENERAL_FORMS
 from .describe import tensor_digest
-from .shapes import ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
+from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
 
@@ -157,6 +157,7 @@ def capture(
     general: bool = False,
     multiple: int = 1,
     prepare: Callable[[Sequence[torch.nn.Module]], None] = lambda _layers: None,
+    any_batch: bool = True,
 ) -> Capture:
     """Trace ``forward`` for the signature of ``call``.
 
@@ -173,6 +174,8 @@ def capture(
         general: keep every size symbolic that the forward lets be, instead of tracing for these sizes.
         multiple: of a general capture, what the sides of images are multiples of.
         prepare: given the target's layers; may set attributes of theirs, which are put back afterwards.
+        any_batch: whether the batch, too, is to be symbolic in a general capture. A forward that loops over its
+            samples does not let it be, and is captured for this call's batch and all other sizes.
 
     Raises:
         OptionRead: the forward uses an option that ``call`` does not have in its structure.
@@ -190,12 +193,15 @@ def capture(
     wrapper.training = target.module.training  # of the wrapper alone: train() would set every layer's
     specs = call.signature.tensors
     batch = batch_tensor(specs)
-    shapes = representative(specs, batch, multiple) if general else [spec.shape for spec in specs]
+    shapes = (
+        representative(specs, batch if any_batch else None, multiple) if general else [spec.shape for spec in specs]
+    )
     folds = fold_factors(specs, multiple) if general else {}
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
     examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, specs, strict=True)]
     examples = [fold(example, folds[i]) if i in folds else example for i, example in enumerate(examples)]
-    sizes = ([dict.fromkeys(symbolic_axes(t.ndim, i in folds), _AUTO) for i, t in enumerate(examples)],)
+    axes = (symbolic_axes(example.ndim, i in folds) for i, example in enumerate(examples))
+    sizes = ([{axis: _AUTO for axis in open_axes if any_batch or axis} for open_axes in axes],)
     with (
         _TRACE_LOCK,
         torch.inference_mode(False),
@@ -213,7 +219,7 @@ def capture(
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )
-            return _capture_from(program.run_decompositions(GENERAL_FORMS if general else {}), batch, folds)
+            captured = _capture_from(program.run_decompositions(GENERAL_FORMS if general else {}), batch, folds)
         except (OptionRead, NotCovered):
             raise
         except Exception as error:
@@ -222,6 +228,25 @@ def capture(
                 raise OptionRead(call.withheld[0]) from error
             first_line = (str(error).strip().splitlines() or ["no message"])[0]
             raise NotCovered(f"the model cannot be captured ({type(error).__name__}: {first_line})") from error
+    if not general or not any_batch or batch is None or _takes(captured.shapes.axes[batch][0], specs[batch].shape[0]):
+        return captured
+    return capture(
+        target,
+        forward,
+        call,
+        options_name=options_name,
+        options=options,
+        overrides=overrides,
+        check=check,
+        general=True,
+        multiple=multiple,
+        prepare=prepare,
+        any_batch=False,
+    )
+
+
+def _takes(axis: Axis, size: int) -> bool:
+    return not isinstance(axis, int) or axis == size
 
 
 @contextlib.contextmanager
@@ -246,7 +271,8 @@ def _no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
 
     torch.export sets on its stand-in for a weight what the weight says, and fails where that is impossible.
     """
-    wanting = [weight for weight in module.parameters() if weight.requires_grad and weight.is_inference()]
+    weights = (*module.parameters(), *module.buffers())
+    wanting = [weight for weight in weights if weight.requires_grad and weight.is_inference()]
     for weight in wanting:
         weight.requires_grad_(False)
     try:
