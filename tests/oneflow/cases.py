@@ -195,6 +195,7 @@ _enter(
 
 # -- matrix products -------------------------------------------------------------------------------
 
+_enter(aten.outer.default, call(real(3), real(4)))
 _enter(aten.mm.default, call(real(3, 4), real(4, 5)), call(real(1, 4), real(4, 1)))
 _enter(aten.bmm.default, call(real(2, 3, 4), real(2, 4, 5)))
 _enter(
@@ -370,6 +371,8 @@ _enter(
 )
 _enter([aten.zeros.default, aten.ones.default], call([2, 3]), call([4], dtype=torch.int64), call([3], dtype=torch.bool))
 _enter(aten.full_like.default, call(real(2, 3), 1.5), call(whole(2), 3))
+_enter(aten.fill.Scalar, call(real(2, 3), 1.5))
+_enter(aten.fill.Tensor, call(real(2, 3), real()))
 _enter([aten.zeros_like.default, aten.ones_like.default], call(real(2, 3)), call(real(2), dtype=torch.int64))
 _enter([aten.new_zeros.default, aten.new_ones.default], call(real(2, 3), [4]), call(whole(2), [2, 2]))
 _enter(aten.scalar_tensor.default, call(1.5), call(2, dtype=torch.int64))
@@ -396,8 +399,15 @@ def enter_host_operators() -> None:
     """Operators that are declared by a library of the host's; known once it is imported."""
     import comfy_kitchen  # noqa: F401
 
-    rotations = real(1, 1, 7, 4, 2, 2)
-    _enter(torch.ops.comfy_kitchen.apply_rope.default, call(real(2, 3, 7, 8), real(2, 3, 7, 8), rotations))
+    rope, rotations, scale = torch.ops.comfy_kitchen, real(1, 1, 7, 4, 2, 2), real(8)
+    _enter(rope.apply_rope1.default, call(real(2, 3, 7, 8), rotations))
+    _enter(rope.apply_rope.default, call(real(2, 3, 7, 8), real(2, 3, 7, 8), rotations))
+    _enter(rope.rms_rope1.default, call(real(2, 3, 7, 8), rotations, scale))
+    _enter(
+        rope.rms_rope.default,
+        call(real(2, 3, 7, 8), real(2, 3, 7, 8), rotations, scale, real(8), 1e-5),
+        call(real(2, 3, 7, 8), real(2, 3, 7, 8), rotations, scale),
+    )
 
 
 def cases() -> Iterator[tuple[str, Callable[..., Any], Case]]:

@@ -7,6 +7,7 @@ from typing import Any
 import oneflow as flow
 import torch
 
+from .reduction import rms_norm
 from .table import Table
 
 aten = torch.ops.aten
@@ -42,20 +43,38 @@ def scaled_dot_product_attention(
     return flow.matmul(flow.softmax(scores, -1), value)
 
 
-@TABLE.lowers("comfy_kitchen.apply_rope.default")  # by name: a library of the host's, which may not be there
-def apply_rope(queries: Any, keys: Any, rotations: Any) -> tuple[Any, Any]:
-    """Rotary positions as Flux-like models apply them; ComfyUI calls comfy_kitchen's operator for it.
+# Rotary positions, as operators of a library of the host's: by name, for it may not be there.
+
+
+@TABLE.lowers("comfy_kitchen.apply_rope1.default")
+def apply_rope1(x: Any, rotations: Any) -> Any:
+    """Each pair of neighbouring features turned by its position.
 
     Args:
-        queries: [..., features].
-        keys: [..., features].
-        rotations: [..., features / 2, 2, 2], a rotation of the plane for each pair of features.
+        x: [..., positions, features].
+        rotations: [..., positions, features / 2, 2, 2], a rotation of the plane for each pair of features.
     """
-    return _rotated(queries, rotations), _rotated(keys, rotations)
-
-
-def _rotated(x: Any, rotations: Any) -> Any:
+    positions = x.shape[-2]
+    if rotations.shape[-4] not in (1, positions):
+        raise NotImplementedError("rotations for more positions than there are")
     pairs = flow.reshape(x.to(rotations.dtype), (*x.shape[:-1], -1, 1, 2))
-    first = rotations[..., 0] * pairs[..., 0]
-    turned = first + rotations[..., 1] * pairs[..., 1]
+    turned = rotations[..., 0] * pairs[..., 0] + rotations[..., 1] * pairs[..., 1]
     return flow.reshape(turned, x.shape).to(x.dtype)
+
+
+@TABLE.lowers("comfy_kitchen.apply_rope.default")
+def apply_rope(queries: Any, keys: Any, rotations: Any) -> tuple[Any, Any]:
+    return apply_rope1(queries, rotations), apply_rope1(keys, rotations)
+
+
+@TABLE.lowers("comfy_kitchen.rms_rope1.default")
+def rms_rope1(x: Any, rotations: Any, scale: Any, epsilon: float = 1e-6) -> Any:
+    return apply_rope1(rms_norm(x, x.shape[-1:], scale, epsilon), rotations)
+
+
+@TABLE.lowers("comfy_kitchen.rms_rope.default")
+def rms_rope(
+    queries: Any, keys: Any, rotations: Any, of_queries: Any, of_keys: Any = None, epsilon: float = 1e-6
+) -> tuple[Any, Any]:
+    of_keys = of_queries if of_keys is None else of_keys
+    return rms_rope1(queries, rotations, of_queries, epsilon), rms_rope1(keys, rotations, of_keys, epsilon)

@@ -42,6 +42,11 @@ def full_like(x: Any, value: float, dtype: torch.dtype | None = None, **_options
     return flow.zeros_like(x if dtype is None else x.to(dtype_of(dtype))) + value
 
 
+@TABLE.lowers(aten.fill.Tensor, aten.fill.Scalar)
+def fill(x: Any, value: Any) -> Any:
+    return flow.zeros_like(x) + value
+
+
 @TABLE.lowers(aten.zeros_like.default)
 def zeros_like(x: Any, dtype: torch.dtype | None = None, **_options: Any) -> Any:
     return flow.zeros_like(x if dtype is None else x.to(dtype_of(dtype)))

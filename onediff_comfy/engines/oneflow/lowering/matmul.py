@@ -39,3 +39,8 @@ def baddbmm(bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any
 @TABLE.lowers(aten.einsum.default)
 def einsum(equation: str, operands: Any, path: Any = None) -> Any:
     return flow.einsum(equation, *operands)
+
+
+@TABLE.lowers(aten.outer.default)
+def outer(a: Any, b: Any) -> Any:
+    return flow.reshape(a, (-1, 1)) * flow.reshape(b, (1, -1))
