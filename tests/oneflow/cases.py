@@ -392,6 +392,9 @@ _enter(
     call(real(5, 6), [whole(3, low=0, high=5)]),
     call(real(5, 6, 2), [None, whole(2, 2, low=0, high=6)]),
 )
+_enter(
+    aten.meshgrid.indexing, call([real(3), real(4)], indexing="ij"), call([real(2), real(3), real(4)], indexing="ij")
+)
 _enter([aten.tril.default, aten.triu.default], call(real(4, 5)), call(real(3, 3), 1), call(real(2, 3, 3), -1))
 
 

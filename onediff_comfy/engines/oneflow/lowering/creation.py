@@ -139,3 +139,12 @@ def tril(x: Any, diagonal: int = 0) -> Any:
 @TABLE.lowers(aten.triu.default)
 def triu(x: Any, diagonal: int = 0) -> Any:
     return flow.triu(x, diagonal)
+
+
+@TABLE.lowers(aten.meshgrid.indexing)
+def meshgrid(tensors: Sequence[Any], indexing: str = "ij") -> Any:
+    if indexing != "ij":
+        raise NotImplementedError(f"a grid indexed {indexing}")
+    sizes = [x.shape[0] for x in tensors]
+    ones = [1] * len(sizes)
+    return [flow.reshape(x, (*ones[:a], sizes[a], *ones[a + 1 :])).expand(*sizes) for a, x in enumerate(tensors)]
