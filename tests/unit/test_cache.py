@@ -75,6 +75,13 @@ def test_putting_again_makes_it_the_most_recently_used_and_counts_it_once() -> N
     assert evicted == ["b"]
 
 
+def test_asking_for_sizes_is_no_use() -> None:
+    cache, evicted = filled(3, a=1, b=2)
+    assert cache.sizes() == {"a": 1, "b": 2}
+    cache.put("c", Sized(1))
+    assert evicted == ["a"]
+
+
 def test_looking_with_in_is_no_use() -> None:
     cache, evicted = filled(2, a=1, b=1)
     assert "a" in cache

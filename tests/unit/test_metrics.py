@@ -71,3 +71,28 @@ def test_counting_from_many_threads_loses_nothing() -> None:
     for thread in threads:
         thread.join()
     assert (metrics.snapshot()["served"], metrics.snapshot()["fallbacks"]["reason"]) == (8000, 8000)
+
+
+def test_what_one_object_counts_is_part_of_the_total() -> None:
+    total = Metrics()
+    first, second = Metrics(total), Metrics(total)
+    first.served("a")
+    first.served("b")
+    second.served("a")
+    first.fell_back("reason")
+    second.fell_back("reason")
+    second.count("specialised")
+    first.evicted("a")
+    first.made("compiled", "a", "eager", "what", 1.0)
+    assert [metrics.snapshot()["served"] for metrics in (first, second, total)] == [2, 1, 3]
+    assert [metrics.snapshot()["fallbacks"]["reason"] for metrics in (first, second, total)] == [1, 1, 2]
+    assert (first.served_by(), second.served_by(), total.served_by()) == ({"a": 1, "b": 1}, {"a": 1}, {"a": 2, "b": 1})
+    assert (total.snapshot()["specialised"], total.snapshot()["evicted"], total.evictions()) == (1, 1, {"a": 1})
+    assert (second.snapshot()["compiled"], total.snapshot()["compiled"]) == (0, 1)
+
+
+def test_a_reason_is_new_to_each_object_for_itself() -> None:
+    total = Metrics()
+    assert Metrics(total).fell_back("reason")
+    assert Metrics(total).fell_back("reason")
+    assert not total.fell_back("reason")

@@ -1,0 +1,52 @@
+"""graphs/timing.py: seconds by graph, without waiting for a device."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from onediff_comfy.graphs.timing import RunTimes
+
+CPU = torch.device("cpu")
+
+
+def test_seconds_add_up_by_graph() -> None:
+    times = RunTimes()
+    for key in ("a", "a", "b"):
+        with times.measured(key, CPU):
+            time.sleep(0.02)
+    seconds = times.seconds()
+    assert 0.04 <= seconds["a"] < 1
+    assert 0.02 <= seconds["b"] < seconds["a"]
+
+
+def test_a_call_that_fails_is_not_counted() -> None:
+    times = RunTimes()
+    with pytest.raises(ValueError, match="no"), times.measured("a", CPU):
+        raise ValueError("no")
+    assert times.seconds() == {}
+
+
+def test_what_is_handed_out_is_a_copy() -> None:
+    times = RunTimes()
+    with times.measured("a", CPU):
+        pass
+    times.seconds()["a"] = 100
+    assert times.seconds()["a"] < 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_is_timed_without_waiting_for_it() -> None:
+    device, times = torch.device("cuda"), RunTimes()
+    matrix = torch.randn(8192, 8192, device=device)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with times.measured("a", device):
+        for _ in range(10):
+            matrix = matrix @ matrix
+    launched = time.perf_counter() - start
+    torch.cuda.synchronize()
+    assert times.seconds()["a"] > launched
