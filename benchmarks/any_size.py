@@ -1,13 +1,17 @@
 """Any size, any batch, any prompt length: what a general graph costs, and that nothing is compiled again.
 
-    COMFYUI_PATH=... python -m benchmarks.any_size --model sdxl --output FILE          general graph
-    COMFYUI_PATH=... python -m benchmarks.any_size --special 1024x1024b1 --output FILE a graph for one size
-    COMFYUI_PATH=... python -m benchmarks.any_size --host 1024x1024b1 --output FILE    the host's own node
+    COMFYUI_PATH=... python -m benchmarks.any_size walk --output FILE
+        first images in background mode while another process compiles; then random sizes, batches and
+        prompts, each picture compared with eager's
+    COMFYUI_PATH=... python -m benchmarks.any_size prepare 1024x1024b1 [...]
+        makes graphs for these sizes alone, in ONEDIFF_CACHE_DIR
+    COMFYUI_PATH=... python -m benchmarks.any_size times --output FILE
+        a step of each shape: eager and ours, with whatever graphs are in ONEDIFF_CACHE_DIR
+    COMFYUI_PATH=... python -m benchmarks.any_size host 1024x1024b1 --output FILE
+        the same with the host's own compile node
 
-The first form makes the first images in background mode, while another process compiles; then walks
-through random sizes, batches and prompts and compares each picture with eager's; then times a step of
-each shape. A step's time is the difference between a long and a short sampling run, divided by the
-difference in steps: what a person sees, the host's sampler included.
+A step's time is the difference between a long and a short sampling run, divided by the difference in
+steps: what a person sees, the host's sampler included.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Any
 from .sampling import environment, variant
 
 _MEASURED, _PATIENCE_S = 8, 420  # images; seconds until a background compilation must have ended
-_SHORT, _LONG, _ROUNDS = 4, 14, 2  # steps, steps, times
+_SHORT, _LONG, _ROUNDS = 3, 9, 2  # steps, steps, times
 _LARGE = tuple((w, h, b) for w, h in ((1024, 1024), (832, 1216), (1536, 1536)) for b in (1, 2, 4))
 SHAPES = {"sdxl": _LARGE, "flux": _LARGE, "sd15": ((512, 512, 1), (512, 768, 1), (768, 768, 2))}
 """Width and height in pixels and the number of images, for each model."""
@@ -45,20 +49,21 @@ def main() -> int:
         comfy.cli_args.args.cpu = True
     with torch.inference_mode():  # as the host's executor runs every node
         report = _Bench(options).run()
-    Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
+    if options.output:
+        Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["walk", "prepare", "times", "host"])
+    parser.add_argument("shapes", nargs="*", type=_shape_of, help="such as 1024x1024b1; default: the model's list")
     parser.add_argument("--model", choices=["sd15", "sdxl", "flux"], default="sdxl")
-    parser.add_argument("--special", help="time a graph made for this shape alone, such as 1024x1024b1")
-    parser.add_argument("--host", help="time the host's own compile node for this shape")
     parser.add_argument("--changes", type=int, default=24, help="random changes to walk through")
-    parser.add_argument("--waiting", action="store_true", help="compile in wait mode, not in the background")
-    parser.add_argument("--wait-for", help="after compiling, wait for this file before anything is timed")
-    parser.add_argument("--compiled", help="file to make when compiling is over")
-    parser.add_argument("--output", required=True, help="JSON file to write")
+    parser.add_argument("--waiting", action="store_true", help="walk: compile in wait mode, not in the background")
+    parser.add_argument("--replayed-only", action="store_true", help="times: only ours, replayed as CUDA graphs")
+    parser.add_argument("--wait-for", help="host: after compiling, wait for this file before anything is timed")
+    parser.add_argument("--output", help="JSON file to write")
     return parser.parse_args()
 
 
@@ -81,49 +86,83 @@ class _Bench:
         self.say("loaded")
 
     def say(self, *words: Any) -> None:
-        print(f"[{self.options.special or self.options.host or self.options.model}]", *words, flush=True)
+        print(f"[{self.options.model} {self.options.what}]", *words, flush=True)
 
     def run(self) -> dict[str, Any]:
-        report: dict[str, Any] = {"model": self.options.model, "environment": environment(self.device)}
-        if self.options.special or self.options.host:
-            shape = _shape_of(self.options.special or self.options.host)
-            model = self.special(shape) if self.options.special else variant(self.model, "torch_compile")
-            start = time.perf_counter()
-            self.sample(model, shape, 3)
-            report["first_image_s"] = time.perf_counter() - start
-            self.say("first image", report["first_image_s"])
-            self.wait()
-            report["ms_per_step"] = {str(shape): self.step(model, shape)}
-            self.say(report["ms_per_step"])
-            return report
+        work = {"walk": self.first_images_and_walk, "prepare": self.prepare, "times": self.times, "host": self.host}
+        report = {"model": self.options.model, "environment": environment(self.device)}
+        return {**report, **work[self.options.what]()}
+
+    @property
+    def shapes(self) -> list[tuple[int, int, int]]:
+        return self.options.shapes or list(SHAPES[self.options.model])
+
+    def first_images_and_walk(self) -> dict[str, Any]:
         fast = self.accelerated(in_background=not self.options.waiting)
-        if self.options.waiting:
+        if not self.options.waiting:
+            return {"background": self.background(fast), "walk": self.walk(fast)}
+        start = time.perf_counter()
+        self.sample(fast, self.shapes[0], 3)
+        return {"first_image_s": time.perf_counter() - start, "walk": self.walk(fast)}
+
+    def prepare(self) -> dict[str, Any]:
+        from onediff_comfy.graphs.buckets import BucketSet
+        from onediff_comfy.host.model import find_dispatcher
+
+        seconds = {}
+        for width, height, batch in self.shapes:
+            fast = self.accelerated(buckets=BucketSet.parse(f"{width}x{height} b{batch}"))
+            dispatcher = find_dispatcher(fast)
+            assert dispatcher is not None
             start = time.perf_counter()
-            self.sample(fast, SHAPES[self.options.model][0], 3)
-            report["first_image_s"] = time.perf_counter() - start
-        else:
-            report["background"] = self.background(fast)
-        self.wait()
-        report["walk"] = self.walk(fast)
-        report["ms_per_step"] = self.shapes(fast)
-        return report
+            with dispatcher.waiting(exact=True):
+                self.sample(fast, (width, height, batch), 1)
+            seconds[f"{width}x{height}b{batch}"] = time.perf_counter() - start
+            self.say(seconds)
+        return {"prepared_s": seconds}
+
+    def times(self) -> dict[str, Any]:
+        """Milliseconds per step. Whether a general or an exact graph served is read off the graph."""
+        from onediff_comfy.host.model import find_dispatcher
+        from onediff_comfy.host.process import library, set_budget
+
+        library().background = None  # nothing is to be compiled beside what is timed
+        table = {}
+        for shape in self.shapes:
+            fast = self.accelerated()
+            row: dict[str, Any] = {"CUDA graph": self.step(fast, shape)}
+            if not self.options.replayed_only:
+                row["eager"] = self.step(self.model, shape)
+                set_budget(1)  # no room for recordings
+                row["launched"] = self.step(fast, shape)
+                set_budget(0)
+            dispatcher = find_dispatcher(fast)
+            assert dispatcher is not None
+            served = [library().cache.get(key) for key in dispatcher.graph_keys()]
+            row["graphs"] = ["gone" if g is None else "general" if g.shapes.general else "exact" for g in served]
+            expected, actual = self.sample(self.model, shape, 3), self.sample(fast, shape, 3)
+            row["error"] = float((actual - expected).norm() / expected.norm())
+            table[str(shape)] = row
+            self.say(shape, row, self.memory())
+        return {"ms_per_step": table}
+
+    def host(self) -> dict[str, Any]:
+        (shape,) = self.options.shapes
+        model = variant(self.model, "torch_compile")
+        start = time.perf_counter()
+        self.sample(model, shape, 3)
+        first = time.perf_counter() - start
+        self.say("first image", first)
+        while self.options.wait_for and not Path(self.options.wait_for).exists():
+            time.sleep(0.2)
+        step = self.step(model, shape)
+        self.say(shape, step)
+        return {"first_image_s": first, "ms_per_step": {str(shape): {"host's node": step}}}
 
     def accelerated(self, **options: Any) -> Any:
         from onediff_comfy.host.model import accelerate
 
         return accelerate(self.model, "inductor", None, **options)
-
-    def special(self, shape: tuple[int, int, int]) -> Any:
-        from onediff_comfy.graphs.buckets import BucketSet
-
-        width, height, batch = shape
-        return self.accelerated(buckets=BucketSet.parse(f"{width}x{height} b{batch}"))
-
-    def wait(self) -> None:
-        if self.options.compiled:
-            Path(self.options.compiled).touch()
-        while self.options.wait_for and not Path(self.options.wait_for).exists():
-            time.sleep(0.2)
 
     def sample(
         self, model: Any, shape: tuple[int, int, int], steps: int, tokens: int | None = None, cfg: float | None = None
@@ -157,7 +196,7 @@ class _Bench:
         """Images while another process compiles, against eager ones before."""
         from onediff_comfy.host.process import metrics
 
-        shape, steps = SHAPES[self.options.model][0], 20
+        shape, steps = self.shapes[0], 20
         seconds: dict[str, list[float]] = {"eager": [], "meanwhile": []}
         self.sample(self.model, shape, 3)
         for _ in range(5):
@@ -227,19 +266,6 @@ class _Bench:
             held["device_used_mb"] = (total - free) >> 20
             held["recordings_mb"] = library().recordings.nbytes >> 20
         return held
-
-    def shapes(self, fast: Any) -> dict[str, dict[str, float]]:
-        from onediff_comfy.host.process import library, set_budget
-
-        table = {}
-        for shape in SHAPES[self.options.model]:
-            row = {"eager": self.step(self.model, shape), "general + CUDA graph": self.step(fast, shape)}
-            set_budget(1)  # no room for recordings
-            row["general"] = self.step(self.accelerated(), shape)
-            set_budget(0)
-            table[str(shape)] = row
-            self.say(shape, {name: round(value, 2) for name, value in row.items()}, len(library().cache))
-        return table
 
 
 if __name__ == "__main__":

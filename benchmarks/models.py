@@ -38,55 +38,70 @@ class Family:
     extra: dict[str, float]
 
 
-def _unet(dtype: torch.dtype, **config: Any) -> torch.nn.Module:
+_UNET: dict[str, Any] = {
+    "image_size": 32,
+    "in_channels": 4,
+    "model_channels": 320,
+    "use_spatial_transformer": True,
+    "legacy": False,
+}
+_SDXL: dict[str, Any] = {
+    "num_classes": "sequential",
+    "adm_in_channels": 2816,
+    "num_res_blocks": [2, 2, 2],
+    "transformer_depth": [0, 0, 2, 2, 10, 10],
+    "channel_mult": [1, 2, 4],
+    "transformer_depth_middle": 10,
+    "use_linear_in_transformer": True,
+    "context_dim": 2048,
+    "num_head_channels": 64,
+}
+_SD15: dict[str, Any] = {
+    "num_res_blocks": [2, 2, 2, 2],
+    "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
+    "channel_mult": [1, 2, 4, 4],
+    "transformer_depth_middle": 1,
+    "use_linear_in_transformer": False,
+    "context_dim": 768,
+    "num_heads": 8,
+    "num_head_channels": -1,
+    "adm_in_channels": None,
+}
+
+
+def _unet(dtype: torch.dtype, config: dict[str, Any], transformer_depth_output: list[int]) -> torch.nn.Module:
     import comfy.ops
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     return UNetModel(
-        image_size=32,
-        in_channels=4,
         out_channels=4,
-        model_channels=320,
-        use_spatial_transformer=True,
-        legacy=False,
         use_temporal_attention=False,
         use_temporal_resblock=False,
         dtype=dtype,
         operations=comfy.ops.disable_weight_init,
+        transformer_depth_output=transformer_depth_output,
+        **_UNET,
         **config,
     )
 
 
 def _sdxl(dtype: torch.dtype) -> torch.nn.Module:
-    return _unet(
-        dtype,
-        num_classes="sequential",
-        adm_in_channels=2816,
-        num_res_blocks=[2, 2, 2],
-        transformer_depth=[0, 0, 2, 2, 10, 10],
-        channel_mult=[1, 2, 4],
-        transformer_depth_middle=10,
-        transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10],
-        use_linear_in_transformer=True,
-        context_dim=2048,
-        num_head_channels=64,
-    )
+    return _unet(dtype, _SDXL, [0, 0, 0, 2, 2, 2, 10, 10, 10])
 
 
 def _sd15(dtype: torch.dtype) -> torch.nn.Module:
-    return _unet(
-        dtype,
-        num_res_blocks=[2, 2, 2, 2],
-        transformer_depth=[1, 1, 1, 1, 1, 1, 0, 0],
-        channel_mult=[1, 2, 4, 4],
-        transformer_depth_middle=1,
-        transformer_depth_output=[1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-        use_linear_in_transformer=False,
-        context_dim=768,
-        num_heads=8,
-        num_head_channels=-1,
-        adm_in_channels=None,
-    )
+    return _unet(dtype, _SD15, [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0])
+
+
+def control_shapes(name: str) -> dict[str, torch.Tensor]:
+    """The weights of a ControlNet for the UNet called ``name``, on the meta device."""
+    import comfy.ops
+    from comfy.cldm.cldm import ControlNet
+
+    config = {"sdxl": _SDXL, "sd15": _SD15}[name]
+    with torch.device("meta"):
+        network = ControlNet(hint_channels=3, operations=comfy.ops.disable_weight_init, **_UNET, **config)
+    return network.state_dict()
 
 
 def _flux(dtype: torch.dtype) -> torch.nn.Module:

@@ -165,7 +165,7 @@ class _Bench:
             dispatcher = find_vae_dispatcher(self.ways[name])
             with contextlib.ExitStack() as stack:
                 if dispatcher is not None and name == "bucket":
-                    stack.enter_context(dispatcher.waiting())
+                    stack.enter_context(dispatcher.waiting(exact=True))
                 seconds[name] = _seconds(functools.partial(self.node_call, case, name))
             print(f"{case} {name}: first call {seconds[name]:.2f} s", flush=True)
         return seconds

@@ -133,9 +133,15 @@ class Dispatcher:
             log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run_served, calls)
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Inside, calls wait for all graphs that they may ever want: to prepare them is what is wanted."""
-        before, self._in_background, self._ahead, self._on_its_way = self._in_background, False, True, None
+    def waiting(self, exact: bool = False) -> Iterator[None]:
+        """Inside, calls wait for their graphs, whatever was chosen: to prepare them is what is wanted.
+
+        Args:
+            exact: also for those of their own that ``specialise`` wants them to have.
+        """
+        before, self._in_background, self._ahead, self._on_its_way = self._in_background, False, exact, None
+        if exact:  # a general graph that serves is no reason not to make a better one
+            self._routes = {call: route for call, route in self._routes.items() if not isinstance(route, _Served)}
         try:
             yield
         finally:
@@ -165,12 +171,17 @@ class Dispatcher:
             if isinstance(found, _Parted):
                 return self._run_in_parts(found, module, forward, args, kwargs)
             output = self._run(found, forward, args, kwargs)
-        except NotCovered as refusal:
-            self._fall_back(module, refusal.reason, quiet=isinstance(refusal, NotYet))
-            return forward(*args, **kwargs)
-        self._run_served += 1
-        self.metrics.served(found.route.graph_key)
-        return output
+        except NotCovered as error:
+            refusal = error
+        else:
+            self._run_served += 1
+            self.metrics.served(found.route.graph_key)
+            return output
+        # Not in the except block: while an exception is being handled, every attribute that a module finds
+        # only in its __getattr__ costs more, which made eager models a fifth slower.
+        self._fall_back(module, refusal.reason, quiet=isinstance(refusal, NotYet))
+        del refusal  # its traceback holds the call's tensors
+        return forward(*args, **kwargs)
 
     # -- finding the graph ---------------------------------------------------------------------
 
@@ -265,9 +276,6 @@ class Dispatcher:
                 if parted is not None:
                     self._routes[target.fingerprint, call.signature] = parted
                     return call, parted, None
-            if found is None and self._wanted_ahead(call) and self._kept(maker, target, call, exact=False) is None:
-                # Another prompt length or cfg is another exact graph: nobody should wait for those either.
-                call, _ = self._made(maker, target, forward, arguments, call, general=True)
             if found is None:
                 call, found = self._made(maker, target, forward, arguments, call, general=not exact)
             if found is None and not exact:
@@ -320,10 +328,7 @@ class Dispatcher:
     def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
         """Whether this call waits for a graph for its sizes alone."""
         family = (target.fingerprint, call.signature.any_sizes())
-        return not engine.general or family in self._not_general or self._wanted_ahead(call)
-
-    def _wanted_ahead(self, call: Call) -> bool:
-        return self._ahead and self._specialise(call.signature)
+        return not engine.general or family in self._not_general or (self._ahead and self._specialise(call.signature))
 
     def _kept(self, maker: Maker, target: Target, call: Call, exact: bool) -> tuple[_Served, CompiledGraph] | None:
         """The most specialised graph that exists for a call, in memory or on disk."""

@@ -168,14 +168,20 @@ def test_after_a_warm_up_no_image_waits(own_server: ComfyServer, family: TinyFam
     counters = Counters(own_server)
     result = own_server.run(_only(_warmed(family, buckets), "warm"))
     assert result.status == "success", result.error
-    assert (counters.captured, counters.compiled, counters.fallbacks) == (3, 3, {})
+    assert (counters.captured, counters.compiled, counters.fallbacks) == (4, 4, {})
     figures = result.outputs["warm"]["warm_up"]
-    assert [figure["bucket"] for figure in figures] == ["64×64 b1", "64×64 b2", "96×64 b1"]
+    assert [figure["bucket"] for figure in figures] == ["any size", "64×64 b1", "64×64 b2", "96×64 b1"]
     assert all((figure["compiled"], figure["loaded"], figure["problem"]) == (1, 0, None) for figure in figures)
     assert all(figure["seconds"] > 0 for figure in figures)
     (summary,) = result.outputs["warm"]["text"]
-    assert summary.startswith("3 of 3 ready in ") and summary.endswith(": 3 compiled, 0 loaded")
-    assert _texts(result, "warm") == ["1 of 3: 64×64 b1 …", "2 of 3: 64×64 b2 …", "3 of 3: 96×64 b1 …", summary]
+    assert summary.startswith("3 of 3 ready in ") and summary.endswith(": 4 compiled, 0 loaded")
+    assert _texts(result, "warm") == [
+        "any size …",
+        "1 of 3: 64×64 b1 …",
+        "2 of 3: 64×64 b2 …",
+        "3 of 3: 96×64 b1 …",
+        summary,
+    ]
     progress = [data["value"] for kind, data in result.events if kind == "progress" and data["node"] == "warm"]
     assert progress[0] == 1 and progress[-1] == 3
     assert "OneDiff: warm-up 2 of 3: 64×64 b2 in " in own_server.log_text()
@@ -188,13 +194,15 @@ def test_after_a_warm_up_no_image_waits(own_server: ComfyServer, family: TinyFam
     assert (warm.captured, warm.compiled, warm.fallbacks) == (0, 0, {})
     assert warm.served == 3 * family.steps
 
-    # Guards the counts above: a size that was not warmed up is captured, with all others.
-    cold = Counters(own_server)
+    # A size that is no bucket and a prompt of another length wait for nothing either.
+    other = Counters(own_server)
     latent_of(own_server.run(_warmed(family, buckets, 60, size=80)))
-    assert cold.captured == 1
-    latent_of(own_server.run(_warmed(family, buckets, 60, size=112)))
-    assert cold.captured == 1
-    assert [graph["what"].endswith(" all sizes") for graph in cold.graphs] == [True]
+    longer = _warmed(family, buckets, 61, size=64)
+    for name in ("positive", "negative"):
+        longer[name]["inputs"]["tokens"] *= 2
+    latent_of(own_server.run(_only(longer, "save_latent")))
+    assert (other.captured, other.compiled, other.fallbacks) == (0, 0, {})
+    assert other.served == 2 * family.steps
 
 
 def test_without_graphs_of_their_own_all_buckets_share_one(own_server: ComfyServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def test_the_graph_takes_over_when_it_is_there(library: GraphLibrary, image: Cal
     assert isinstance(library.background, OtherProcess)
     # What the other process would do, done here: the graph is in the library under its call key.
     other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
-    with other.waiting():
+    with other.waiting(exact=True):
         image(other)
     (exact,) = other.graph_keys()
     library.background.end(Outcome(None))
@@ -129,7 +130,7 @@ def test_one_that_was_found_wrong_is_left_alone(library: GraphLibrary, image: Ca
     dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
     other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
     image(dispatcher)
-    with other.waiting():
+    with other.waiting(exact=True):
         image(other)
     (exact,) = other.graph_keys()
     library.retire(exact, "wrong")
@@ -176,3 +177,19 @@ def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(
     assert len(library.background.begun) == 1
     assert [text for text in shown if text.startswith("compiling in the background")] == shown[:1]
     assert library.metrics.snapshot()["fallbacks"] == {"a graph is being compiled in the background": 6}
+
+
+def test_eager_runs_as_if_nothing_had_been_refused(library: GraphLibrary) -> None:
+    """Inside an except block every attribute that a module finds in its ``__getattr__`` costs a fifth more."""
+    handled: list[BaseException | None] = []
+
+    class Odd(Net):
+        def forward(self, x: torch.Tensor, odd: object = None) -> torch.Tensor:
+            handled.append(sys.exception() if sys.version_info >= (3, 11) else sys.exc_info()[1])
+            return torch.tanh(x)
+
+    module = Odd()
+    dispatcher = Dispatcher("eager", library, HOST)
+    dispatcher(module, module.forward, (torch.randn(2, 4), object()), {})
+    assert handled == [None]
+    assert list(library.metrics.snapshot()["fallbacks"]) == ["argument odd holds a object, which no graph can take"]

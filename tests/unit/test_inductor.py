@@ -77,7 +77,7 @@ def test_torchs_settings_are_as_they_were(compiled: tuple[Dispatcher, Net, Graph
     exact = Dispatcher("inductor", library, HOST, specialise=lambda _signature: True)
     general = Dispatcher("inductor", library, HOST)
     for compilations, dispatcher, dtype in [(1, exact, torch.float32), (2, general, torch.float64)]:
-        with torch.no_grad(), dispatcher.waiting():
+        with torch.no_grad(), dispatcher.waiting(exact=True):
             dispatcher(module, module.to(dtype).forward, (torch.randn(5, 4).to(dtype), torch.rand(5, 1).to(dtype)), {})
         assert library.metrics.snapshot()["compiled"] == made + compilations
         assert configuration() == before
