@@ -185,6 +185,8 @@ class _ApplyWrapper:
             return executor(*args, **kwargs)
 
         def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
+            if model.diffusion_model is not module:  # another extension's is there for this call, as torch.compile's
+                return method(*inner_args, **inner_kwargs)
             if id(module) not in self._stand_ins:
                 # On copies: what a forward changes in its arguments must not be changed twice.
                 output = method(*_copied(inner_args), **_copied(inner_kwargs))
