@@ -175,6 +175,8 @@ class _ServedControlLora(ControlLora):
         served = cls(control.control_weights, global_average_pooling=control.global_average_pooling)
         control.copy_to(served)
         served.networks = server if isinstance(server, _Networks) else _Networks(server)
+        # A run that was stopped cleans nothing up.
+        weakref.finalize(served, served.networks.give_back, id(served)).atexit = False
         return served
 
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
@@ -212,7 +214,6 @@ class _Networks:
         for layer, other in zip(module_behind(stand_in).modules(), built.modules(), strict=True):
             layer._parameters.update(other._parameters)
         self._taken[id(control)] = target.fingerprint, stand_in
-        weakref.finalize(control, self.give_back, id(control))  # a run that was stopped cleans nothing up
         return stand_in
 
     def give_back(self, control: int) -> None:
