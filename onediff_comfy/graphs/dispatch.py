@@ -207,9 +207,11 @@ class Dispatcher:
             return route
         assert isinstance(route, _Served) and graph is not None
         if graph.shapes.general and self._specialiser.ready(
-            lambda: self._maker(_device_of(call)), target, forward, call
+            lambda: self._maker(_device_of(call)), target, forward, call, route.graph_key
         ):
             del self._routes[target.fingerprint, call.signature]  # the next call finds the better graph
+        elif not graph.shapes.general and self._specialiser.regretted(target, call, route.graph_key, self.run_times):
+            del self._routes[target.fingerprint, call.signature]
         weights = target.weights(graph.binding.weight_names, _device_of(call))
         return _Found(target, call, route, graph, weights)
 
@@ -335,7 +337,7 @@ class Dispatcher:
         for general in (False,) if exact else (False, True):
             for candidate in self._library.candidates(maker.call_key(target, call, general)):
                 sizes = candidate.shapes.values(call.signature.tensors)
-                if sizes is not None and self._library.retired(candidate.graph_key) is None:
+                if sizes is not None and self._library.useful(candidate.graph_key):
                     graph = self._loaded(candidate.graph_key, maker)
                     if graph is not None:
                         return _Served(candidate.graph_key, tuple(sizes.values())), graph
@@ -419,7 +421,7 @@ class Dispatcher:
     def _run(self, found: _Found, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         graph, call = found.graph, found.call
         try:
-            with self.run_times.measured(found.route.graph_key, _device_of(call)):
+            with self.run_times.measured(found.route.graph_key, call.signature, _device_of(call)):
                 flat = self._call(graph, found.weights, call.tensors)
         except torch.OutOfMemoryError as error:
             raise NotCovered("the compiled graph ran out of memory") from error

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _OPTIONS = "options"
 _PROVED = "proved"
+_SLOWER = "slower"
 _MOST_PROVED = 1000
 """Of one graph, how many sets of sizes are remembered as proved; one more costs an eager step."""
 
@@ -90,6 +91,7 @@ class GraphLibrary:
         self._proved: dict[str, list[list[int]]] = {}
         self._loading: dict[str, Future[CompiledGraph | None]] = {}
         self._retired: dict[str, str] = {}
+        self._aside: set[str] = set()
 
     # -- what is known of calls ----------------------------------------------------------------
 
@@ -148,6 +150,19 @@ class GraphLibrary:
         if graph_key not in self._retired and self._store and self._store.recall(_PROVED, graph_key) is False:
             self._retired[graph_key] = "its compiled graph differed from eager when it was first used on this machine"
         return self._retired.get(graph_key)
+
+    def useful(self, graph_key: str) -> bool:
+        """Whether this graph may serve, and is not known to be slower than another that does."""
+        if graph_key not in self._aside and self._store and self._store.recall(_SLOWER, graph_key) is True:
+            self._aside.add(graph_key)
+        return graph_key not in self._aside and self.retired(graph_key) is None
+
+    def put_aside(self, graph_key: str) -> None:
+        """Remember, on this machine, that another graph serves the same calls faster."""
+        self._aside.add(graph_key)
+        self.cache.discard(graph_key)
+        if self._store:
+            self._store.note(_SLOWER, graph_key, True)
 
     def retire(self, graph_key: str, reason: str) -> None:
         """Take a graph that was found wrong out of service, here and on disk.

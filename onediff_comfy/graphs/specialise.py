@@ -13,10 +13,15 @@ from ..settings import SPECIALISE_AFTER_RUNS
 from . import skeleton
 from .library import GraphLibrary, NotYet
 from .making import Maker
+from .timing import RunTimes
 
 log = logging.getLogger(__name__)
 
 Kind = tuple[str, Signature]
+
+# Calls after which an exact graph must have been as fast as the general one: the first ones load kernels and record.
+_TRIED_AFTER_CALLS = 12
+_SLOWER = 1.02  # less is noise
 
 
 class Specialiser:
@@ -33,13 +38,16 @@ class Specialiser:
         self._runs: Counter[Kind] = Counter()
         self._counted: set[Kind] = set()  # in this run
         self._given_up: set[Kind] = set()
+        self._replaced: dict[Kind, str] = {}  # the general graph that served before
 
     def begin_run(self) -> None:
         """A run begins, in which each kind of call counts once."""
         self._counted.clear()
 
-    def ready(self, maker: Callable[[], Maker], target: Target, forward: Callable[..., Any], call: Call) -> bool:
-        """Whether an exact graph is in memory for a call that a general graph serves.
+    def ready(
+        self, maker: Callable[[], Maker], target: Target, forward: Callable[..., Any], call: Call, general: str
+    ) -> bool:
+        """Whether an exact graph is in memory for a call that the graph with the key ``general`` serves.
 
         Where none is, and there should be one, another process is set to work; a later run finds it.
         """
@@ -61,10 +69,11 @@ class Specialiser:
             self._library.forget_candidates(key)
         try:
             for candidate in self._library.candidates(key):
-                if self._library.retired(candidate.graph_key) is None and self._library.loaded_soon(
+                if self._library.useful(candidate.graph_key) and self._library.loaded_soon(
                     candidate.graph_key, make.engine, make.device
                 ):
                     self._library.metrics.count("specialised")
+                    self._replaced[kind] = general
                     return True
             if outcome is not None:
                 log.info("OneDiff: no graph for these sizes alone (%s); the general one serves", outcome)
@@ -77,3 +86,29 @@ class Specialiser:
             log.debug("not specialised: %s", error)
             self._given_up.add(kind)
         return False
+
+    def regretted(self, target: Target, call: Call, exact: str, times: RunTimes) -> bool:
+        """Whether the graph with the key ``exact`` has turned out slower than the general one that it replaced.
+
+        A compiler that knows all sizes mostly finds something faster, but not always. Then it is left
+        alone from now on, in later processes too.
+        """
+        kind = (target.fingerprint, call.signature)
+        general = self._replaced.get(kind)
+        if general is None:
+            return False
+        seconds, calls = times.fastest(exact, call.signature)
+        if calls < _TRIED_AFTER_CALLS:
+            return False
+        del self._replaced[kind]
+        before, _ = times.fastest(general, call.signature)
+        if seconds <= before * _SLOWER:
+            return False
+        log.info(
+            "OneDiff: a graph for these sizes alone takes %.1f ms a call, the general one %.1f ms; it is put aside",
+            seconds * 1e3,
+            before * 1e3,
+        )
+        self._given_up.add(kind)
+        self._library.put_aside(exact)
+        return True

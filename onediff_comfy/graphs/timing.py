@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import torch
 
+from ..capture.call import Signature
+
 
 class RunTimes:
-    """Seconds that calls took, by graph key. Thread-safe.
+    """Seconds that calls took, by graph key, and the fastest of each kind of call. Thread-safe.
 
     On a GPU a call returns long before its kernels end, so events are put before and behind them and
     read once they have passed.
@@ -21,16 +23,17 @@ class RunTimes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
-        self._under_way: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._fastest: dict[tuple[str, Signature], tuple[float, int]] = {}
+        self._under_way: deque[tuple[str, Signature, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @contextlib.contextmanager
-    def measured(self, key: str, device: torch.device) -> Iterator[None]:
-        """Count what runs inside, on ``device``, for the graph ``key``; not what raises."""
+    def measured(self, key: str, signature: Signature, device: torch.device) -> Iterator[None]:
+        """Count what runs inside, on ``device``: a call with ``signature`` of the graph ``key``. Not what raises."""
         if device.type != "cuda":
             begun = time.perf_counter()
             yield
             with self._lock:
-                self._add(key, time.perf_counter() - begun)
+                self._add(key, signature, time.perf_counter() - begun)
             return
         stream = torch.cuda.current_stream(device)
         before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -38,7 +41,7 @@ class RunTimes:
         yield
         behind.record(stream)
         with self._lock:
-            self._under_way.append((key, before, behind))
+            self._under_way.append((key, signature, before, behind))
             self._read_passed()
 
     def seconds(self) -> dict[str, float]:
@@ -47,10 +50,17 @@ class RunTimes:
             self._read_passed()
             return dict(self._seconds)
 
-    def _read_passed(self) -> None:
-        while self._under_way and self._under_way[0][2].query():
-            key, before, behind = self._under_way.popleft()
-            self._add(key, before.elapsed_time(behind) / 1000)
+    def fastest(self, key: str, signature: Signature) -> tuple[float, int]:
+        """Seconds of the fastest call with ``signature`` of the graph ``key``, and of how many; infinite of none."""
+        with self._lock:
+            return self._fastest.get((key, signature), (float("inf"), 0))
 
-    def _add(self, key: str, seconds: float) -> None:
+    def _read_passed(self) -> None:
+        while self._under_way and self._under_way[0][3].query():
+            key, signature, before, behind = self._under_way.popleft()
+            self._add(key, signature, before.elapsed_time(behind) / 1000)
+
+    def _add(self, key: str, signature: Signature, seconds: float) -> None:
         self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+        fastest, calls = self._fastest.get((key, signature), (float("inf"), 0))
+        self._fastest[key, signature] = (min(fastest, seconds), calls + 1)

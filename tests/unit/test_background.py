@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 from torch import nn
 
 from onediff_comfy import engines
+from onediff_comfy.capture.trace import Capture
+from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
+from onediff_comfy.graphs import specialise
 from onediff_comfy.graphs.background import Background, Job, Outcome
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
@@ -193,3 +197,51 @@ def test_eager_runs_as_if_nothing_had_been_refused(library: GraphLibrary) -> Non
     dispatcher(module, module.forward, (torch.randn(2, 4), object()), {})
     assert handled == [None]
     assert list(library.metrics.snapshot()["fallbacks"]) == ["argument odd holds a object, which no graph can take"]
+
+
+class SlowWhenExact(Eager):
+    """A compiler that is worse at a graph for one set of sizes."""
+
+    def compile(self, capture: Capture) -> CompiledGraph:
+        graph = super().compile(capture)
+        return graph if capture.shapes.general else _Slow(graph)
+
+
+class _Slow(CompiledGraph):
+    def __init__(self, inner: CompiledGraph) -> None:
+        super().__init__(inner.binding, inner.shapes)
+        self.inner = inner
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        time.sleep(0.02)
+        return self.inner(weights, tensors)
+
+
+@pytest.mark.parametrize(("engine", "stays"), [(Eager, True), (SlowWhenExact, False)])
+def test_a_graph_that_turns_out_slower_gives_way_again(
+    engine: type[Eager], stays: bool, library: GraphLibrary, image: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(engines._ENGINES, "eager", engine())
+    monkeypatch.setattr(specialise, "_SLOWER", 1.02 if not stays else 100.0)  # tiny calls are all noise
+    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    image(dispatcher)
+    (general,) = dispatcher.graph_keys()
+    other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    with other.waiting(exact=True):
+        image(other)
+    (exact,) = other.graph_keys()
+    assert isinstance(library.background, OtherProcess)
+    library.background.end(Outcome(None))
+    image(dispatcher)
+    assert dispatcher.graph_keys() == [exact]
+    for _ in range(6):
+        image(dispatcher)
+    assert dispatcher.graph_keys() == [exact if stays else general]
+    assert library.useful(exact) is stays
+    again = Dispatcher("eager", library, HOST)  # asks the store, as a later process does
+    image(again)
+    assert again.graph_keys() == [exact if stays else general]

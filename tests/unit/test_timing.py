@@ -7,15 +7,17 @@ import time
 import pytest
 import torch
 
+from onediff_comfy.capture.call import Signature
 from onediff_comfy.graphs.timing import RunTimes
 
+CALL = Signature("forward", (), (), ())
 CPU = torch.device("cpu")
 
 
 def test_seconds_add_up_by_graph() -> None:
     times = RunTimes()
     for key in ("a", "a", "b"):
-        with times.measured(key, CPU):
+        with times.measured(key, CALL, CPU):
             time.sleep(0.02)
     seconds = times.seconds()
     assert 0.04 <= seconds["a"] < 1
@@ -24,14 +26,14 @@ def test_seconds_add_up_by_graph() -> None:
 
 def test_a_call_that_fails_is_not_counted() -> None:
     times = RunTimes()
-    with pytest.raises(ValueError, match="no"), times.measured("a", CPU):
+    with pytest.raises(ValueError, match="no"), times.measured("a", CALL, CPU):
         raise ValueError("no")
     assert times.seconds() == {}
 
 
 def test_what_is_handed_out_is_a_copy() -> None:
     times = RunTimes()
-    with times.measured("a", CPU):
+    with times.measured("a", CALL, CPU):
         pass
     times.seconds()["a"] = 100
     assert times.seconds()["a"] < 1
@@ -44,9 +46,19 @@ def test_a_gpu_is_timed_without_waiting_for_it() -> None:
     matrix = torch.randn(8192, 8192, device=device)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    with times.measured("a", device):
+    with times.measured("a", CALL, device):
         for _ in range(10):
             matrix = matrix @ matrix
     launched = time.perf_counter() - start
     torch.cuda.synchronize()
     assert times.seconds()["a"] > launched
+
+
+def test_the_fastest_of_each_kind_of_call_is_kept() -> None:
+    times, other = RunTimes(), Signature("other", (), (), ())
+    for seconds in (0.03, 0.0, 0.03):
+        with times.measured("a", CALL, CPU):
+            time.sleep(seconds)
+    fastest, calls = times.fastest("a", CALL)
+    assert calls == 3 and fastest < 0.02
+    assert times.fastest("a", other) == times.fastest("b", CALL) == (float("inf"), 0)
