@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--pixels", type=int, default=256)
     parser.add_argument("--context", type=int, default=768, help="width of the text conditioning")
     parser.add_argument("--pooled", type=int, default=0, help="width of the pooled conditioning; 1280 for SDXL")
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
@@ -83,7 +84,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         "ms_per_step": {},
     }
     models: dict[str, Any] = {}
-    for engine in ENGINES:
+    for engine in options.engines:
         try:
             choose(engine, model.load_device)
         except EngineError as error:

@@ -50,6 +50,7 @@ class OneFlowGraph(CompiledGraph):
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         from . import session
+        from .sharing import is_shareable
 
         fed = self.binding.feed(weights, tensors)
         slots = (*self.program.variables, *self.program.inputs)
@@ -57,6 +58,8 @@ class OneFlowGraph(CompiledGraph):
         if wrong:
             raise ValueError(f"{', '.join(wrong)} are of another shape or dtype than the graph is for")
         variables = [fed[slot.index] for slot in self.program.variables]
+        if not all(map(is_shareable, variables)):
+            raise ValueError("a weight has gaps in memory that it did not have when the graph was compiled")
         inputs = [fed[slot.index] for slot in self.program.inputs]
         with session.exclusive():
             if self._running is not None and not self._running.reads(variables):
