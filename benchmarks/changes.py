@@ -152,13 +152,15 @@ class _Changes:
 
         positive, negative = conditioning(self.family, 1), conditioning(self.family, 2)
         if control is not None:
-            from nodes import ControlNetApplyAdvanced
-
             network, strength = control
             side = self.options.size
-            image = torch.rand(1, side, side, 3, generator=torch.Generator().manual_seed(3))
-            apply = ControlNetApplyAdvanced().apply_controlnet
-            positive, negative = apply(positive, negative, network, image, strength, 0.0, 1.0)
+            image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(3))
+            # As the host's node Apply ControlNet does it; the module of that node needs video libraries.
+            applied = network.copy().set_cond_hint(image, strength, (0.0, 1.0))
+            positive, negative = (
+                [[tensor, {**extras, "control": applied, "control_apply_to_uncond": False}] for tensor, extras in each]
+                for each in (positive, negative)
+            )
         latent = torch.zeros_like(self.noise)
         cfg = self.family.cfg
         return comfy.sample.sample(
