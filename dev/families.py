@@ -17,8 +17,8 @@ families can be listed without them. Whoever builds one has put ComfyUI on ``sys
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from .checkpoints import random_weights
 
@@ -50,6 +50,8 @@ class Family:
         masks: names and shapes of attention masks, of which all but the last two entries are 1.
         detected: whether the host recognises its weights without further help, as UNETLoader would.
         adjust: changes the random weights.
+        weights: "fp8" lets the host keep them in 8 bits and cast them layer by layer, as its loader node's
+            weight_dtype does; "scaled fp8" is a checkpoint of 8-bit weights with their scales.
     """
 
     supported: str
@@ -68,6 +70,7 @@ class Family:
     masks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     detected: bool = True
     adjust: Callable[[StateDict], None] | None = None
+    weights: Literal["float32", "fp8", "scaled fp8"] = "float32"
 
     def build(self, seed: int = 1) -> StateDict:
         """The diffusion model's weights as a checkpoint has them, without a prefix."""
@@ -77,9 +80,9 @@ class Family:
         weights = random_weights(shapes, "", "float32", seed=seed)
         if self.adjust is not None:
             self.adjust(weights)
-        return weights
+        return _scaled_fp8(weights) if self.weights == "scaled fp8" else weights
 
-    def load(self, seed: int = 1, model_options: Mapping[str, Any] | None = None) -> Any:
+    def load(self, seed: int = 1) -> Any:
         """A MODEL with these weights (a ModelPatcher), as the host's loaders make it.
 
         Raises:
@@ -88,10 +91,12 @@ class Family:
         import comfy.model_management
         import comfy.model_patcher
         import comfy.sd
+        import torch
 
         weights = self.build(seed)
         if self.detected:
-            model = comfy.sd.load_diffusion_model_state_dict(weights, model_options=dict(model_options or {}))
+            options = {"dtype": torch.float8_e4m3fn} if self.weights == "fp8" else {}
+            model = comfy.sd.load_diffusion_model_state_dict(weights, model_options=options)
             found = None if model is None else type(model.model.model_config).__name__
             if found != self.supported:
                 raise ValueError(f"the host takes this checkpoint of {self.supported} for {found}")
@@ -140,6 +145,21 @@ class Family:
         configuration = getattr(comfy.supported_models, self.supported)(dict(self.config))
         configuration.set_inference_dtype(torch.float32, None)
         return configuration
+
+
+def _scaled_fp8(weights: StateDict) -> StateDict:
+    """The blocks' matrices in 8 bits with a scale each, in the form that the host has read longest."""
+    import torch
+
+    kind = torch.float8_e4m3fn
+    quantised = {"scaled_fp8": torch.empty(2, dtype=kind)}  # of two elements: it multiplies in full precision
+    for name, weight in weights.items():
+        quantised[name] = weight
+        if weight.ndim == 2 and "_blocks." in name:
+            scale = weight.abs().max() / torch.finfo(kind).max
+            quantised[name] = (weight / scale).to(kind)
+            quantised[f"{name.removesuffix('weight')}scale_weight"] = scale.reshape(1)
+    return quantised
 
 
 _UNET: Mapping[str, Any] = {
@@ -704,3 +724,9 @@ FAMILIES: Mapping[str, Family] = {
     "cosmos_predict2": _COSMOS2,
 }
 """The families by name."""
+
+QUANTISED: Mapping[str, Family] = {
+    "flux_fp8": replace(_FLUX, weights="fp8"),
+    "flux_scaled_fp8": replace(_FLUX, weights="scaled fp8"),
+}
+"""Families with weights of fewer bits, by name."""

@@ -193,6 +193,7 @@ def capture(
     wrapper.training = target.module.training  # of the wrapper alone: train() would set every layer's
     specs = call.signature.tensors
     batch = batch_tensor(specs)
+    any_batch = any_batch and (batch is None or not _made_up(specs[batch].shape[0], call))
     shapes = (
         representative(specs, batch if any_batch else None, multiple) if general else [spec.shape for spec in specs]
     )
@@ -243,6 +244,16 @@ def capture(
         prepare=prepare,
         any_batch=False,
     )
+
+
+def _made_up(batch: int, call: Call) -> bool:
+    """Whether an argument says what a batch is made up of: the frames of a video.
+
+    A forward takes such a batch apart, and what is known of a symbol divided by a number grows with every layer
+    until tracing takes minutes. Such an argument is part of the signature, so the batch is all but given by it.
+    """
+    numbers = [child for _, child in call.signature.structure[1] if child[:2] == ("value", "int")]
+    return any(int(text) > 1 and batch % int(text) == 0 for *_, text in numbers)
 
 
 def _takes(axis: Axis, size: int) -> bool:

@@ -124,3 +124,24 @@ def test_a_forward_that_loops_over_its_samples_has_a_graph_for_its_batch_and_all
         assert captured.covers(module, x)
         torch.testing.assert_close(captured.run_on(module, x), module(x))
     assert not captured.covers(module, torch.randn(batch + 1, 4, 8, 8))
+
+
+class Video(nn.Module):
+    """Its samples are the frames of videos, and see each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, frames: int) -> torch.Tensor:
+        videos = x.reshape(x.shape[0] // frames, frames, *x.shape[1:]).transpose(1, 2)
+        hidden: torch.Tensor = self.conv(videos)
+        return hidden.transpose(1, 2).reshape(x.shape)
+
+
+def test_a_batch_that_is_made_up_of_frames_is_given_and_its_sizes_are_open(capture_of: Any) -> None:
+    module = Video()
+    captured = capture_of(module, torch.randn(6, 4, 8, 8), frames=3, general=True)
+    x = torch.randn(6, 4, 12, 20)
+    assert captured.capture.shapes.axes[0][0] == 6
+    torch.testing.assert_close(captured.run_on(module, x, 3), module(x, 3))

@@ -1,0 +1,117 @@
+"""Every model family is captured without code of its own, or runs eager for a reason that is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.environment import comfyui_path, repository
+from dev.families import FAMILIES, QUANTISED
+
+WORKER = Path(__file__).with_name("worker.py")
+BOUND = 1e-4
+"""Largest difference, as a share of the image's range, that is rounding: as pictures.assert_same_picture explains."""
+
+REFUSED: Mapping[str, str] = {
+    "hunyuan_dit": "writes to its inputs",
+    "flux_scaled_fp8": "weights are QuantizedTensors",
+}
+"""Families that cannot be captured yet, with what their reason says."""
+
+CAPTURED_AGAIN: Mapping[str, set[str]] = {
+    "lumina2": {"batch"},  # takes its samples apart in a loop
+    "z_image": {"batch"},
+    "hidream": {"size", "batch", "prompt"},  # one graph for each: its 4-D text conditioning reads as an image
+}
+"""Changes for which a family may need another capture, because its code takes decisions by them."""
+
+COMPILED = ("sd3", "qwen_image", "wan21")
+"""Families of different kinds that Inductor compiles, too: no wrappers of its own, an image model, a video model."""
+
+NAMES = (*FAMILIES, *QUANTISED)
+
+Report = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """What workers, several at a time, measured of the families that tests were selected for: by family and engine."""
+    folder = tmp_path_factory.mktemp("families")
+    selected = [(item.originalname, item.callspec.params["name"]) for item in _tests_here(request)]
+    compiled = [name for test, name in selected if test == test_a_family_is_compiled.__name__]
+    eager = [name for test, name in selected if test != test_a_family_is_compiled.__name__]
+    shares = {"a": ("eager", eager[::2]), "b": ("eager", eager[1::2]), "c": ("inductor", compiled)}
+    workers = [_worker(folder / share, engine, names) for share, (engine, names) in shares.items() if names]
+    try:
+        for process in workers:
+            process.wait(timeout=840)
+    finally:
+        for process in workers:
+            process.kill()
+    for file in folder.glob("*/errors"):
+        assert (file.parent / "report").exists(), file.read_text()[-3000:]
+    rows = [json.loads(line) for file in folder.glob("*/report") for line in file.read_text().splitlines()]
+    return {(row["family"], row["engine"]): row for row in rows}
+
+
+def _tests_here(request: pytest.FixtureRequest) -> list[pytest.Function]:
+    return [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == Path(__file__)]
+
+
+def _worker(folder: Path, engine: str, names: list[str]) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    folders = {
+        "ONEDIFF_CACHE_DIR": folder / "cache",
+        "ONEDIFF_CONFIG_DIR": folder / "config",
+        "TORCHINDUCTOR_CACHE_DIR": folder / "inductor",
+        "PYTHONPATH": repository(),
+    }
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), str(comfyui_path()), str(folder / "report"), *names, "--engine", engine],
+        cwd=repository(),
+        env={**os.environ, **{name: str(path) for name, path in folders.items()}},
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "errors").open("wb"),
+    )
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
+def test_a_family_is_served_at_all_sizes(report: Report, name: str, tally: Callable[[str], None]) -> None:
+    row = report[name, "eager"]
+    assert row["problem"] is None
+    assert row["worst_difference"] <= BOUND
+    assert (row["fallbacks"], row["served"] > 0) == ({}, True)
+    assert set(row["captured_later"]) <= CAPTURED_AGAIN.get(name, set())
+    tally(
+        f"{name}: {row['images']} images, {row['served']} calls served, worst difference "
+        f"{row['worst_difference']:.1e}, captured again for {', '.join(row['captured_later']) or 'nothing'}"
+    )
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_cannot_be_captured_says_why(report: Report, name: str) -> None:
+    """Fails when the family starts to work: then it belongs to the others."""
+    row = report[name, "eager"]
+    assert row["problem"] is None
+    assert row["worst_difference"] == 0
+    assert row["served"] == 0
+    assert row["fallbacks"]
+    assert all(REFUSED[name] in reason for reason in row["fallbacks"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_family_is_compiled(report: Report, name: str) -> None:
+    row = report[name, "inductor"]
+    assert row["problem"] is None
+    assert row["worst_difference"] <= BOUND
+    assert (row["fallbacks"], row["served"] > 0, row["captured_later"]) == ({}, True, [])

@@ -1,0 +1,154 @@
+"""Measures model families: images of each with and without the speedup, of several sizes, and what served them.
+
+    python tests/families/worker.py COMFY_DIR REPORT [--engine ENGINE] [NAME...]
+
+Appends one line of JSON per family to REPORT (the fields of ``Result``). A process of its own, because ComfyUI
+changes the interpreter it is imported into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from dev.families import Family
+
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of one family with one engine.
+
+    Attributes:
+        difference: of the first image, the largest, as a share of the image's range.
+        worst_difference: the same of all images.
+        images: how many there were, of different sizes, batches and prompts.
+        served: calls of the model that a compiled graph answered.
+        fallbacks: calls that ComfyUI's own code answered, by reason.
+        captured: how often something was captured for the first image.
+        captured_later: names of the changes that something more was captured for.
+        problem: what went wrong besides.
+    """
+
+    family: str
+    engine: str
+    difference: float
+    worst_difference: float
+    images: int
+    served: int
+    fallbacks: dict[str, int]
+    captured: int
+    captured_later: list[str]
+    seconds: float
+    problem: str | None = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comfy_dir")
+    parser.add_argument("report", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--engine", default="eager")
+    options = parser.parse_args()
+    sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
+    sys.path.insert(0, options.comfy_dir)
+    from comfy.cli_args import args
+
+    args.cpu = args.use_pytorch_cross_attention = True
+    import torch
+
+    from dev.families import FAMILIES, QUANTISED
+
+    known = {**FAMILIES, **QUANTISED}
+    with torch.inference_mode(), options.report.open("a") as report:  # as the host's executor runs every node
+        for name in options.names or known:
+            print(json.dumps(asdict(measure(name, known[name], options.engine))), file=report, flush=True)
+
+
+def measure(name: str, family: Family, engine: str) -> Result:
+    """Images of one family with and without the speedup. What fails is a problem of the result."""
+    try:
+        return _measure(name, family, engine)
+    except Exception as error:
+        return Result(
+            name, engine, float("inf"), float("inf"), 0, 0, {}, 0, [], 0.0, f"{type(error).__name__}: {error}"
+        )
+
+
+def _measure(name: str, family: Family, engine: str) -> Result:
+    from onediff_comfy.host.model import accelerate
+    from onediff_comfy.host.process import metrics
+
+    start = time.perf_counter()
+    plain = family.load()
+    fast = accelerate(plain, engine)
+    before = metrics().snapshot()
+    differences, captured = {}, {}
+    for change, values in changes(family):
+        already = metrics().snapshot()["captured"]
+        differences[change] = difference(image(family, fast, **values), image(family, plain, **values))
+        captured[change] = metrics().snapshot()["captured"] - already
+    after = metrics().snapshot()
+    first, *later = captured
+    return Result(
+        name,
+        engine,
+        differences[first],
+        max(differences.values()),
+        len(differences),
+        after["served"] - before["served"],
+        _more(before["fallbacks"], after["fallbacks"]),
+        captured[first],
+        [change for change in later if captured[change]],
+        round(time.perf_counter() - start, 1),
+    )
+
+
+def changes(family: Family) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What a person changes between two images, by name; the first is the image to begin with."""
+    side, step = family.side, family.step
+    yield "first", {}
+    yield "seed", {"seed": 2}
+    yield "size", {"height": side + 4 * step, "width": side + 2 * step}
+    if family.batches:
+        yield "batch", {"batch": 2 * family.batch}
+    yield "prompt", {"tokens": 2 * family.tokens}
+    if family.frames is not None and family.frames > 1:
+        yield "frames", {"frames": family.frames + 2}
+
+
+def image(family: Family, model: Any, seed: int = 1, tokens: int | None = None, **sizes: int) -> torch.Tensor:
+    """What the host's sampler makes, in latent units."""
+    import comfy.sample
+    import torch
+
+    latent = family.latent(**sizes)
+    noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
+    positive, negative = family.conditioning(1, tokens), family.conditioning(2, tokens)
+    done: torch.Tensor = comfy.sample.sample(
+        model, noise, STEPS, family.cfg, "euler", "normal", positive, negative, latent, disable_pbar=True, seed=seed
+    )
+    return done
+
+
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest, as a share of the range; as in ``pictures.assert_same_picture``."""
+    return float((actual - expected).abs().max() / (expected.max() - expected.min()))
+
+
+def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {reason: count - before.get(reason, 0) for reason, count in after.items() if count > before.get(reason, 0)}
+
+
+if __name__ == "__main__":
+    main()
