@@ -285,7 +285,7 @@ _SVD = Family(
     tokens=1,  # one image embedding
     batch=4,
     batches=False,
-    cfg=2.5,
+    cfg=1.0,
     detected=False,  # as the refiner's
 )
 
@@ -413,7 +413,8 @@ _LUMINA_CONFIG: Mapping[str, Any] = {
     "rope_theta": 10000.0,
     "ffn_dim_multiplier": 4.0,
 }
-_LUMINA2 = Family("Lumina2", _LUMINA_CONFIG, latent_channels=16, width=64, detected=False)
+# At cfg 1 the host makes one call of one batch; else free memory decides whether there are two.
+_LUMINA2 = Family("Lumina2", _LUMINA_CONFIG, latent_channels=16, width=64, cfg=1.0, detected=False)
 
 _Z_IMAGE = Family(
     "ZImage",
@@ -580,6 +581,7 @@ _HIDREAM = Family(
     width=64,
     pooled=64,
     extras={"conditioning_llama3": (1, 2, -1, 64)},
+    cfg=1.0,
     detected=False,
 )
 
@@ -676,6 +678,7 @@ _COSMOS = Family(
     width=64,
     frames=2,
     side=32,
+    cfg=1.0,
     detected=False,
 )
 _COSMOS2 = Family(
@@ -693,6 +696,7 @@ _COSMOS2 = Family(
     width=64,
     frames=1,
     side=32,
+    cfg=1.0,
     detected=False,
 )
 

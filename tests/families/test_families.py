@@ -29,6 +29,8 @@ CAPTURED_AGAIN: Mapping[str, set[str]] = {
     "lumina2": {"batch"},  # takes its samples apart in a loop
     "z_image": {"batch"},
     "hidream": {"size", "batch", "prompt"},  # one graph for each: its 4-D text conditioning reads as an image
+    "cosmos": {"size", "batch", "prompt", "frames"},  # what its general graph excludes these sizes by is not known yet
+    "cosmos_predict2": {"size", "batch", "prompt"},
 }
 """Changes for which a family may need another capture, because its code takes decisions by them."""
 
