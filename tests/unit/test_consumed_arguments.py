@@ -1,0 +1,50 @@
+"""A forward that uses its arguments up, as a UNet takes a ControlNet's residuals off their lists, runs once a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from onediff_comfy.engines.eager import EagerGraph
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+
+HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
+
+
+class Controlled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, control: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        return x + control["output"].pop() if control["output"] else x
+
+
+def dispatched(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    module, metrics = Controlled(), Metrics()
+    dispatcher = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), metrics), HOST)
+    with torch.no_grad():
+        output: torch.Tensor = dispatcher(module, module.forward, (x, {"output": [residual]}), {})
+    return output
+
+
+def test_a_graph_that_proves_itself() -> None:
+    x, residual = torch.randn(2, 3), torch.randn(2, 3)
+    torch.testing.assert_close(dispatched(x, residual), x + residual)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="after a failed proof the forward runs a second time, on arguments that the proof used up",
+)
+def test_a_graph_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = EagerGraph.__call__
+
+    def spoiled(graph: EagerGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+        return [output * 2 for output in run(graph, weights, tensors)]
+
+    monkeypatch.setattr(EagerGraph, "__call__", spoiled)
+    x, residual = torch.randn(2, 3), torch.randn(2, 3)
+    torch.testing.assert_close(dispatched(x, residual), x + residual)
