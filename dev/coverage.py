@@ -83,7 +83,7 @@ def document(cells: Sequence[Cell]) -> str:
     reasons: list[str] = []
     states = {key: _state(of_pair, reasons) for key, of_pair in _pairs(cells).items()}
     families = list(dict.fromkeys(cell["family"] for cell in cells))
-    counted = Counter(state.split(" ")[0].strip("*") for state in states.values())
+    counted = Counter(state.partition(" (")[0].strip("*") for state in states.values())
     told = ", ".join(f"{number} {state}" for state, number in counted.most_common())
     text = _HEAD.format(host=COMFYUI_VERSION, bound=cells[0]["bound"], counted=f"Of {len(states)}: {told}.")
     for group in dict.fromkeys(cell["group"] for cell in cells):
