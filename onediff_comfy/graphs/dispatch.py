@@ -33,6 +33,7 @@ from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import compiler
 from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker
+from .recorded import RecordedGraph
 from .specialise import Specialiser
 from .timing import RunTimes
 
@@ -79,6 +80,8 @@ class Dispatcher:
             alone, though a general graph serves them too. It is made ahead (``waiting``) or in the background.
         in_background: nobody waits for a graph: it is made by another process, and until it is there
             calls run as the host would run them.
+        recorded: replay graphs through CUDA graphs where their engine allows that. A recording keeps the memory of
+            everything that is computed in it.
 
     Attributes:
         metrics: what served this model's calls, and what did not; part of the library's.
@@ -93,8 +96,10 @@ class Dispatcher:
         show: Callable[[str], None] = lambda _text: None,
         specialise: Callable[[Signature], bool] = lambda _signature: False,
         in_background: bool = False,
+        recorded: bool = True,
     ) -> None:
         self._engine = engine
+        self._recorded = recorded
         self._library = library
         self._host = host
         self._show = show
@@ -474,6 +479,8 @@ class Dispatcher:
         self, graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """Run a graph; where memory runs out, give back all that recordings hold and run it once more."""
+        if isinstance(graph, RecordedGraph) and not self._recorded:
+            graph = graph.inner
         try:
             return graph(weights, tensors)
         except torch.OutOfMemoryError:

@@ -140,7 +140,7 @@ class Maker:
         if wrong is not None:
             raise NotCovered(wrong)
         origin = Origin(
-            target=f"{type(target.module).__name__} {'all sizes' if general else describe(call)}",
+            target=f"{_what(target, forward)} {'all sizes' if general else describe(call)}",
             fingerprint=target.fingerprint,
             signature=_scope(call, general).lines(),
             call_key=self.call_key(target, call, general),
@@ -149,6 +149,12 @@ class Maker:
         graph = library.compiled(key, captured, self.engine, self.device, origin, while_waiting)
         library.serve_with(origin.call_key, key.digest, graph.shapes)
         return key.digest, graph
+
+
+def _what(target: Target, forward: Callable[..., Any]) -> str:
+    """What is compiled, for people: the class, and the method where that is one of several."""
+    name, method = type(target.module).__name__, getattr(forward, "__name__", "forward")
+    return name if method.strip("_") == "forward" else f"{name} {method}"
 
 
 def describe(call: Call) -> str:

@@ -18,11 +18,9 @@ import torch
 from ..capture.call import Signature
 from ..capture.shapes import batch_tensor
 from ..engines import prepare
-from ..engines.base import CompiledGraph
 from ..engines.cudagraph import CudaGraphEngine
 from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher
-from ..graphs.recorded import RecordedGraph
 from .process import Origin, accelerated, library, metrics
 from .served import ServedModule, module_behind, server_behind, serves
 from .services import host_services
@@ -68,7 +66,10 @@ def accelerate_vae(
     vars(copy).update(vars(vae))
     copy.patcher, module = _resident(vae, module)
     specialise = _no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode())
-    dispatcher = _VAEDispatcher(engine, library(), host_services(), show, specialise, in_background)
+    # Launching kernels is a small part of what a VAE costs. A recording would keep the memory of all its activations,
+    # gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
+    recorded = engine == CudaGraphEngine.name
+    dispatcher = _VAEDispatcher(engine, library(), host_services(), show, specialise, in_background, recorded)
     accelerated()[dispatcher] = Origin("VAE", node_id)
     copy.first_stage_model = ServedModule(module, dispatcher, methods)
     return copy
@@ -91,14 +92,10 @@ def _impossible(vae: Any, module: Any) -> str | None:
 
 
 class _VAEDispatcher(Dispatcher):
-    """A dispatcher that leaves videos to the host, and runs graphs without CUDA graphs.
+    """A dispatcher that leaves videos to the host.
 
     Video VAEs work through the frames in pieces and hand caches from one to the next. A capture would write that
     out piece by piece: minutes of compiling for each number of frames.
-
-    Launching kernels is a small part of what a VAE costs. A recording would keep the memory of all its activations,
-    gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget. Only where a
-    person chose CUDA graphs as the engine they are used.
     """
 
     def __call__(
@@ -111,13 +108,6 @@ class _VAEDispatcher(Dispatcher):
             )
             return forward(*args, **kwargs)
         return super().__call__(module, forward, args, kwargs)
-
-    def _call(
-        self, graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor]:
-        if isinstance(graph, RecordedGraph) and self._engine != CudaGraphEngine.name:
-            graph = graph.inner
-        return super()._call(graph, weights, tensors)
 
 
 _VIDEO_AXES = 5  # batch, channels, frames, height, width
