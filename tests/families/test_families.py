@@ -26,6 +26,7 @@ REFUSED: Mapping[str, str] = {
 """Families that cannot be captured yet, with what their reason says."""
 
 CAPTURED_AGAIN: Mapping[str, set[str]] = {
+    "svd": {"prompt"},  # one image embedding, or several
     "lumina2": {"batch"},  # takes its samples apart in a loop
     "z_image": {"batch"},
     "hidream": {"size", "batch", "prompt"},  # one graph for each: its 4-D text conditioning reads as an image
