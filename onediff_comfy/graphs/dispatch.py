@@ -185,6 +185,8 @@ class Dispatcher:
         # Not in the except block: while an exception is being handled, every attribute that a module finds
         # only in its __getattr__ costs more, which made eager models a fifth slower.
         self._fall_back(module, refusal.reason, quiet=isinstance(refusal, NotYet))
+        if isinstance(refusal, _Disproved):
+            return refusal.expected
         del refusal  # its traceback holds the call's tensors
         return forward(*args, **kwargs)
 
@@ -495,7 +497,7 @@ class Dispatcher:
         """Compare a new graph's first output with eager's; retire the graph if rounding cannot explain it.
 
         Raises:
-            NotCovered: the graph is wrong.
+            _Disproved: the graph is wrong.
         """
         dtypes = {tensor.dtype for tensor in (*found.weights, *found.call.tensors)}
         allowed = proof.limit(dtypes, _device_of(found.call))
@@ -507,7 +509,7 @@ class Dispatcher:
                 self._refuse(found.target, found.call, reason)
             else:  # the general graph may be right where this one was not
                 del self._routes[found.target.fingerprint, found.call.signature]
-            raise NotCovered(reason)
+            raise _Disproved(reason, expected)
         self._library.proved(found.route.graph_key, found.route.sizes)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
 
@@ -524,6 +526,14 @@ class Dispatcher:
                 type(module).__name__,
                 reason,
             )
+
+
+class _Disproved(NotCovered):
+    """A graph was wrong; eager's output is there. A forward may use its arguments up, and cannot be asked again."""
+
+    def __init__(self, reason: str, expected: Any) -> None:
+        super().__init__(reason)
+        self.expected = expected
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,6 @@ def test_a_graph_that_proves_itself() -> None:
     torch.testing.assert_close(dispatched(x, residual), x + residual)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="after a failed proof the forward runs a second time, on arguments that the proof used up",
-)
 def test_a_graph_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     run = EagerGraph.__call__
 
