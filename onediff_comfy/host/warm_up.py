@@ -19,15 +19,13 @@ from .status import status_of
 
 log = logging.getLogger(__name__)
 
-_ANY_SIZE = "any size"
-
 
 @dataclass(frozen=True)
 class Prepared:
     """What came of one bucket.
 
     Attributes:
-        bucket: as text, or "any size".
+        bucket: as text.
         seconds: that it took.
         compiled: graphs that were compiled.
         loaded: graphs that were loaded from disk.
@@ -50,7 +48,7 @@ def warm_up_buckets(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Make one sampling step, thrown away, for every bucket and each of its batch sizes.
 
-    What serves any other size and prompt comes first: a bucket's own graph is for one prompt length only.
+    With the first comes the graph for any other size and prompt: a bucket's own is for one prompt length only.
     An interruption comes out as the host raises it; what was made by then is kept.
 
     Args:
@@ -61,7 +59,7 @@ def warm_up_buckets(
         node_id: the node that shows how far it is.
 
     Returns:
-        A summary for people, and the fields of ``Prepared`` for "any size" and for each bucket and batch size.
+        A summary for people, and the fields of ``Prepared`` for each bucket and batch size.
 
     Raises:
         ValueError: the model is not accelerated.
@@ -73,12 +71,11 @@ def warm_up_buckets(
         )
     singles = [bucket.at(batch) for bucket in buckets.buckets for batch in bucket.batches]
     show, bar = status_of(node_id), comfy.utils.ProgressBar(len(singles), node_id=node_id)
-    show(f"{_ANY_SIZE} …")
-    done = [_prepare(model, singles[0], positive, negative, exact=False)]
-    log.log(logging.WARNING if done[0].problem else logging.INFO, "OneDiff: warm-up: %s", done[0])
+    done: list[Prepared] = []
     for number, bucket in enumerate(singles, start=1):
         show(f"{number} of {len(singles)}: {shown(bucket)} …")
-        done.append(_prepare(model, bucket, positive, negative, exact=True))
+        any_size = all(prepared.problem is not None for prepared in done)  # not there yet
+        done.append(_prepare(model, bucket, positive, negative, any_size))
         log.log(
             logging.WARNING if done[-1].problem else logging.INFO,
             "OneDiff: warm-up %d of %d: %s",
@@ -92,10 +89,13 @@ def warm_up_buckets(
     return summary, [asdict(prepared) for prepared in done]
 
 
-def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any, exact: bool) -> Prepared:
+def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any, any_size: bool) -> Prepared:
     before, start, problem = metrics().snapshot(), time.monotonic(), None
     try:
-        rehearse(model, empty_latent(model, bucket), positive, negative, exact)
+        samples = empty_latent(model, bucket)
+        if any_size:
+            rehearse(model, samples, positive, negative)
+        rehearse(model, samples, positive, negative, exact=True)
     except comfy.model_management.InterruptProcessingException:  # an Exception in older hosts
         raise
     except Exception as error:
@@ -106,7 +106,7 @@ def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any, exact: bo
     after, seconds = metrics().snapshot(), time.monotonic() - start
     fell_back = [reason for reason, count in after["fallbacks"].items() if count > before["fallbacks"].get(reason, 0)]
     return Prepared(
-        shown(bucket) if exact else _ANY_SIZE,
+        shown(bucket),
         round(seconds, 3),
         after["compiled"] - before["compiled"],
         after["loaded"] - before["loaded"],
@@ -115,10 +115,9 @@ def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any, exact: bo
 
 
 def _summary(done: list[Prepared]) -> str:
-    buckets = done[1:]
-    ready = sum(prepared.problem is None for prepared in buckets)
+    ready = sum(prepared.problem is None for prepared in done)
     seconds = sum(prepared.seconds for prepared in done)
     compiled, loaded = sum(prepared.compiled for prepared in done), sum(prepared.loaded for prepared in done)
-    lines = [f"{ready} of {len(buckets)} ready in {seconds:.0f} s: {compiled} compiled, {loaded} loaded"]
+    lines = [f"{ready} of {len(done)} ready in {seconds:.0f} s: {compiled} compiled, {loaded} loaded"]
     lines += [f"{prepared.bucket} is not: {prepared.problem}" for prepared in done if prepared.problem]
     return "\n".join(lines)
