@@ -9,13 +9,14 @@ else
 ENV_PYTHON := .venv/bin/python
 endif
 
-.PHONY: help setup demo test test-oneflow lint bench clean
+.PHONY: help setup demo test test-all test-families test-coverage test-oneflow lint bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
 	@echo "make test    linters, unit tests, and the tests in a real ComfyUI"
-	@echo "make test-oneflow   OneFlow's tests, in a Python 3.10 of their own (part of make test)"
+	@echo "make test-all   these, every model family, the coverage matrix, and OneFlow in a Python of its own (an hour)"
+	@echo "make test-families, test-coverage, test-oneflow   each by itself"
 	@echo "make bench   every number in the README (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environment that all of these use: .venv and ComfyUI in .cache"
@@ -37,7 +38,14 @@ lint: setup
 
 test: lint
 	$(ENV_PYTHON) -m pytest
-	@$(MAKE) --no-print-directory test-oneflow
+
+test-all: test test-families test-coverage test-oneflow
+
+test-families: setup
+	$(ENV_PYTHON) -m pytest tests/families
+
+test-coverage: setup
+	$(ENV_PYTHON) -m pytest tests/coverage
 
 test-oneflow: setup
 	@$(ENV_PYTHON) -m dev.oneflow_environment --test

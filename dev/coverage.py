@@ -35,8 +35,8 @@ Each cell is a workflow that ran in ComfyUI {host}, on tiny models of random wei
 OneDiff Model Speedup, and with it before and behind the node in question. The pictures were compared; in no cell
 did they differ by more than {bound:g} of their range.
 
-- **accelerated**: compiled graphs answered every call of the model. In bold: also with the Inductor engine; the
-  others with our capture and PyTorch's own kernels.
+- **accelerated**: compiled graphs answered every call of the model: our capture with PyTorch's own kernels, for a
+  compiler would take hours over all cells. In bold: also with the Inductor engine.
 - **per size**: accelerated, but each size needs a graph of its own.
 - **partly**: some calls ran as ComfyUI runs them, others were accelerated.
 - **eager**: all calls ran as ComfyUI runs them, for the reason given below. The picture is right, only not faster.
