@@ -159,11 +159,12 @@ def test_a_patch_that_no_graph_can_take_runs_eager_and_unchanged(server: ComfySe
     assert PATCHES[patch] in reason
 
 
-def test_a_model_whose_family_has_no_wrappers_is_named(server: ComfyServer) -> None:
+def test_a_model_whose_forward_asks_for_no_wrappers_is_served_too(server: ComfyServer) -> None:
     expected = latent_of(server.run(_behind(SD15.workflow(1), "loader", "PlainModule")))
     counters = Counters(server)
-    assert_untouched(latent_of(server.run(_before(SD15.workflow(1, "inductor"), "PlainModule"))), expected)
-    assert counters.fallbacks == {"this model family never hands its calls to diffusion-model wrappers": 1}
+    assert_same_picture(latent_of(server.run(_before(SD15.workflow(1, "eager"), "PlainModule"))), expected)
+    assert counters.served == SD15.steps
+    assert counters.fallbacks == {}
 
 
 def test_something_that_is_no_model_passes_through_with_a_reason(server: ComfyServer) -> None:
