@@ -168,7 +168,7 @@ def _compile_for(model: Any, latent: Any, positive: Any, negative: Any) -> None:
             "the positive conditioning (and the negative one, unless you sample at cfg 1), or connect the sampler's "
             "LATENT output here, so that saving waits for the first image."
         )
-    rehearse(model, latent["samples"], positive, negative)
+    rehearse(model, latent["samples"], positive, negative, exact=True)
 
 
 def _path_for(name: str) -> Path:

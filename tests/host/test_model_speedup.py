@@ -190,7 +190,7 @@ def test_another_size_and_batch_need_no_other_graph(server: ComfyServer) -> None
     assert (counters.captured, counters.compiled, counters.served) == (0, 0, FLUX.steps)
 
 
-def test_a_bucket_gets_a_graph_of_its_own_and_every_other_size_the_general_one(server: ComfyServer) -> None:
+def test_nobody_waits_for_the_graph_of_a_bucket(server: ComfyServer) -> None:
     expected = {size: latent_of(server.run(FLUX.workflow(1, size=size))) for size in (80, 112)}
     counters = Counters(server)
 
@@ -199,11 +199,9 @@ def test_a_bucket_gets_a_graph_of_its_own_and_every_other_size_the_general_one(s
         return latent_of(server.run(FLUX.workflow(seed, "eager", size=size, buckets="80x80 b1\n96x96 b1-2")))
 
     assert_same_picture(picture(80), expected[80])
-    assert [graph["what"].split("@")[0] for graph in counters.graphs] == ["Flux float32[1x16x10x10]"]
     assert_same_picture(picture(112), expected[112])
-    assert [graph["what"] for graph in counters.graphs][1:] in ([], ["Flux all sizes"])  # [] if it was there before
-    made = len(counters.graphs)
     picture(80, seed=2)
-    picture(112, seed=2)
-    assert len(counters.graphs) == made
+    # None if it was there before; a bucket's own is another process's work.
+    assert [graph["what"] for graph in counters.graphs] in ([], ["Flux all sizes"])
+    assert counters.served == 3 * FLUX.steps
     assert counters.fallbacks == {}
