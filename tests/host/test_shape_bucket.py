@@ -422,7 +422,7 @@ def test_stopping_the_command_stops_the_server_too_and_keeps_what_is_done(
         if line.startswith("3 of 6"):
             command.send_signal(signal.SIGINT)
             break
-    printed, said = command.communicate(timeout=60)
+    printed, said = command.communicate(timeout=200)
     assert command.returncode == 1
     assert printed == "" and said.splitlines()[-1] == "stopped; what was prepared by then is kept"
     _wait_until_idle(own_server)
