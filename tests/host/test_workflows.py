@@ -80,17 +80,20 @@ def _small(name: str, seed: int) -> Workflow:
         workflow["vae_speedup"]["inputs"]["engine"] = "eager"
     if "net" in workflow:
         workflow["net"]["inputs"]["control_net_name"] = control_file(NET)
-        workflow["hint"] = {"class_type": "EmptyImage", "inputs": {"width": 128, "height": 128, "color": 0x8040C0}}
+        workflow["hint"] = {
+            "class_type": "EmptyImage",
+            "inputs": {"width": 128, "height": 128, "batch_size": 1, "color": 0x8040C0},
+        }
         workflow["net_speedup"]["inputs"]["engine"] = "eager"
     for number, prompt in enumerate(("positive", "negative")):  # the tiny checkpoint has no text encoder
         workflow[prompt] = {"class_type": "TinyConditioning", "inputs": {"seed": number, **SD15.conditioning}}
     return workflow
 
 
-# Calls besides the first sampler's: a step for the one bucket; the ControlNet as often as the model; an image that is
-# encoded and decoded; one that is sampled twice, and decoded in tiles of three shapes.
+# Calls besides the first sampler's: a step for any size and one for the one bucket; the ControlNet as often as the
+# model; an image that is encoded and decoded; one that is sampled twice, and decoded in tiles of three shapes.
 _MORE_SERVED = {
-    "shape_bucket": 1,
+    "shape_bucket": 2,
     "controlnet": SD15.steps,
     "image_to_image": 2,
     "inpaint": 2,
