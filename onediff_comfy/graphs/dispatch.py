@@ -65,6 +65,11 @@ class _Refused:
     reason: str
 
 
+def no_sizes(_signature: Signature) -> bool:
+    """Calls of no size are to have a graph of their own."""
+    return False
+
+
 class Dispatcher:
     """Serves the calls of one accelerated model.
 
@@ -94,7 +99,7 @@ class Dispatcher:
         library: GraphLibrary,
         host: HostServices,
         show: Callable[[str], None] = lambda _text: None,
-        specialise: Callable[[Signature], bool] = lambda _signature: False,
+        specialise: Callable[[Signature], bool] = no_sizes,
         in_background: bool = False,
         recorded: bool = True,
     ) -> None:
@@ -103,7 +108,6 @@ class Dispatcher:
         self._library = library
         self._host = host
         self._show = show
-        self._specialise = specialise
         self._specialiser = Specialiser(library, specialise)
         self._in_background = in_background
         self._ahead = False
@@ -337,7 +341,11 @@ class Dispatcher:
     def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
         """Whether this call waits for a graph for its sizes alone."""
         family = (target.fingerprint, call.signature.any_sizes())
-        return not engine.general or family in self._not_general or (self._ahead and self._specialise(call.signature))
+        return (
+            not engine.general
+            or family in self._not_general
+            or (self._ahead and self._specialiser.wanted(call.signature))
+        )
 
     def _kept(self, maker: Maker, target: Target, call: Call, exact: bool) -> tuple[_Served, CompiledGraph] | None:
         """The most specialised graph that exists for a call, in memory or on disk."""

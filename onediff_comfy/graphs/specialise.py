@@ -34,7 +34,7 @@ class Specialiser:
 
     def __init__(self, library: GraphLibrary, wanted: Callable[[Signature], bool]) -> None:
         self._library = library
-        self._wanted = wanted
+        self.wanted = wanted
         self._runs: Counter[Kind] = Counter()
         self._counted: set[Kind] = set()  # in this run
         self._given_up: set[Kind] = set()
@@ -56,7 +56,7 @@ class Specialiser:
             return False
         self._counted.add(kind)
         self._runs[kind] += 1
-        wanted = self._wanted(call.signature)
+        wanted = self.wanted(call.signature)
         if not wanted and self._runs[kind] < SPECIALISE_AFTER_RUNS:
             return False
         make = maker()

@@ -17,16 +17,11 @@ import torch
 import torch.utils._pytree as pytree
 from comfy.controlnet import ControlLora, ControlNet
 from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import CallbacksMP
 
 from ..capture.target import Target
-from ..engines import prepare
 from ..graphs.dispatch import Dispatcher
-from .model import KEY
-from .process import Origin, accelerated, library, metrics
+from .attach import dispatcher_for, is_dynamic, pass_through, release_on_detach
 from .served import ServedModule, module_behind, server_behind
-from .services import host_services
-from .status import status_of
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +39,11 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, in
         The accelerated copy; or, where nothing can be captured, ``control`` itself, after a warning that
         says why.
     """
-    show = status_of(node_id)
     lora = type(control) in (ControlLora, _ServedControlLora)
     if not lora and not (isinstance(control, ControlNet) and hasattr(control, "control_model_wrapped")):
         reason = f"a {type(control).__qualname__} has no network of its own that runs at every step"
-        metrics().fell_back(reason)
-        show(f"not accelerated: {reason}")
-        log.warning("OneDiff: %s; it passes through unchanged", reason)
-        return control
-    if not in_background:
-        prepare(engine)
-    dispatcher = Dispatcher(engine, library(), host_services(), show, in_background=in_background)
-    accelerated()[dispatcher] = Origin("CONTROL_NET", node_id)
+        return pass_through(control, reason, node_id)
+    dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, in_background)
     server = _Server(dispatcher)
     if lora:
         served = _ServedControlLora.of(control, server)
@@ -129,15 +117,14 @@ def _shared(output: Any) -> Any:
 def _resident_patcher(control: ControlNet) -> ModelPatcher:
     """A patcher of its own for the network of ``control``, whose weights stay in place while they are used."""
     patcher = control.control_model_wrapped.clone()
-    if hasattr(patcher, "is_dynamic") and patcher.is_dynamic():
+    if is_dynamic(patcher):
         # The host makes resident forms from a loader, and keeps none for a ControlNet: so from the network itself.
         try:
             network = _own_network(patcher.model)
             patcher = ModelPatcher(network, load_device=patcher.load_device, offload_device=patcher.offload_device)
         except Exception as error:  # whatever another extension has put into the network
             log.warning("OneDiff: this ControlNet has no resident form (%s); it stays in Dynamic VRAM", error)
-    patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
-    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, lambda *_: library().recordings.release())
+    release_on_detach(patcher)
     return patcher
 
 

@@ -9,7 +9,6 @@ node nothing of ours is left on it.
 from __future__ import annotations
 
 import copy
-import logging
 import types
 import weakref
 from collections.abc import Callable
@@ -17,22 +16,15 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from comfy.patcher_extension import CallbacksMP, WrapperExecutor, WrappersMP
+from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ..capture.call import Signature
 from ..capture.shapes import batch_tensor
-from ..engines import prepare
 from ..graphs.buckets import BucketSet
-from ..graphs.dispatch import Dispatcher
+from ..graphs.dispatch import Dispatcher, no_sizes
+from .attach import KEY, dispatcher_for, is_dynamic, pass_through, release_on_detach, resident_clone
 from .latents import latent_ratio
-from .process import Origin, accelerated, library, metrics
 from .served import ServedModule
-from .services import host_services
-from .status import status_of
-
-log = logging.getLogger(__name__)
-
-KEY = "onediff"
 
 
 def accelerate(
@@ -55,16 +47,14 @@ def accelerate(
         The accelerated clone; or, where nothing can be captured, ``model`` itself, after a warning
         that says why. A workflow never fails because it could not be made faster.
     """
-    show = status_of(node_id)
     module = getattr(getattr(model, "model", None), "diffusion_model", None)
     if not isinstance(module, torch.nn.Module):
-        return _unaccelerated(model, f"a {type(model).__qualname__} without a diffusion model", show)
-    if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
-        prepare(engine)
-    clone = _resident_clone(model)
-    specialise = _no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
-    dispatcher = Dispatcher(engine, library(), host_services(), show, specialise, in_background)
-    accelerated()[dispatcher] = Origin("MODEL", node_id)
+        reason = f"a {type(model).__qualname__} without a diffusion model cannot be captured"
+        return pass_through(model, reason, node_id, "the model")
+    specialise = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
+    dispatcher = dispatcher_for("MODEL", engine, node_id, in_background, specialise=specialise)
+    resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
+    clone = model.clone() if resident is None else resident
     around_forward = ForwardWrapper(dispatcher)
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
@@ -74,10 +64,7 @@ def accelerate(
     for place, wrapper in wrappers.items():
         clone.remove_wrappers_with_key(place, KEY)
         clone.add_wrapper_with_key(place, KEY, wrapper)
-    # The host calls this when it takes the model off the device, to make room: our recordings hold
-    # addresses of weights that are about to go, and memory that it wants.
-    clone.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
-    clone.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, lambda *_: library().recordings.release())
+    release_on_detach(clone)
     return clone
 
 
@@ -89,18 +76,6 @@ def find_dispatcher(model: Any) -> Dispatcher | None:
         if isinstance(wrapper, ForwardWrapper):
             return wrapper.dispatcher
     return None
-
-
-def _unaccelerated(model: Any, what: str, show: Any) -> Any:
-    reason = f"{what} cannot be captured"
-    metrics().fell_back(reason)
-    show(f"not accelerated: {reason}")
-    log.warning("OneDiff: %s; the model passes through unchanged", reason)
-    return model
-
-
-def _no_sizes(_signature: Signature) -> bool:
-    return False
 
 
 def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
@@ -120,22 +95,6 @@ def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
         return any(buckets.holds(width, height, batch) for batch in batches)
 
     return wanted
-
-
-def _resident_clone(model: Any) -> Any:
-    """A clone whose weights stay in place while it is loaded.
-
-    Under Dynamic VRAM, the host's default on NVIDIA, layers fetch their weights one by one inside
-    the forward. The host makes a resident form for those who ask, from loaders that support it;
-    for others the clone stays dynamic and its calls run eager, with that reason.
-    """
-    if not (hasattr(model, "is_dynamic") and model.is_dynamic()):
-        return model.clone()
-    try:
-        return model.clone(disable_dynamic=True)
-    except RuntimeError as error:
-        log.warning("OneDiff: this MODEL's loader gives no resident form (%s); it stays in Dynamic VRAM", error)
-        return model.clone()
 
 
 class ForwardWrapper:

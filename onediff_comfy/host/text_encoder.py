@@ -23,15 +23,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from comfy.patcher_extension import CallbacksMP
 
-from ..engines import prepare
 from ..graphs.dispatch import Dispatcher
-from .model import KEY
-from .process import Origin, accelerated, library, metrics
+from .attach import dispatcher_for, is_dynamic, pass_through, release_on_detach, resident_clone
 from .served import ServedModule, module_behind, server_behind
-from .services import host_services
-from .status import status_of
 
 log = logging.getLogger(__name__)
 
@@ -49,24 +44,16 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_backg
         The accelerated clone; or, where nothing can be captured, ``clip`` itself, after a warning that
         says why.
     """
-    show = status_of(node_id)
     encoders = getattr(clip, "cond_stage_model", None)
     if not isinstance(encoders, torch.nn.Module) or not _stacks(encoders):
         reason = f"a {type(clip).__qualname__} without layers of a text encoder cannot be captured"
-        metrics().fell_back(reason)
-        show(f"not accelerated: {reason}")
-        log.warning("OneDiff: %s; it passes through unchanged", reason)
-        return clip
-    if not in_background:
-        prepare(engine)
+        return pass_through(clip, reason, node_id)
+    dispatcher = dispatcher_for("CLIP", engine, node_id, in_background)
     clone = _resident_clone(clip)
-    dispatcher = Dispatcher(engine, library(), host_services(), show, in_background=in_background)
-    accelerated()[dispatcher] = Origin("CLIP", node_id)
     serve = _Server(dispatcher)
     stand_ins = {path: ServedModule(stack, serve, ["forward"]) for path, stack in _stacks(clone.cond_stage_model)}
     clone.cond_stage_model = _with_replaced(clone.cond_stage_model, stand_ins)
-    clone.patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
-    clone.patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, lambda *_: library().recordings.release())
+    release_on_detach(clone.patcher)
     return clone
 
 
@@ -82,15 +69,12 @@ def find_clip_dispatcher(clip: Any) -> Dispatcher | None:
 
 
 def _resident_clone(clip: Any) -> Any:
-    """A clone whose weights stay in place while they are used; see ``host.model``."""
-    if hasattr(clip.patcher, "is_dynamic") and clip.patcher.is_dynamic():
-        try:
-            clone = clip.clone(disable_dynamic=True)
-            clone.cond_stage_model = clone.patcher.model  # the host leaves the dynamic one in its place
-            return clone
-        except RuntimeError as error:
-            log.warning("OneDiff: this CLIP's loader gives no resident form (%s); it stays in Dynamic VRAM", error)
-    return clip.clone()
+    """A clone whose weights stay in place while they are used, where there is one."""
+    clone = resident_clone(clip, "CLIP") if is_dynamic(clip.patcher) else None
+    if clone is None:
+        return clip.clone()
+    clone.cond_stage_model = clone.patcher.model  # the host leaves the dynamic one in its place
+    return clone
 
 
 def _stacks(encoders: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:

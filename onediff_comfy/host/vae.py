@@ -17,14 +17,12 @@ import torch
 
 from ..capture.call import Signature
 from ..capture.shapes import batch_tensor
-from ..engines import prepare
 from ..engines.cudagraph import CudaGraphEngine
 from ..graphs.buckets import BucketSet
-from ..graphs.dispatch import Dispatcher
-from .process import Origin, accelerated, library, metrics
+from ..graphs.dispatch import Dispatcher, no_sizes
+from .attach import dispatcher_for, is_dynamic, pass_through, resident_clone
+from .process import metrics
 from .served import ServedModule, module_behind, server_behind, serves
-from .services import host_services
-from .status import status_of
 
 log = logging.getLogger(__name__)
 
@@ -51,26 +49,25 @@ def accelerate_vae(
         The accelerated copy; or, where nothing can be captured, ``vae`` itself, after a warning that says why.
         A workflow never fails because it could not be made faster.
     """
-    show = status_of(node_id)
     module = module_behind(getattr(vae, "first_stage_model", None))
     reason = _impossible(vae, module)
     if reason is not None:
-        metrics().fell_back(reason)
-        show(f"not accelerated: {reason}")
-        log.warning("OneDiff: %s; the VAE passes through unchanged", reason)
-        return vae
-    if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
-        prepare(engine)
+        return pass_through(vae, reason, node_id, "the VAE")
+    dispatcher = dispatcher_for(
+        "VAE",
+        engine,
+        node_id,
+        in_background,
+        _VAEDispatcher,
+        specialise=no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode()),
+        # Launching kernels is a small part of what a VAE costs. A recording would keep the memory of all its
+        # activations, gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
+        recorded=engine == CudaGraphEngine.name,
+    )
     kind: type = type(vae)
     copy: Any = object.__new__(_with_runs(kind))
     vars(copy).update(vars(vae))
     copy.patcher, module = _resident(vae, module)
-    specialise = _no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode())
-    # Launching kernels is a small part of what a VAE costs. A recording would keep the memory of all its activations,
-    # gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
-    recorded = engine == CudaGraphEngine.name
-    dispatcher = _VAEDispatcher(engine, library(), host_services(), show, specialise, in_background, recorded)
-    accelerated()[dispatcher] = Origin("VAE", node_id)
     copy.first_stage_model = ServedModule(module, dispatcher, methods)
     return copy
 
@@ -116,16 +113,10 @@ _VIDEO_AXES = 5  # batch, channels, frames, height, width
 def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
     """The patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
 
-    Under Dynamic VRAM, the host's default on NVIDIA, layers fetch their weights one by one while they run.
-    The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays
-    dynamic and its calls run eager, with that reason.
+    The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays dynamic.
     """
-    if not (hasattr(vae, "is_dynamic") and vae.is_dynamic()):
-        return vae.patcher, module
-    try:
-        patcher = vae.patcher.clone(disable_dynamic=True)
-    except RuntimeError as error:
-        log.warning("OneDiff: this VAE's loader gives no resident form (%s); it stays in Dynamic VRAM", error)
+    patcher = resident_clone(vae.patcher, "VAE") if is_dynamic(vae) else None
+    if patcher is None:
         return vae.patcher, module
     # Loaded for Dynamic VRAM its weights have the file's dtype, and layers cast them; whole, they need the VAE's.
     return patcher, patcher.model.to(vae.vae_dtype)
@@ -179,10 +170,6 @@ def _with_runs(kind: type) -> type:
 def _calls(dispatcher: Dispatcher) -> int:
     counted = dispatcher.metrics.snapshot()
     return int(counted["served"] + sum(counted["fallbacks"].values()))
-
-
-def _no_sizes(_signature: Signature) -> bool:
-    return False
 
 
 def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:

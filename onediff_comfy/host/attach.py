@@ -1,0 +1,84 @@
+"""What attaching a dispatcher to an object of the host's takes, whatever kind of object it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from comfy.patcher_extension import CallbacksMP
+
+from ..engines import prepare
+from ..graphs.dispatch import Dispatcher
+from .process import Origin, accelerated, library, metrics
+from .services import host_services
+from .status import status_of
+
+log = logging.getLogger(__name__)
+
+KEY = "onediff"
+"""What is ours on a patcher of the host's, by this name."""
+
+
+def dispatcher_for(
+    kind: str,
+    engine: str,
+    node_id: str | None,
+    in_background: bool,
+    dispatcher: Callable[..., Dispatcher] = Dispatcher,
+    **options: Any,
+) -> Dispatcher:
+    """What is to serve an object, known to the report.
+
+    Args:
+        kind: the host's name for such objects: MODEL, VAE, CLIP, CONTROL_NET.
+        engine: one of ``settings.ENGINE_NAMES``.
+        node_id: the node that shows what is going on.
+        in_background: let another process compile.
+        dispatcher: the class.
+        options: further arguments of it.
+    """
+    if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
+        prepare(engine)
+    made = dispatcher(engine, library(), host_services(), status_of(node_id), in_background=in_background, **options)
+    accelerated()[made] = Origin(kind, node_id)
+    return made
+
+
+def pass_through(thing: Any, reason: str, node_id: str | None, name: str = "it") -> Any:
+    """``thing`` as it came, after a warning that says why nothing of it can be captured.
+
+    Args:
+        name: what the log calls it.
+    """
+    metrics().fell_back(reason)
+    status_of(node_id)(f"not accelerated: {reason}")
+    log.warning("OneDiff: %s; %s passes through unchanged", reason, name)
+    return thing
+
+
+def is_dynamic(patcher: Any) -> bool:
+    """Whether layers fetch their weights one by one while they run: Dynamic VRAM, the host's default on NVIDIA."""
+    return hasattr(patcher, "is_dynamic") and bool(patcher.is_dynamic())
+
+
+def resident_clone(thing: Any, kind: str) -> Any | None:
+    """A clone of something in Dynamic VRAM whose weights stay in place while it is loaded.
+
+    The host makes a resident form for those who ask, from loaders that support it. For others this is None;
+    they stay dynamic, and their calls run eager with that reason.
+    """
+    try:
+        return thing.clone(disable_dynamic=True)
+    except RuntimeError as error:
+        log.warning("OneDiff: this %s's loader gives no resident form (%s); it stays in Dynamic VRAM", kind, error)
+        return None
+
+
+def release_on_detach(patcher: Any) -> None:
+    """Have recordings go when the host takes the weights of ``patcher`` off the device, to make room.
+
+    They hold addresses of weights that are about to go, and memory that the host wants.
+    """
+    patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
+    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, lambda *_: library().recordings.release())
