@@ -130,14 +130,18 @@ def test_the_graph_takes_over_when_it_is_there(library: GraphLibrary, image: Cal
     assert library.metrics.snapshot()["specialised"] == 1
 
 
-def test_one_that_was_found_wrong_is_left_alone(library: GraphLibrary, image: Callable[..., None]) -> None:
+@pytest.mark.parametrize("verdict", ["wrong", "slower"])
+def test_one_that_is_no_good_is_left_alone(verdict: str, library: GraphLibrary, image: Callable[..., None]) -> None:
     dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
     other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
     image(dispatcher)
     with other.waiting(exact=True):
         image(other)
     (exact,) = other.graph_keys()
-    library.retire(exact, "wrong")
+    graph = library.cache.get(exact)
+    assert graph is not None
+    library.retire(exact, "wrong") if verdict == "wrong" else library.put_aside(exact)
+    library.cache.put(exact, graph)  # whoever asked for it before the verdict
     assert isinstance(library.background, OtherProcess)
     library.background.end(Outcome(None))
     for _ in range(3):
