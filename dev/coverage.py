@@ -23,8 +23,8 @@ Cell = dict[str, Any]
 """What was measured in one cell: the fields of ``Cell`` in tests/coverage/matrix.py, and ``faults``."""
 
 DOCUMENT = repository() / "docs" / "coverage.md"
-CHECKPOINTS = ("sd15_deep", "sd15_inpaint", "sd15_control", "flux_min")
-FAMILIES = ("sd15", "sd15 inpainting", "flux")
+CHECKPOINTS = ("sd15_deep", "sd15_inpaint", "sd15_control", "sdxl_deep", "sdxl_control", "flux_min")
+FAMILIES = ("sd15", "sdxl", "flux", "sd15 inpainting")
 
 _HEAD = """\
 # What is accelerated, and what runs as ComfyUI runs it
@@ -35,8 +35,8 @@ Each cell is a workflow that ran in ComfyUI {host}, on tiny models of random wei
 OneDiff Model Speedup, and with it before and behind the node in question. The pictures were compared; in no cell
 did they differ by more than {bound:g} of their range.
 
-- **accelerated**: compiled graphs answered every call of the model: our capture with PyTorch's own kernels, for a
-  compiler would take hours over all cells. In bold: also with the Inductor engine.
+- **accelerated**: compiled graphs answered every call of the model. In bold: also with the Inductor engine; the
+  others with our capture and PyTorch's own kernels.
 - **per size**: accelerated, but each size needs a graph of its own.
 - **partly**: some calls ran as ComfyUI runs them, others were accelerated.
 - **eager**: all calls ran as ComfyUI runs them, for the reason given below. The picture is right, only not faster.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from scenes import Scene
 
-UNETS = ("sd15",)  # SDXL's UNet is the same code, and twice the time
+UNETS = ("sd15", "sdxl")
 ALL = (*UNETS, "flux")
 
 
@@ -341,6 +341,10 @@ def _cached(scene: Scene, name: str) -> Scene:
     return replace(_patched("nodes_easycache", name, **options)(scene), steps=6)
 
 
+def _compute_dtypes(scene: Scene) -> list[Scene]:
+    return [scene, _patched("nodes_model_advanced", "ModelComputeDtype", dtype="bf16")(scene), scene]
+
+
 # -- conditioning ----------------------------------------------------------------------------------
 
 
@@ -462,11 +466,11 @@ BOTH = ("sd15", "flux")
 
 ROWS: tuple[Row, ...] = (
     Row("sizes, batches, prompt lengths, cfg", _PLAIN, _sizes, inert=True),
-    Row("LoRA: added, strength, two, one again", _WEIGHTS, _lora_changes, one_graph=True),
-    Row("LoRA: on, off, on", _WEIGHTS, _lora_off_and_on, one_graph=True),
-    Row("LoRA scheduled by hooks", _WEIGHTS, _lora_by_hooks, one_graph=True),
+    Row("LoRA: added, strength, two, one again", _WEIGHTS, _lora_changes, one_graph=True, compiled=SD15),
+    Row("LoRA: on, off, on", _WEIGHTS, _lora_off_and_on, one_graph=True, compiled=SD15),
+    Row("LoRA scheduled by hooks", _WEIGHTS, _lora_by_hooks, one_graph=True, compiled=SD15),
     Row("LoRAs by hooks, one for each half", _WEIGHTS, _lora_by_hooks_in_halves, BOTH, one_graph=True),
-    Row("another checkpoint and back", _WEIGHTS, _checkpoints, one_graph=True),
+    Row("another checkpoint and back", _WEIGHTS, _checkpoints, one_graph=True, compiled=SD15),
     Row("UNetCrossAttentionMultiply", _WEIGHTS, _MULTIPLY, SD15, one_graph=True),
     Row("FreeU", _CODE, _FREEU, SD15),
     Row("FreeU_V2", _CODE, _FREEU_V2, UNETS),
@@ -516,5 +520,6 @@ ROWS: tuple[Row, ...] = (
     Row("ControlNet: two chained", _CONDITIONING, _control_chained, BOTH),
     # The last, for what they do to a model's layers lasts: later rows would be captured anew. Of a UNet, bfloat16
     # differs from itself by as much as from float32, depending on the order of sums.
+    Row("ModelComputeDtype: bf16 and back", _AROUND, _compute_dtypes, FLUX),
     Row("torch.compile wrapper (backend eager)", _AROUND, _torch_compile, FLUX, inert=True, by_run=True),
 )

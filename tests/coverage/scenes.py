@@ -34,6 +34,7 @@ class Family:
 
 FAMILIES = {
     "sd15": Family("sd15_deep", 4, 768, control="sd15_control"),
+    "sdxl": Family("sdxl_deep", 4, 2048, pooled=1280, control="sdxl_control"),
     "flux": Family("flux_min", 16, 64, pooled=32),
     "sd15 inpainting": Family("sd15_inpaint", 4, 768),
 }

@@ -10,6 +10,7 @@ import pytest
 from breakages import BREAKAGES
 from matrix import ORDERS
 from patches import ROWS, Row
+from scenes import FAMILIES
 
 from dev import coverage
 
@@ -26,6 +27,10 @@ CELLS = [
 @pytest.fixture(scope="session")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[coverage.Cell]:
     return coverage.measure_all(tmp_path_factory.mktemp("coverage"))
+
+
+def test_every_family_is_measured() -> None:
+    assert set(coverage.FAMILIES) == set(FAMILIES)
 
 
 @pytest.mark.timeout(1600)
