@@ -6,7 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up_clip
 from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.settings import ENGINE_NAMES
+from .speedup_inputs import compile_input, engine_input
 
 
 class OneDiffCLIPSpeedup(io.ComfyNode):
@@ -29,28 +29,8 @@ class OneDiffCLIPSpeedup(io.ComfyNode):
                 io.Clip.Input(
                     "clip", tooltip="The text encoders to make faster. They are not changed; a copy comes out."
                 ),
-                io.Combo.Input(
-                    "engine",
-                    options=list(ENGINE_NAMES),
-                    default="auto",
-                    tooltip=(
-                        "What compiles the text encoders. auto: the best engine this machine has. inductor: PyTorch's "
-                        "compiler, fastest on current GPUs. oneflow: OneFlow graphs. cudagraph: no compiling, only the "
-                        "overhead of launching is saved (NVIDIA). eager: the captured graph step by step, for finding "
-                        "faults, not faster. An engine that cannot run here says why on the node, and prompts are "
-                        "encoded without it."
-                    ),
-                ),
-                io.Combo.Input(
-                    "compile",
-                    options=["wait", "background"],
-                    default="wait",
-                    optional=True,
-                    tooltip=(
-                        "Who waits for compiling. wait: the first prompt does. background: nobody; prompts are encoded "
-                        "at the usual speed while another process compiles, and faster once it is done."
-                    ),
-                ),
+                engine_input("the text encoders", "prompts are encoded"),
+                compile_input("prompt", "prompts are encoded at the"),
             ],
             outputs=[io.Clip.Output(tooltip="The accelerated CLIP. Connect it to CLIP Text Encode.")],
             hidden=[io.Hidden.unique_id],

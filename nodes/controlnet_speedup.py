@@ -6,7 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up_control
 from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.settings import ENGINE_NAMES
+from .speedup_inputs import compile_input, engine_input
 
 
 class OneDiffControlNetSpeedup(io.ComfyNode):
@@ -32,28 +32,8 @@ class OneDiffControlNetSpeedup(io.ComfyNode):
                         "runs at every step, such as a T2I-Adapter, passes through as it is."
                     ),
                 ),
-                io.Combo.Input(
-                    "engine",
-                    options=list(ENGINE_NAMES),
-                    default="auto",
-                    tooltip=(
-                        "What compiles the ControlNet. auto: the best engine this machine has. inductor: PyTorch's "
-                        "compiler, fastest on current GPUs. oneflow: OneFlow graphs. cudagraph: no compiling, only the "
-                        "overhead of launching is saved (NVIDIA). eager: the captured graph step by step, for finding "
-                        "faults, not faster. An engine that cannot run here says why on the node, and the image is "
-                        "made without it."
-                    ),
-                ),
-                io.Combo.Input(
-                    "compile",
-                    options=["wait", "background"],
-                    default="wait",
-                    optional=True,
-                    tooltip=(
-                        "Who waits for compiling. wait: the first image does. background: nobody; images are made at "
-                        "their usual speed while another process compiles, and faster once it is done."
-                    ),
-                ),
+                engine_input("the ControlNet", "the image is made"),
+                compile_input("image", "images are made at their"),
             ],
             outputs=[io.ControlNet.Output(tooltip="The accelerated ControlNet. Connect it to Apply ControlNet.")],
             hidden=[io.Hidden.unique_id],

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.settings import ENGINE_NAMES
 from .shape_bucket import Buckets
+from .speedup_inputs import compile_input, engine_input
 
 
 class OneDiffModelSpeedup(io.ComfyNode):
@@ -27,28 +27,8 @@ class OneDiffModelSpeedup(io.ComfyNode):
             search_aliases=["torch compile", "tensorrt", "speed", "accelerate", "faster", "加速"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to make faster. It is not changed; a copy comes out."),
-                io.Combo.Input(
-                    "engine",
-                    options=list(ENGINE_NAMES),
-                    default="auto",
-                    tooltip=(
-                        "What compiles the model. auto: the best engine this machine has. inductor: PyTorch's "
-                        "compiler, fastest on current GPUs. oneflow: OneFlow graphs. cudagraph: no compiling, only "
-                        "the overhead of launching is saved (NVIDIA). eager: the captured graph step by step, for "
-                        "finding faults, not faster. An engine that cannot run here says why on the node, and the "
-                        "image is made without it."
-                    ),
-                ),
-                io.Combo.Input(
-                    "compile",
-                    options=["wait", "background"],
-                    default="wait",
-                    optional=True,
-                    tooltip=(
-                        "Who waits for compiling. wait: the first image does. background: nobody; images are made at "
-                        "their usual speed while another process compiles, and faster once it is done."
-                    ),
-                ),
+                engine_input("the model", "the image is made"),
+                compile_input("image", "images are made at their"),
                 io.Int.Input(
                     "cache_budget_mb",
                     default=0,

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up_vae
 from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.settings import ENGINE_NAMES
 from .shape_bucket import Buckets
+from .speedup_inputs import compile_input, engine_input
 
 
 class OneDiffVAESpeedup(io.ComfyNode):
@@ -37,27 +37,8 @@ class OneDiffVAESpeedup(io.ComfyNode):
             ],
             inputs=[
                 io.Vae.Input("vae", tooltip="The VAE to make faster. It is not changed; a copy comes out."),
-                io.Combo.Input(
-                    "engine",
-                    options=list(ENGINE_NAMES),
-                    default="auto",
-                    tooltip=(
-                        "What compiles the VAE. auto: the best engine this machine has. inductor: PyTorch's compiler, "
-                        "fastest on current GPUs. oneflow: OneFlow graphs. cudagraph: no compiling, only the overhead "
-                        "of launching is saved (NVIDIA). eager: the captured graph step by step, for finding faults, "
-                        "not faster. An engine that cannot run here says why on the node, and the VAE works without it."
-                    ),
-                ),
-                io.Combo.Input(
-                    "compile",
-                    options=["wait", "background"],
-                    default="wait",
-                    optional=True,
-                    tooltip=(
-                        "Who waits for compiling. wait: the first image does. background: nobody; the VAE works at "
-                        "its usual speed while another process compiles, and faster once it is done."
-                    ),
-                ),
+                engine_input("the VAE", "the VAE works"),
+                compile_input("image", "the VAE works at its"),
                 io.Boolean.Input(
                     "decode",
                     default=True,

@@ -1,0 +1,35 @@
+"""The inputs that every speedup node has."""
+
+from __future__ import annotations
+
+from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import ENGINE_NAMES
+
+
+def engine_input(what: str, otherwise: str) -> io.Combo.Input:
+    """Which engine compiles ``what``; ``otherwise`` says what goes on without one ("the image is made")."""
+    return io.Combo.Input(
+        "engine",
+        options=list(ENGINE_NAMES),
+        default="auto",
+        tooltip=(
+            f"What compiles {what}. auto: the best engine this machine has. inductor: PyTorch's compiler, fastest on "
+            "current GPUs. oneflow: OneFlow graphs. cudagraph: no compiling, only the overhead of launching is saved "
+            "(NVIDIA). eager: the captured graph step by step, for finding faults, not faster. An engine that cannot "
+            f"run here says why on the node, and {otherwise} without it."
+        ),
+    )
+
+
+def compile_input(first: str, meanwhile: str) -> io.Combo.Input:
+    """Who waits for compiling: the ``first`` ("image"), or nobody; ``meanwhile`` says what goes on then."""
+    return io.Combo.Input(
+        "compile",
+        options=["wait", "background"],
+        default="wait",
+        optional=True,
+        tooltip=(
+            f"Who waits for compiling. wait: the first {first} does. background: nobody; {meanwhile} usual speed while "
+            "another process compiles, and faster once it is done."
+        ),
+    )
