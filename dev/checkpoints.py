@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # callers of ensure_checkpoints need neither torch nor ComfyU
 
 
 def checkpoint_file(name: str) -> str:
-    """The file name of the checkpoint called ``name`` (one of ``CHECKPOINTS``)."""
+    """The file name of the checkpoint, or of another file that is made here, called ``name``."""
     return f"{name}.safetensors"
 
 
@@ -37,14 +37,23 @@ def ensure_checkpoints(comfy_dir: Path, folder: Path, names: Sequence[str]) -> N
     Raises:
         RuntimeError: a name is unknown, or making them failed; has the output.
     """
+    ensure_files("dev.checkpoints", comfy_dir, folder, names)
+
+
+def ensure_files(maker: str, comfy_dir: Path, folder: Path, names: Sequence[str]) -> None:
+    """Have the module ``maker`` make those of the files ``names`` that are not in ``folder`` yet.
+
+    Raises:
+        RuntimeError: a name is unknown, or making them failed; has the output.
+    """
     missing = [name for name in names if not (folder / checkpoint_file(name)).exists()]
     if not missing:
         return
     # Another process, because ComfyUI changes the interpreter it is imported into.
-    command = [sys.executable, "-m", "dev.checkpoints", str(comfy_dir), str(folder.resolve()), *missing]
+    command = [sys.executable, "-m", maker, str(comfy_dir), str(folder.resolve()), *missing]
     done = subprocess.run(command, cwd=repository(), capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"could not make the checkpoints {', '.join(missing)}:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"{maker} could not make {', '.join(missing)}:\n{done.stdout}{done.stderr}")
 
 
 # -- below: in the subprocess, with ComfyUI importable ---------------------------------------------
@@ -274,15 +283,15 @@ def random_weights(shapes: Mapping[str, torch.Tensor], prefix: str, dtype: str, 
     return weights
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Make the named checkpoints; see the module's docstring for the arguments."""
+def make_files(maker: str, builders: Mapping[str, Callable[[], StateDict]], arguments: Sequence[str]) -> int:
+    """The command line of a module that makes files: ``python -m maker COMFY_DIR OUT_DIR NAME...``."""
     if len(arguments) < 3:
-        print("usage: python -m dev.checkpoints COMFY_DIR OUT_DIR NAME...", file=sys.stderr)
+        print(f"usage: python -m {maker} COMFY_DIR OUT_DIR NAME...", file=sys.stderr)
         return 2
     comfy_dir, folder, names = Path(arguments[0]), Path(arguments[1]), arguments[2:]
-    unknown = sorted(set(names) - set(CHECKPOINTS))
+    unknown = sorted(set(names) - set(builders))
     if unknown:
-        print(f"unknown checkpoint {unknown[0]}; there are {', '.join(CHECKPOINTS)}", file=sys.stderr)
+        print(f"{maker} knows no {unknown[0]}; there are {', '.join(builders)}", file=sys.stderr)
         return 2
     # The host's own packages (comfy, utils, …) must win over anything of that name in the working folder.
     sys.path.insert(0, str(comfy_dir.resolve()))
@@ -296,7 +305,7 @@ def main(arguments: Sequence[str]) -> int:
         path = folder / checkpoint_file(name)
         if path.exists():
             continue
-        weights = CHECKPOINTS[name]()
+        weights = {key: weight.contiguous() for key, weight in builders[name]().items()}
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         save_file(weights, unfinished, metadata={"format": "pt"})
         unfinished.replace(path)
@@ -306,4 +315,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(make_files("dev.checkpoints", CHECKPOINTS, sys.argv[1:]))

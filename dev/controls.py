@@ -7,15 +7,12 @@ They go with the tiny checkpoints of ``dev.checkpoints``.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checkpoints import random_weights
-from .environment import repository
+from .checkpoints import ensure_files, make_files, random_weights
 
 if TYPE_CHECKING:  # callers of ensure_controls need neither torch nor ComfyUI
     import torch
@@ -23,24 +20,9 @@ if TYPE_CHECKING:  # callers of ensure_controls need neither torch nor ComfyUI
     StateDict = dict[str, torch.Tensor]
 
 
-def control_file(name: str) -> str:
-    """The file name of the control called ``name`` (one of ``CONTROLS``)."""
-    return f"{name}.safetensors"
-
-
 def ensure_controls(comfy_dir: Path, folder: Path, names: Sequence[str]) -> None:
-    """Make those of the controls ``names`` that are not in ``folder`` yet.
-
-    Raises:
-        RuntimeError: a name is unknown, or making them failed; has the output.
-    """
-    missing = [name for name in names if not (folder / control_file(name)).exists()]
-    if not missing:
-        return
-    command = [sys.executable, "-m", "dev.controls", str(comfy_dir), str(folder.resolve()), *missing]
-    done = subprocess.run(command, cwd=repository(), capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"could not make the controls {', '.join(missing)}:\n{done.stdout}{done.stderr}")
+    """Make those of the controls ``names`` that are not in ``folder`` yet; see ``ensure_files``."""
+    ensure_files("dev.controls", comfy_dir, folder, names)
 
 
 # -- below: in the subprocess, with ComfyUI importable ---------------------------------------------
@@ -148,32 +130,5 @@ CONTROLS: Mapping[str, Callable[[], StateDict]] = {
 """The controls by name."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Make the named controls; see the module's docstring for the arguments."""
-    if len(arguments) < 3:
-        print("usage: python -m dev.controls COMFY_DIR OUT_DIR NAME...", file=sys.stderr)
-        return 2
-    comfy_dir, folder, names = Path(arguments[0]), Path(arguments[1]), arguments[2:]
-    unknown = sorted(set(names) - set(CONTROLS))
-    if unknown:
-        print(f"unknown control {unknown[0]}; there are {', '.join(CONTROLS)}", file=sys.stderr)
-        return 2
-    sys.path.insert(0, str(comfy_dir.resolve()))
-    from comfy.cli_args import args
-
-    args.cpu = True  # before anything of ComfyUI looks for a GPU
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        path = folder / control_file(name)
-        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        weights = {key: weight.contiguous() for key, weight in CONTROLS[name]().items()}
-        save_file(weights, unfinished, metadata={"format": "pt"})
-        unfinished.replace(path)
-        print(f"{path.name}: {path.stat().st_size / 1e6:.0f} MB")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(make_files("dev.controls", CONTROLS, sys.argv[1:]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dev.controls import CONTROLS, control_file, ensure_controls
+from dev.checkpoints import checkpoint_file
+from dev.controls import CONTROLS, ensure_controls
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
 
@@ -17,6 +18,6 @@ def install_controls(server: ComfyServer) -> None:
     folder = server.base_dir / "models" / "controlnet"
     folder.mkdir(parents=True, exist_ok=True)
     for name in CONTROLS:
-        link = folder / control_file(name)
+        link = folder / checkpoint_file(name)
         if not link.exists():
-            link.symlink_to(made / control_file(name))
+            link.symlink_to(made / checkpoint_file(name))

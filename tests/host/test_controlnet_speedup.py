@@ -12,7 +12,7 @@ from controls import LORA, NET, OTHER, install_controls
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, latent_of
 from PIL import Image
 
-from dev.controls import control_file
+from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer, PromptRejected
 from dev.workflows import Workflow
 
@@ -53,7 +53,7 @@ def _controlled(
     positive, negative = ["positive", 0], ["negative", 0]
     for number, net in enumerate(nets):
         loader, fast, apply = f"net{number}", f"fast{number}", f"apply{number}"
-        loading = {"control_net_name": control_file(net)}
+        loading = {"control_net_name": checkpoint_file(net)}
         workflow[loader] = {"class_type": "ControlNetLoader", "inputs": loading}
         if engine is not None:
             inputs = {"control_net": [loader, 0], "engine": engine, "compile": "wait"}

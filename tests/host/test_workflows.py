@@ -11,7 +11,6 @@ from controls import NET, install_controls
 from pictures import FAMILIES, Counters
 
 from dev.checkpoints import checkpoint_file
-from dev.controls import control_file
 from dev.environment import repository
 from dev.host import ComfyServer
 from dev.workflow_files import editor_form, workflows, write
@@ -79,7 +78,7 @@ def _small(name: str, seed: int) -> Workflow:
     if "vae_speedup" in workflow:
         workflow["vae_speedup"]["inputs"]["engine"] = "eager"
     if "net" in workflow:
-        workflow["net"]["inputs"]["control_net_name"] = control_file(NET)
+        workflow["net"]["inputs"]["control_net_name"] = checkpoint_file(NET)
         workflow["hint"] = {
             "class_type": "EmptyImage",
             "inputs": {"width": 128, "height": 128, "batch_size": 1, "color": 0x8040C0},

@@ -15,7 +15,7 @@ from controls import NET, install_controls
 from pictures import FAMILIES, OTHER_SDXL, Counters, assert_same_picture, latent_of
 from PIL import Image
 
-from dev.controls import control_file
+from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer
 from dev.workflows import Workflow
 
@@ -102,7 +102,7 @@ def _controlled(engine: str | None) -> Workflow:
     for name in ("decode", "save"):
         del workflow[name]
     workflow["hint"] = {"class_type": "LoadImage", "inputs": {"image": HINT}}
-    workflow["net"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": control_file(NET)}}
+    workflow["net"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": checkpoint_file(NET)}}
     if engine is not None:
         inputs = {"control_net": ["net", 0], "engine": engine, "compile": "wait"}
         workflow["fast"] = {"class_type": "OneDiffControlNetSpeedup", "inputs": inputs}
