@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
 import statistics
@@ -27,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .host import start_host
 from .sampling import environment, variant
 
 _MEASURED, _PATIENCE_S = 8, 420  # images; seconds until a background compilation must have ended
@@ -39,14 +39,9 @@ SHAPES = {"sdxl": _LARGE, "flux": _LARGE, "sd15": ((512, 512, 1), (512, 768, 1),
 def main() -> int:
     """Run the benchmark and write JSON."""
     options = _arguments()
-    sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
-    sys.path.insert(0, os.environ.get("COMFYUI_PATH", str(Path(__file__).parent.parent / ".cache" / "ComfyUI-0.30.0")))
+    start_host()
     import torch
 
-    if not torch.cuda.is_available():
-        import comfy.cli_args
-
-        comfy.cli_args.args.cpu = True
     with torch.inference_mode():  # as the host's executor runs every node
         report = _Bench(options).run()
     if options.output:

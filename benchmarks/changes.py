@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .host import start_host
 from .sampling import environment
 
 _STEPS = 4
@@ -33,14 +33,9 @@ def main() -> int:
     parser.add_argument("--control", action="store_true", help="with a ControlNet")
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
-    sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
-    sys.path.insert(0, os.environ.get("COMFYUI_PATH", str(Path(__file__).parent.parent / ".cache" / "ComfyUI-0.30.0")))
+    start_host()
     import torch
 
-    if not torch.cuda.is_available():
-        import comfy.cli_args
-
-        comfy.cli_args.args.cpu = True
     with torch.inference_mode():  # as the host's executor runs every node
         report = _Changes(options).run()
     if options.output:

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .host import start_host
+
 ENGINES = ("eager", "inductor", "oneflow")
 _SHORT, _LONG = 2, 8
 
@@ -34,14 +36,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
-    sys.path.insert(0, os.environ.get("COMFYUI_PATH", str(Path(__file__).parent.parent / ".cache" / "ComfyUI-0.30.0")))
+    start_host()
     import torch
 
     if not torch.cuda.is_available():
         import comfy.cli_args
 
-        comfy.cli_args.args.cpu = True
         comfy.cli_args.args.use_pytorch_cross_attention = True
     with torch.inference_mode():
         report = _measured(options)

@@ -22,21 +22,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .host import start_host
+
 VARIANTS = ("eager", "torch_compile", "onediff-inductor", "onediff-cudagraph", "onediff-eager")
 
 
 def main() -> int:
     """Run the benchmark; write JSON, print a table."""
     options = _arguments()
-    sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
-    comfyui = os.environ.get("COMFYUI_PATH", str(Path(__file__).parent.parent / ".cache" / "ComfyUI-0.30.0"))
-    sys.path.insert(0, comfyui)
-    import torch
-
-    if not torch.cuda.is_available():
-        import comfy.cli_args
-
-        comfy.cli_args.args.cpu = True
+    start_host()
     report = _measure(options)
     if options.output:
         Path(options.output).write_text(json.dumps(report, indent=1) + "\n")

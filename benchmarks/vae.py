@@ -17,7 +17,6 @@ import functools
 import gc
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .host import start_host
 from .sampling import environment
 
 _CALLS_TO_SETTLE = 3  # a first one, one in which a CUDA graph may be recorded, one that replays it
@@ -77,14 +77,9 @@ PLANS = {
 def main() -> int:
     """Run the benchmark; write JSON, print a table."""
     options = _arguments()
-    sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
-    sys.path.insert(0, os.environ.get("COMFYUI_PATH", str(Path(__file__).parent.parent / ".cache" / "ComfyUI-0.30.0")))
+    start_host()
     import torch
 
-    if not torch.cuda.is_available():
-        import comfy.cli_args
-
-        comfy.cli_args.args.cpu = True
     with torch.inference_mode():  # as the host's executor runs every node
         report = _Bench(options).run()
     if options.output:

@@ -108,13 +108,13 @@ def ensure() -> None:
     _cache().mkdir(exist_ok=True)
     _log().write_text("")
     print("Setting up .venv (a few minutes, once)", flush=True)
-    _step("virtual environment", _make_venv)
+    step("virtual environment", _make_venv)
     title = f"ComfyUI {COMFYUI_VERSION}" if comfyui.parent == _cache() else "ComfyUI (given)"
-    _step(title, lambda: _get_comfyui(comfyui, COMFYUI_SDIST, COMFYUI_SHA256))
-    _step("PyTorch", _install_torch)
-    _step("ComfyUI's requirements", _install_comfyui_requirements)
-    _step("developer tools", _install_developer_tools)
-    _step("check: torchvision and torchaudio", _check_torch_companions)
+    step(title, lambda: _get_comfyui(comfyui, COMFYUI_SDIST, COMFYUI_SHA256))
+    step("PyTorch", _install_torch)
+    step("ComfyUI's requirements", _install_comfyui_requirements)
+    step("developer tools", _install_developer_tools)
+    step("check: torchvision and torchaudio", _check_torch_companions)
     _stamp().write_text(pins_digest(comfyui))
     print(f"Ready in {time.monotonic() - start:.0f} s", flush=True)
 
@@ -194,7 +194,7 @@ def _make_venv() -> None:
     if importlib.util.find_spec("ensurepip") is None:
         raise SetupError(no_ensurepip)
     try:
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)], "look into the log")
+        run([sys.executable, "-m", "venv", "--clear", str(folder)], "look into the log", _log())
     except SetupError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise SetupError(no_ensurepip if "ensurepip" in _log().read_text() else str(error)) from error
@@ -293,7 +293,12 @@ def _is_current(comfyui: Path) -> bool:
     return all(path.is_file() for path in needed) and _stamp().read_text() == pins_digest(comfyui)
 
 
-def _step(title: str, work: Callable[[], None]) -> None:
+def step(title: str, work: Callable[[], None]) -> None:
+    """Do one step of a set-up, with its title and how long it took on a line.
+
+    Raises:
+        SetupError: it failed; says in which step.
+    """
     print(f"  {title + ' ':.<40} ", end="", flush=True)
     start = time.monotonic()
     try:
@@ -308,17 +313,17 @@ def _step(title: str, work: Callable[[], None]) -> None:
 
 def _pip(*arguments: str) -> None:
     options = ["--disable-pip-version-check", "--no-input"]
-    _run([str(venv_python()), "-m", "pip", *arguments, *options], "check the network and try again")
+    run([str(venv_python()), "-m", "pip", *arguments, *options], "check the network and try again", _log())
 
 
-def _run(command: Sequence[str], advice: str) -> None:
-    """Run a command with its output in the log.
+def run(command: Sequence[str], advice: str, log_file: Path) -> None:
+    """Run a command with its output at the end of a log.
 
     Raises:
         SetupError: it failed; says its own last error line and ``advice``.
     """
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    with _log().open("a") as log:
+    with log_file.open("a") as log:
         log.write(f"$ {' '.join(command)}\n{done.stdout}\n")
     if done.returncode:
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import cuda_stubs
@@ -29,6 +29,8 @@ from .environment import (
     comfyui_path,
     comfyui_requirements,
     repository,
+    run,
+    step,
 )
 
 WANTED_PYTHON = "3.10"  # the newest that OneFlow has a wheel for
@@ -79,12 +81,12 @@ def ensure() -> Path:
     _log().parent.mkdir(parents=True, exist_ok=True)
     _log().write_text("")
     print("Setting up OneFlow's environment (minutes, 5 GB, once)", flush=True)
-    _step("Python 3.10 environment", _make_venv)
-    _step("PyTorch", _install_torch)
-    _step("ComfyUI's requirements, test tools", _install_requirements)
-    _step("OneFlow", _install_oneflow)
-    _step("stand-ins for CUDA libraries", _make_stand_ins)
-    _step("check: everything imports", _check)
+    step("Python 3.10 environment", _make_venv)
+    step("PyTorch", _install_torch)
+    step("ComfyUI's requirements, test tools", _install_requirements)
+    step("OneFlow", _install_oneflow)
+    step("stand-ins for CUDA libraries", _make_stand_ins)
+    step("check: everything imports", _check)
     _stamp().write_text(_pins_digest())
     print(f"Ready in {time.monotonic() - start:.0f} s", flush=True)
     return environment_python()
@@ -186,36 +188,12 @@ def _pins_digest() -> str:
     return hashlib.sha256("\0".join((*makers, TORCH, *TORCH_COMPANIONS, *comfyui)).encode()).hexdigest()
 
 
-def _step(title: str, work: Callable[[], None]) -> None:
-    print(f"  {title + ' ':.<40} ", end="", flush=True)
-    start = time.monotonic()
-    try:
-        work()
-    except BaseException as error:
-        print("failed", flush=True)
-        if isinstance(error, SetupError):
-            raise SetupError(f"{title}: {error}") from error
-        raise
-    print(f"{time.monotonic() - start:5.1f} s", flush=True)
-
-
 def _pip(*arguments: str) -> None:
     _run(str(environment_python()), "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input")
 
 
 def _run(*command: str) -> None:
-    """Run a command with its output in the log.
-
-    Raises:
-        SetupError: it failed; says its last error line.
-    """
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    with _log().open("a") as log:
-        log.write(f"$ {' '.join(command)}\n{done.stdout}\n")
-    if done.returncode:
-        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no output"]
-        raise SetupError(f"{errors[-1]} (full output in {_log().relative_to(repository())})")
+    run(command, f"full output in {_log().relative_to(repository())}", _log())
 
 
 def main(arguments: Sequence[str]) -> int:
