@@ -8,6 +8,7 @@ import contextlib
 import json
 import struct
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 NODE = "OneDiffWarmUp"
 DEFAULT_SERVER = "http://127.0.0.1:8188"
 
-_SILENCE_SECONDS = 20
+_LOOK_EVERY_S = 20
 _TEXT_MESSAGE = 3  # BinaryEventTypes.TEXT in ComfyUI's protocol.py
 
 
@@ -152,13 +153,17 @@ async def _follow(
     """
     from aiohttp import WSMsgType
 
+    look_at = time.monotonic() + _LOOK_EVERY_S
     while True:
-        try:
-            message = await messages.receive(timeout=_SILENCE_SECONDS)
-        except asyncio.TimeoutError:
-            # Nobody is told when a waiting prompt is taken off the queue.
+        # Nobody is told when a waiting prompt is taken off the queue. Messages about other people's
+        # prompts go on arriving meanwhile, so silence would be the wrong thing to wait for.
+        if time.monotonic() >= look_at:
             if not await _is_queued(session, server, prompt_id):
                 return await _ended(session, server, prompt_id)
+            look_at = time.monotonic() + _LOOK_EVERY_S
+        try:
+            message = await messages.receive(timeout=_LOOK_EVERY_S)
+        except asyncio.TimeoutError:
             continue
         if message.type == WSMsgType.BINARY:
             text = _status_text(message.data, workflow)

@@ -432,18 +432,20 @@ def test_stopping_the_command_stops_the_server_too_and_keeps_what_is_done(
 def test_the_command_notices_that_its_prompt_was_taken_off_the_queue(
     own_server: ComfyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(warmup_command, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(warmup_command, "_LOOK_EVERY_S", 0.5)
     file = tmp_path / "workflow.json"
     file.write_text(json.dumps(_warmed(SD15, "160x64")))
     busy = _only(SD15.workflow(9), "save")
     busy["sampler"]["inputs"]["steps"] = 10_000
     busy_id = own_server.post("/prompt", {"prompt": busy})["prompt_id"]
+    while not own_server.get_json("/queue")["queue_running"]:  # until then it is itself a waiting one
+        time.sleep(0.1)
     with ThreadPoolExecutor() as threads:
         options = argparse.Namespace(workflow=file, server=own_server.url, json=False)
         command = threads.submit(warmup_command.warm_up, options)
         while not (waiting := own_server.get_json("/queue")["queue_pending"]):
             time.sleep(0.1)
-        time.sleep(1)  # longer than the silence: waiting for its turn is no reason to give up
+        time.sleep(1)  # it has looked by then: waiting for its turn is no reason to give up
         assert not command.done()
         own_server.post("/queue", {"delete": [waiting[0][1]]})
         assert command.result(timeout=30) == 1
