@@ -182,13 +182,24 @@ async def register_replacements() -> None:
     try:
         from comfy_api.latest import ComfyAPI, io
 
-        api, node_replace = ComfyAPI().node_replacement, io.NodeReplace
+        known = ComfyAPI().node_replacement
     except (ImportError, AttributeError) as error:
         log.debug("this host replaces no nodes: %s", error)
         return
+
+    class OutputsForTheEditor(io.NodeReplace):
+        """A replacement that names its outputs to the editor only.
+
+        In a workflow that is handed in they keep their numbers by themselves. Were they named there, the host would
+        look for each wire at the node behind it, under a name that is gone if that node was replaced first.
+        """
+
+        def as_dict(self) -> dict[str, Any]:
+            return {**super().as_dict(), "output_mapping": outputs_of(self.old_node_id)}
+
     try:
         for replacement in REPLACEMENTS:
-            await api.register(node_replace(**as_the_host_wants_it(replacement)))
+            await known.register(OutputsForTheEditor(**as_the_host_wants_it(replacement)))
     except Exception as error:  # old workflows are not worth a pack that does not load
         log.warning("OneDiff: this host does not take our replacements for the earlier OneDiff's nodes: %r", error)
 
@@ -202,5 +213,10 @@ def as_the_host_wants_it(replacement: Replacement) -> dict[str, Any]:
         "old_node_id": replacement.old,
         "old_widget_ids": list(replacement.widgets) or None,
         "input_mapping": [*carried, *given],
-        "output_mapping": [{"new_idx": number, "old_idx": number} for number in replacement.outputs],
     }
+
+
+def outputs_of(old: str) -> list[dict[str, int]]:
+    """The outputs whose wires are carried over from the node ``old``, as the editor wants to know them."""
+    (replacement,) = (known for known in REPLACEMENTS if known.old == old)
+    return [{"new_idx": number, "old_idx": number} for number in replacement.outputs]
