@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
 from ..onediff_comfy.host.old_nodes import (
     checkpoint_loader,
@@ -12,6 +11,7 @@ from ..onediff_comfy.host.old_nodes import (
     diffusion_model_loader,
     handed_on,
     model_files,
+    speed_up_only,
 )
 from ..onediff_comfy.host.replacements import NOTE
 
@@ -20,9 +20,10 @@ def _note_input() -> io.String.Input:
     return io.String.Input(
         NOTE,
         default="",
-        multiline=True,
+        # On one line, though it is long: fields of several lines stay invisible on a node that was just put in place
+        # of another, until the workflow is opened again.
         optional=True,
-        tooltip="What is done in another way than by the old node, or no longer, and what to do about it.",
+        tooltip="What the old node did and this one does not, and what to do about it. Double-click to read it all.",
     )
 
 
@@ -61,7 +62,7 @@ class OneDiffOldCheckpointLoader(io.ComfyNode):
 
     @classmethod
     def execute(cls, ckpt_name: str, vae_speedup: str, note: str = "") -> io.NodeOutput:
-        outputs, graph = checkpoint_loader(cls.hidden.unique_id, ckpt_name, vae_speedup == "enable")
+        outputs, graph = checkpoint_loader(cls.hidden.unique_id, ckpt_name, vae_speedup == "enable", note)
         return io.NodeOutput(*outputs, expand=graph)
 
 
@@ -90,7 +91,7 @@ class OneDiffOldDiffusionModelLoader(io.ComfyNode):
 
     @classmethod
     def execute(cls, unet_name: str, note: str = "") -> io.NodeOutput:
-        outputs, graph = diffusion_model_loader(cls.hidden.unique_id, unet_name)
+        outputs, graph = diffusion_model_loader(cls.hidden.unique_id, unet_name, note)
         return io.NodeOutput(*outputs, expand=graph)
 
 
@@ -113,14 +114,13 @@ class OneDiffOldControlNetLoader(io.ComfyNode):
                 io.Combo.Input(
                     "control_net_name", options=model_files("controlnet"), tooltip="The ControlNet to load."
                 ),
-                _note_input(),
             ],
             outputs=[io.ControlNet.Output(tooltip="The accelerated ControlNet.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, control_net_name: str, note: str = "") -> io.NodeOutput:
+    def execute(cls, control_net_name: str) -> io.NodeOutput:
         outputs, graph = control_net_loader(cls.hidden.unique_id, control_net_name)
         return io.NodeOutput(*outputs, expand=graph)
 
@@ -146,7 +146,7 @@ class OneDiffOldModelSpeedup(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, note: str = "") -> io.NodeOutput:
-        return io.NodeOutput(speed_up(model, "auto", False, 0, None, cls.hidden.unique_id))
+        return io.NodeOutput(speed_up_only(model, note, cls.hidden.unique_id))
 
 
 class OneDiffOldNode(io.ComfyNode):

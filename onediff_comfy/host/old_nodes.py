@@ -10,6 +10,7 @@ from typing import Any
 
 import folder_paths
 
+from .actions import speed_up
 from .drift import host_changed
 from .status import status_of
 
@@ -29,8 +30,9 @@ def model_files(folder: str) -> list[str]:
     return folder_paths.get_filename_list(folder)
 
 
-def checkpoint_loader(node_id: str, ckpt_name: str, speed_up_vae: bool) -> tuple[list[Link], Graph]:
+def checkpoint_loader(node_id: str, ckpt_name: str, speed_up_vae: bool, note: str) -> tuple[list[Link], Graph]:
     """The nodes that load a checkpoint and accelerate its MODEL, and its VAE if wanted; wires: MODEL, CLIP, VAE."""
+    _log(note)
     loader, model, vae = (f"{node_id}.{name}" for name in ("loader", "model", "vae"))
     graph = {
         loader: _node("CheckpointLoaderSimple", ckpt_name=ckpt_name),
@@ -41,8 +43,9 @@ def checkpoint_loader(node_id: str, ckpt_name: str, speed_up_vae: bool) -> tuple
     return [[model, 0], [loader, 1], [vae, 0] if speed_up_vae else [loader, 2]], graph
 
 
-def diffusion_model_loader(node_id: str, unet_name: str) -> tuple[list[Link], Graph]:
+def diffusion_model_loader(node_id: str, unet_name: str, note: str) -> tuple[list[Link], Graph]:
     """The nodes that load a diffusion model and accelerate it; one wire."""
+    _log(note)
     loader, model = f"{node_id}.loader", f"{node_id}.model"
     graph = {
         loader: _node("UNETLoader", unet_name=unet_name, weight_dtype="default"),
@@ -65,6 +68,17 @@ def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs}
 
 
+def speed_up_only(model: Any, note: str, node_id: str | None) -> Any:
+    """``model`` accelerated as OneDiff Model Speedup does it, and the note in the log."""
+    _log(note)
+    return speed_up(model, "auto", False, 0, None, node_id)
+
+
+def _log(note: str) -> None:
+    if note:
+        log.warning("OneDiff: %s", note)
+
+
 def handed_on(note: str, passed: Any, node_id: str | None) -> Any:
     """``passed`` as it is, with the note in the log and on the node ``node_id``.
 
@@ -73,6 +87,6 @@ def handed_on(note: str, passed: Any, node_id: str | None) -> Any:
     """
     if passed is None:
         raise ValueError(note or "This node of an old workflow makes nothing. Delete it.")
-    log.warning("OneDiff: %s", note)
+    _log(note)
     status_of(node_id)(note)
     return passed

@@ -57,18 +57,19 @@ class Replacement:
     @property
     def set_values(self) -> Mapping[str, Any]:
         """All values that the new node is given."""
-        return {**self.values, NOTE: f"{self.old}: {self.changes}"} if self.noted else self.values
+        return {**self.values, NOTE: f"{self.changes} (In place of {self.old}.)"} if self.noted else self.values
 
 
 _AUTO = {"engine": "auto"}
+# A note is seen on one line of a node, as much of it as fits: what matters stands first.
 _ITSELF = "Which compiler and which options is decided by itself; boosters are not needed."
-_NO_BOOSTER = "Compilers and their options are chosen by the speedup nodes themselves. Delete this node."
-_NO_QUANTIZATION = "Weights are not quantized: that was part of OneDiff Enterprise. Images are made in full precision"
+_NO_BOOSTER = "Not needed: speedup nodes choose compilers and options by themselves. Delete this node."
+_NO_QUANTIZATION = "Not quantized: that was part of OneDiff Enterprise. Images are made in the model's own precision"
 _NO_DEEPCACHE = (
-    "DeepCache, which left out parts of the model at some steps and changed the image, is not done. ComfyUI's "
-    "EasyCache is a node of that kind"
+    "DeepCache is not done: it left out parts of the model at some steps and changed the image. ComfyUI's EasyCache "
+    "is a node of that kind"
 )
-_GRAPHS_KEPT = "OneFlow's graph files cannot be read. They are not needed: compiled graphs are kept by themselves."
+_GRAPHS_KEPT = "Not needed: compiled graphs are kept by themselves. OneFlow's graph files cannot be read."
 
 
 def _no_counterpart(old: str, changes: str, passed: str | None = None, outputs: tuple[int, ...] = (0,)) -> Replacement:
@@ -80,7 +81,8 @@ def _no_counterpart(old: str, changes: str, passed: str | None = None, outputs: 
 def _checkpoint(old: str, changes: str, *more_widgets: str) -> Replacement:
     carried = {"ckpt_name": "ckpt_name", "vae_speedup": "vae_speedup"}
     widgets = ("ckpt_name", *more_widgets, "vae_speedup")
-    return Replacement(old, "OneDiffOldCheckpointLoader", changes, carried, widgets, outputs=(0, 1, 2), noted=True)
+    noted = changes != _ITSELF
+    return Replacement(old, "OneDiffOldCheckpointLoader", changes, carried, widgets, outputs=(0, 1, 2), noted=noted)
 
 
 _MODEL, _VAE, _CONTROL = {"model": "model"}, {"vae": "vae"}, {"control_net": "control_net"}
@@ -111,7 +113,6 @@ REPLACEMENTS = (
         _ITSELF,
         {"control_net_name": "control_net_name"},
         ("control_net_name",),
-        noted=True,
     ),
     Replacement(
         "OneDiffFluxLoader",
@@ -133,11 +134,11 @@ REPLACEMENTS = (
     _no_counterpart("ModelGraphLoader", f"{_GRAPHS_KEPT} The model is handed on.", "model"),
     _no_counterpart("VaeGraphLoader", f"{_GRAPHS_KEPT} The VAE is handed on.", "vae"),
     _no_counterpart("ControlNetGraphLoader", f"{_GRAPHS_KEPT} The ControlNet is handed on.", "control_net"),
-    _no_counterpart("VaeGraphSaver", "A VAE's compiled graphs are kept by themselves. Delete this node.", outputs=()),
+    _no_counterpart("VaeGraphSaver", f"{_GRAPHS_KEPT} Delete this node.", outputs=()),
+    _no_counterpart("ControlNetGraphSaver", f"{_GRAPHS_KEPT} Delete this node.", outputs=()),
     _no_counterpart(
-        "ControlNetGraphSaver", "A ControlNet's compiled graphs are kept by themselves. Delete this node.", outputs=()
+        "BatchSizePatcher", "Not needed: one graph serves every batch size. The model is handed on.", "model"
     ),
-    _no_counterpart("BatchSizePatcher", "One graph serves every batch size. The model is handed on.", "model"),
     # How to compile. Nothing reads these settings, and an unknown node would stop the workflow.
     _no_counterpart("OneDiffModelBooster", _NO_BOOSTER, outputs=()),
     _no_counterpart("OneDiffModelOptimizer", _NO_BOOSTER, outputs=()),
@@ -151,18 +152,18 @@ REPLACEMENTS = (
     # What cannot be had any more.
     _no_counterpart(
         "UNETLoaderInt8",
-        "Int8 weights of OneDiff Enterprise cannot be loaded. Load the original model with Load Diffusion Model and "
-        "connect OneDiff Model Speedup behind it.",
+        "Use Load Diffusion Model with the original model and OneDiff Model Speedup behind it: int8 weights of OneDiff "
+        "Enterprise cannot be loaded.",
     ),
     _no_counterpart(
         "QuantKSampler",
-        "Quantization is not calibrated here. Use KSampler and VAE Decode in place of this node.",
+        "Use KSampler and VAE Decode in place of this node: quantization is not calibrated here.",
     ),
     _no_counterpart("Quant8Model", "Models are not quantized. Delete this node.", outputs=()),
     _no_counterpart(
         "CompareModel",
-        "Every compiled graph is compared with ComfyUI's own result before it serves. Delete this node; OneDiff Report "
-        "tells what served.",
+        "Not needed: every compiled graph is compared with ComfyUI's own result before it serves. Delete this node; "
+        "OneDiff Report tells what served.",
         outputs=(),
     ),
     _no_counterpart("ShowImageDiff", "Use ComfyUI's Compare Images in place of this node.", outputs=()),
