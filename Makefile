@@ -24,7 +24,7 @@ help:
 
 setup:
 ifndef PYTHON_ENV
-	@$(PYTHON) dev/environment.py
+	@$(PYTHON) -m dev.environment
 endif
 
 demo: setup

@@ -1,13 +1,15 @@
 """The developer environment: ``.venv`` with everything that tests and demo need, and a real ComfyUI.
 
-    python3 dev/environment.py
+    python3 -m dev.environment
 
 Needs nothing but Python; a second run finds its stamp and ends at once. ``COMFYUI_PATH`` names a
-ComfyUI folder to use instead of the pinned release.
+ComfyUI folder to use instead of the pinned release. Without a browser it is ready too: the tests that
+need one are skipped and say so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -20,6 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from .browser import NO_BROWSER, find_browser
 
 MINIMUM_PYTHON = (3, 10)
 MINIMUM_TORCH = (2, 10)  # an installed torch of at least this is kept; settings.py says why this one
@@ -115,6 +119,9 @@ def ensure() -> None:
     step("ComfyUI's requirements", _install_comfyui_requirements)
     step("developer tools", _install_developer_tools)
     step("check: torchvision and torchaudio", _check_torch_companions)
+    step("browser", _get_browser)
+    if _browser() is None:
+        print(f"  no tests of the editor: {NO_BROWSER}", flush=True)
     _stamp().write_text(pins_digest(comfyui))
     print(f"Ready in {time.monotonic() - start:.0f} s", flush=True)
 
@@ -267,6 +274,23 @@ def _mend_torchaudio(libraries: Iterable[Path]) -> None:
     """Without its libraries torchaudio takes itself for a build that has none, and imports."""
     for library in libraries:
         library.unlink()
+
+
+def _get_browser() -> None:
+    """A Chromium, if this machine can have one. Without it everything but the tests of the editor works."""
+    ways = [[str(venv_python()), "-m", "playwright", "install", "chromium"]]
+    if sys.platform == "linux" and hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
+        ways += [["apt-get", "update"], ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"]]
+    for way in ways:
+        if _browser() is not None:
+            return
+        # What comes of it is asked above: playwright's download can succeed and miss a library of the system.
+        with contextlib.suppress(SetupError):
+            run(way, "the browser is left out", _log())
+
+
+def _browser() -> str | None:
+    return find_browser(str(venv_python()))
 
 
 # -- how steps run ---------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ _COLUMNS = (
     ("SaveImage",),
 )
 _COLUMN_WIDTH, _ROW_HEIGHT = 380, 240
+_SEEDS = ("seed", "noise_seed")  # the editor puts "control after generate" behind every field of such a name
 # The types whose inputs are fields on the node. Such a field keeps a value while a wire replaces it.
 _FIELDS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 
@@ -195,7 +196,7 @@ def _node(
                 values.append(options[0]["default"])
         elif input_name in node["inputs"]:
             values.append(value)
-            if options and options[0].get("control_after_generate"):
+            if input_name in _SEEDS or (options and options[0].get("control_after_generate")):
                 values.append("fixed")  # what the editor does with a seed after each run
         else:
             inputs.append({"name": input_name, "type": kind, "link": None})

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytest_plugins = ["servers"]  # of tests/host; one server for these and for the browser's
+
 _TALLY = pytest.StashKey[list[str]]()
 
 

@@ -34,8 +34,9 @@ from .key import compiler
 from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker
 from .recorded import RecordedGraph
+from .run import Run
 from .specialise import Specialiser
-from .timing import RunTimes
+from .timing import EAGER, RunTimes
 
 log = logging.getLogger(__name__)
 
@@ -123,23 +124,29 @@ class Dispatcher:
         self._warned: set[str] = set()
         self._on_its_way: tuple[str, Callable[[], str | None]] | None = None  # why not yet, and how far
         self._shown = 0.0
-        self._run_served = 0
-        self._run_fallbacks = 0
+        self._run = Run(library, self.run_times)
+        self._eager_is_warm = False
+        self._time_again: tuple[str, tuple[int, ...]] | None = None
 
     def begin_run(self) -> None:
         """A sampling run begins: modules are looked at again, for extensions may have changed them since."""
         self._unchecked = set(self._targets)
         self._specialiser.begin_run()
-        self._run_served = self._run_fallbacks = 0
+        self._run = Run(self._library, self.run_times)
 
-    def end_run(self, module: torch.nn.Module) -> None:
-        """A sampling run over ``module`` ended: one line on what served it."""
+    def end_run(self, module: torch.nn.Module, what: str = "") -> None:
+        """A sampling run over ``module`` ended: one line on what served it, in the log and on the node.
+
+        Args:
+            module: what was run.
+            what: what it made, for people: ``1024×1024 b1``.
+        """
         self._library.recordings.release_if_short()
-        calls = self._run_served + self._run_fallbacks
-        if not calls:
+        if not self._run.calls:
             self._fall_back(module, "this model family never hands its calls to diffusion-model wrappers")
-        else:
-            log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run_served, calls)
+            return
+        log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run.served, self._run.calls)
+        self._show(self._run.status(what))
 
     @contextlib.contextmanager
     def waiting(self, exact: bool = False) -> Iterator[None]:
@@ -179,11 +186,11 @@ class Dispatcher:
             found = self._find(module, forward, args, kwargs)
             if isinstance(found, _Parted):
                 return self._run_in_parts(found, module, forward, args, kwargs)
-            output = self._run(found, forward, args, kwargs)
+            output = self._answer(found, forward, args, kwargs)
         except NotCovered as error:
             refusal = error
         else:
-            self._run_served += 1
+            self._run.graph_answered(found.route.graph_key, found.route.sizes, found.call.signature)
             self.metrics.served(found.route.graph_key)
             return output
         # Not in the except block: while an exception is being handled, every attribute that a module finds
@@ -433,7 +440,9 @@ class Dispatcher:
 
     # -- running it ----------------------------------------------------------------------------
 
-    def _run(self, found: _Found, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _answer(
+        self, found: _Found, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         graph, call = found.graph, found.call
         try:
             with self.run_times.measured(found.route.graph_key, call.signature, _device_of(call)):
@@ -446,8 +455,11 @@ class Dispatcher:
             self._refuse(found.target, call, reason)
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
-        if not self._library.is_proved(found.route.graph_key, found.route.sizes):
-            self._prove(found, output, forward(*args, **kwargs))
+        kind = (found.route.graph_key, found.route.sizes)
+        if not self._library.is_proved(*kind) or kind == self._time_again:
+            with self.run_times.measured(EAGER, call.signature, _device_of(call)):
+                expected = forward(*args, **kwargs)
+            self._prove(found, output, expected)
         return output
 
     def _run_in_parts(
@@ -518,11 +530,21 @@ class Dispatcher:
             else:  # the general graph may be right where this one was not
                 del self._routes[found.target.fingerprint, found.call.signature]
             raise _Disproved(reason, expected)
-        self._library.proved(found.route.graph_key, found.route.sizes)
+        kind = (found.route.graph_key, found.route.sizes)
+        seconds, _ = self.run_times.fastest(EAGER, found.call.signature)
+        if kind == self._time_again and self._library.is_proved(*kind):
+            self._time_again = None
+            self._library.eager_took(*kind, seconds)
+            return
+        if self._eager_is_warm:
+            self._library.eager_took(*kind, seconds)
+        else:  # its first call loads kernels and says nothing of its speed: once more, at the next call
+            self._eager_is_warm, self._time_again = True, kind
+        self._library.proved(*kind)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
 
     def _fall_back(self, module: torch.nn.Module, reason: str, quiet: bool = False) -> None:
-        self._run_fallbacks += 1
+        self._run.eager_answered(reason)
         self.metrics.fell_back(reason)
         if quiet:
             return

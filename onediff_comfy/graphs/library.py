@@ -31,8 +31,12 @@ log = logging.getLogger(__name__)
 _OPTIONS = "options"
 _PROVED = "proved"
 _SLOWER = "slower"
+_EAGER_SECONDS = "eager_seconds"
+_COMPILE_RATES = "compile_rates"
 _MOST_PROVED = 1000
 """Of one graph, how many sets of sizes are remembered as proved; one more costs an eager step."""
+_RATES_KEPT = 8
+"""Compilations that a guess of the next one's duration goes by."""
 
 
 class NotYet(NotCovered):
@@ -89,6 +93,7 @@ class GraphLibrary:
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
         self._options_read: dict[str, frozenset[str]] = {}
         self._proved: dict[str, list[list[int]]] = {}
+        self._timed: dict[str, list[list[Any]]] = {}
         self._loading: dict[str, Future[CompiledGraph | None]] = {}
         self._retired: dict[str, str] = {}
         self._aside: set[str] = set()
@@ -190,6 +195,24 @@ class GraphLibrary:
         self.metrics.count("proved")
         if self._store:
             self._store.note(_PROVED, graph_key, proofs)
+
+    def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
+        """Remember how long a call that this graph serves takes eager."""
+        timed = self._eager_times(graph_key)
+        timed.append([list(sizes), round(seconds, 6)])
+        del timed[:-_MOST_PROVED]
+        if self._store:
+            self._store.note(_EAGER_SECONDS, graph_key, timed)
+
+    def eager_seconds(self, graph_key: str, sizes: Sequence[int]) -> float | None:
+        """What a call that this graph serves took eager, when they were compared; None if it was not timed."""
+        return next((seconds for known, seconds in self._eager_times(graph_key) if known == list(sizes)), None)
+
+    def _eager_times(self, graph_key: str) -> list[list[Any]]:
+        if graph_key not in self._timed:
+            noted = self._store.recall(_EAGER_SECONDS, graph_key) if self._store else None
+            self._timed[graph_key] = noted if isinstance(noted, list) else []
+        return self._timed[graph_key]
 
     def _proofs(self, graph_key: str) -> list[list[int]]:
         if graph_key not in self._proved:
@@ -308,11 +331,24 @@ class GraphLibrary:
             raise
         seconds = time.monotonic() - start
         self._proved[key.digest] = []  # what was proved was another compilation of it
+        self._note_compile_rate(engine, device, seconds, len(capture.graph.graph.nodes))
         self.metrics.made("compiled", key.digest, engine.name, origin.target, seconds)
         log.info("OneDiff: compiled %s with %s in %.1f s, for %s", origin.target, engine.name, seconds, graph.shapes)
         if self._store is not None:
             self._keep(graph, engine, key, origin, seconds)
         return self._put(key.digest, graph, engine, device)
+
+    def expected_seconds(self, engine: Engine, device: torch.device, operators: int) -> float | None:
+        """How long compiling so many operators will take, by what it took on this machine; None the first time."""
+        rates = self._store.recall(_COMPILE_RATES, f"{engine.name}-{device.type}") if self._store else None
+        # Per operator, the largest: being done early disappoints nobody.
+        return operators * max(rates) if rates else None
+
+    def _note_compile_rate(self, engine: Engine, device: torch.device, seconds: float, operators: int) -> None:
+        if self._store is not None:
+            name = f"{engine.name}-{device.type}"
+            rates = self._store.recall(_COMPILE_RATES, name) or []
+            self._store.note(_COMPILE_RATES, name, [*rates, seconds / operators][-_RATES_KEPT:])
 
     def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
         """Into the cache, recorded where that helps."""

@@ -114,9 +114,11 @@ class Maker:
             EngineError: it cannot be compiled here.
         """
 
+        expected: float | None = None
+
         def while_waiting(seconds: float) -> None:
             self.host.check_interrupted()
-            show(f"compiling, {seconds:.0f} s")
+            show(_compiling(seconds, expected))
 
         with library.while_no_graph_is_made(while_waiting):
             show("capturing")
@@ -146,9 +148,17 @@ class Maker:
             call_key=self.call_key(target, call, general),
             options_read=sorted(library.options_read(target.fingerprint)),
         )
+        expected = library.expected_seconds(self.engine, self.device, len(captured.graph.graph.nodes))
         graph = library.compiled(key, captured, self.engine, self.device, origin, while_waiting)
         library.serve_with(origin.call_key, key.digest, graph.shapes)
         return key.digest, graph
+
+
+def _compiling(seconds: float, expected: float | None) -> str:
+    """What a waiting person is shown; nothing is promised that has proved wrong."""
+    if expected is None or seconds > expected:
+        return f"compiling, {seconds:.0f} s"
+    return f"compiling, {seconds:.0f} s of about {expected:.0f} s"
 
 
 def _what(target: Target, forward: Callable[..., Any]) -> str:

@@ -12,6 +12,9 @@ import torch
 
 from ..capture.call import Signature
 
+EAGER = "eager"
+"""In place of a graph key: the host's own forward, which a new graph is compared with."""
+
 
 class RunTimes:
     """Seconds that calls took, by graph key, and the fastest of each kind of call. Thread-safe.
@@ -48,11 +51,12 @@ class RunTimes:
         """What each graph's calls took so far; on a GPU, of the calls that have ended."""
         with self._lock:
             self._read_passed()
-            return dict(self._seconds)
+            return {key: seconds for key, seconds in self._seconds.items() if key != EAGER}
 
     def fastest(self, key: str, signature: Signature) -> tuple[float, int]:
         """Seconds of the fastest call with ``signature`` of the graph ``key``, and of how many; infinite of none."""
         with self._lock:
+            self._read_passed()
             return self._fastest.get((key, signature), (float("inf"), 0))
 
     def _read_passed(self) -> None:

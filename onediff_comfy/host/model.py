@@ -179,5 +179,14 @@ class _RunWrapper:
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         self._dispatcher.begin_run()
         result = executor(*args, **kwargs)
-        self._dispatcher.end_run(executor.class_obj.model_patcher.model.diffusion_model)
+        patcher = executor.class_obj.model_patcher
+        self._dispatcher.end_run(patcher.model.diffusion_model, _size_of(result, latent_ratio(patcher)))
         return result
+
+
+def _size_of(latent: Any, ratio: int) -> str:
+    """What a latent, ``[batch, channels, (frames,) height, width]``, is as an image: ``1024×1024 b1``."""
+    if not isinstance(latent, torch.Tensor) or latent.ndim < 4:
+        return ""
+    height, width = (side * ratio for side in latent.shape[-2:])
+    return f"{width}×{height} b{len(latent)}"

@@ -154,7 +154,7 @@ class _Runs:
             dispatcher.begin_run()
             yield
             if _calls(dispatcher) > before:
-                dispatcher.end_run(module_behind(module))
+                dispatcher.end_run(module_behind(module), method)
             else:
                 dispatcher.metrics.fell_back(f"this VAE does not {method} by the method of that name")
             return

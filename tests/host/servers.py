@@ -1,4 +1,4 @@
-"""A real ComfyUI server with the pack in it, shared by the host tests."""
+"""A real ComfyUI server with the pack in it, shared by all tests that need one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,54 @@
+"""A real browser for ComfyUI's editor; pictures of what it showed are kept in .cache/screenshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from editor import Editor
+from playwright.sync_api import Browser, sync_playwright
+
+from dev.browser import LAUNCH_ARGUMENTS, NO_BROWSER, find_browser
+from dev.environment import repository
+from dev.host import ComfyServer
+
+SCREENSHOTS = repository() / ".cache" / "screenshots"
+WINDOW = {"width": 1600, "height": 1000}
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium."""
+    program = find_browser()
+    if program is None:
+        pytest.skip(NO_BROWSER)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=LAUNCH_ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_editor(
+    browser: Browser, server: ComfyServer, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Editor]]:
+    """Opens the shared server's editor as a new person's browser does. A script error of the page fails the test."""
+    opened: list[Editor] = []
+
+    def open_(language: str = "en", of: ComfyServer = server) -> Editor:
+        context = browser.new_context(viewport=WINDOW, locale=language)
+        opened.append(Editor(context.new_page(), of))
+        return opened[-1]
+
+    yield open_
+    for number, editor in enumerate(opened):
+        editor.screenshot(_file(request.node.name, number))
+        editor.page.context.close()
+    assert [error for editor in opened for error in editor.errors] == []
+
+
+def _file(test: str, number: int) -> Path:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    readable = "".join(c if c.isalnum() else "-" for c in test).strip("-")
+    return SCREENSHOTS / (f"{readable}.png" if number == 0 else f"{readable}-{number}.png")

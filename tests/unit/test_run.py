@@ -1,0 +1,105 @@
+"""The line that a run leaves on its node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onediff_comfy.capture.call import Signature
+from onediff_comfy.engines.eager import EagerEngine
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.run import Run
+from onediff_comfy.graphs.timing import RunTimes
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.store.store import GraphStore
+from onediff_comfy.store.trust import Trust
+
+SIGNATURE = Signature("Net.forward", (), (), ())
+KEY, SIZES = "a" * 64, (2, 128)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> GraphLibrary:
+    store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
+    return GraphLibrary(GraphCache(1 << 30), Metrics(), store)
+
+
+class _Times(RunTimes):
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        super().__init__()
+        for key, value in seconds.items():
+            self._add(key, SIGNATURE, value)
+
+
+def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20) -> Run:
+    run = Run(library, _Times({KEY: graph_seconds}))
+    for _ in range(calls):
+        run.graph_answered(KEY, SIZES, SIGNATURE)
+    return run
+
+
+def test_all_calls_from_a_graph_that_was_there(library: GraphLibrary) -> None:
+    library.eager_took(KEY, SIZES, 0.17)
+    assert _run(library).status("1024×1024 b1") == "compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles"
+
+
+@pytest.mark.parametrize("eager_seconds", [0.1, 0.05, None])
+def test_no_gain_is_claimed_that_was_not_measured(library: GraphLibrary, eager_seconds: float | None) -> None:
+    if eager_seconds is not None:
+        library.eager_took(KEY, SIZES, eager_seconds)
+    assert _run(library).status("512×512 b1") == "compiled graph · 512×512 b1 · 0 recompiles"
+
+
+def test_a_gain_at_other_sizes_is_another_gain(library: GraphLibrary) -> None:
+    library.eager_took(KEY, (1, 64), 5.0)
+    assert _run(library).gain() is None
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(62.4, "62 s"), (1.64, "1.6 s")])
+@pytest.mark.parametrize("how", ["compiled", "loaded"])
+def test_what_the_person_waited_for_is_told(library: GraphLibrary, how: str, seconds: float, said: str) -> None:
+    library.metrics.made("compiled", KEY, "eager", "Net", 1000)  # before this run
+    run = _run(library)
+    library.metrics.made(how, KEY, "eager", "Net", seconds)
+    assert run.status("64×64 b2") == f"compiled graph · 64×64 b2 · {how} in {said}"
+
+
+def test_calls_that_ran_eager_are_told_with_every_reason(library: GraphLibrary) -> None:
+    run = _run(library, calls=3)
+    for reason in ("a patch", "another", "another"):
+        run.eager_answered(reason)
+    lines = run.status("64×64 b1").splitlines()
+    assert lines == [
+        "3 of 6 calls accelerated · 64×64 b1 · 0 recompiles",
+        "not accelerated: another",
+        "not accelerated: a patch",
+    ]
+
+
+def test_a_run_of_eager_calls_gives_the_reason_and_no_more(library: GraphLibrary) -> None:
+    run = Run(library, RunTimes())
+    run.eager_answered("a patch")
+    assert (run.calls, run.served, run.status("64×64 b1")) == (1, 0, "not accelerated: a patch")
+
+
+def test_what_eager_took_is_known_to_the_next_process(library: GraphLibrary, tmp_path: Path) -> None:
+    library.eager_took(KEY, SIZES, 0.25)
+    store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
+    later = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
+    assert later.eager_seconds(KEY, SIZES) == 0.25
+    assert later.eager_seconds(KEY, (1, 1)) is None
+
+
+def test_how_long_compiling_takes_is_guessed_from_what_it_took(library: GraphLibrary) -> None:
+    engine: Any = EagerEngine()
+    assert library.expected_seconds(engine, CPU, 100) is None
+    library._note_compile_rate(engine, CPU, 10.0, 100)
+    library._note_compile_rate(engine, CPU, 30.0, 600)
+    assert library.expected_seconds(engine, CPU, 200) == pytest.approx(20.0)
+    assert library.expected_seconds(engine, torch.device("cuda"), 200) is None
