@@ -32,7 +32,7 @@ from .background import Background
 from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import compiler
 from .library import GraphLibrary, NotYet
-from .making import HostServices, Maker
+from .making import HostServices, Maker, describe
 from .recorded import RecordedGraph
 from .run import Run
 from .specialise import Specialiser
@@ -44,6 +44,23 @@ _SHOW_AGAIN_S = 1.0
 # Of what a graph of its own would cost per call: a batch of 3 runs as 4, one of 6 as 4 and 2, and
 # nobody waits for a compilation.
 _WORTH_IT = 4 / 3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Calls of one size, timed.
+
+    Attributes:
+        graph_key: of the graph that answers them.
+        call: their largest tensor, for people.
+        eager_s: seconds of one call eager.
+        graph_s: seconds of the fastest answer of the graph.
+    """
+
+    graph_key: str
+    call: str
+    eager_s: float
+    graph_s: float
 
 
 @dataclass(frozen=True)
@@ -170,6 +187,17 @@ class Dispatcher:
     def refusals(self) -> list[str]:
         """Why calls of this model are not served, as far as that is settled."""
         return list(dict.fromkeys(r.reason for r in self._routes.values() if isinstance(r, _Refused)))
+
+    def speeds(self) -> list[Speed]:
+        """How fast calls of each size are, where eager's time is known."""
+        found = []
+        for (_, signature), route in list(self._routes.items()):
+            if isinstance(route, _Served):
+                eager = self._library.eager_seconds(route.graph_key, route.sizes)
+                graph, calls = self.run_times.fastest(route.graph_key, signature)
+                if eager is not None and calls:
+                    found.append(Speed(route.graph_key, describe(signature), eager, graph))
+        return found
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

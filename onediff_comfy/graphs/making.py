@@ -142,7 +142,7 @@ class Maker:
         if wrong is not None:
             raise NotCovered(wrong)
         origin = Origin(
-            target=f"{_what(target, forward)} {'all sizes' if general else describe(call)}",
+            target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}",
             fingerprint=target.fingerprint,
             signature=_scope(call, general).lines(),
             call_key=self.call_key(target, call, general),
@@ -167,9 +167,9 @@ def _what(target: Target, forward: Callable[..., Any]) -> str:
     return name if method.strip("_") == "forward" else f"{name} {method}"
 
 
-def describe(call: Call) -> str:
-    """The call's largest tensor for people: ``float16[2x4x128x128]@cuda:0``."""
-    return str(max(call.signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
+def describe(signature: Signature) -> str:
+    """The largest tensor of such calls for people: ``float16[2x4x128x128]@cuda:0``."""
+    return str(max(signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
 
 
 def _scope(call: Call, general: bool) -> Signature:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import folder_paths
 
@@ -15,6 +15,9 @@ from .drift import host_changed
 from .shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
 from .status import status_of
 from .versions import why_not
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +219,10 @@ def warm_up(
     return warm_up_buckets(model, buckets, positive, negative, node_id)
 
 
-def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | None) -> tuple[str, dict[str, Any]]:
-    """What served the calls of these objects, and of the process: for people, and as data for JSON.
+def report(
+    model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | None
+) -> tuple[str, dict[str, Any], torch.Tensor | None]:
+    """What served the calls of these objects, and of the process: for people, as data for JSON, and as a picture.
 
     The node ``node_id`` shows the same.
 
@@ -232,15 +237,16 @@ def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | Non
     if reason is not None:
         text = f"nothing is accelerated: {reason}"
         status_of(node_id)(text)
-        return text, {"objects": [], "reason": reason}
+        return text, {"objects": [], "reason": reason}, None
     from .report import report as report_on
     from .report import text_of
+    from .report_picture import as_image
 
     things = {"model": model, "vae": vae, "clip": clip, "control_net": control_net}
     found = report_on({kind: thing for kind, thing in things.items() if thing is not None})
     text = text_of(found)
     status_of(node_id)(text)
-    return text, found
+    return text, found, as_image(found)
 
 
 def _passes_through(kind: str, node_id: str | None) -> bool:

@@ -65,16 +65,23 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
 
     Returns:
         ``served`` and ``eager``, numbers of calls; ``fallbacks``, eager calls by reason; ``run_s``, seconds in
-        compiled graphs; and ``graphs``, those that served it, most calls first.
+        compiled graphs; and ``graphs``, those that served it, most calls first, with the ``steps`` of each: what calls
+        of a size take eager and from the graph.
     """
     counted = dispatcher.metrics.snapshot()
     served, seconds = dispatcher.metrics.served_by(), dispatcher.run_times.seconds()
+    speeds = dispatcher.speeds()
     made, held, evicted = _graphs_made(), library().cache.sizes(), metrics().evictions()
     graphs = [
         {
             "key": key,
             "served": calls,
             "run_s": round(seconds.get(key, 0.0), 3),
+            "steps": [
+                {"call": speed.call, "eager_ms": _milliseconds(speed.eager_s), "graph_ms": _milliseconds(speed.graph_s)}
+                for speed in speeds
+                if speed.graph_key == key
+            ],
             **_graph_report(key, made[key], held, evicted),
         }
         for key, calls in served.items()
@@ -86,6 +93,10 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
         "run_s": round(sum(seconds.values()), 3),
         "graphs": sorted(graphs, key=lambda graph: -graph["served"]),
     }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)
 
 
 def process_report() -> dict[str, Any]:
@@ -187,6 +198,9 @@ def _graph_lines(graph: Mapping[str, Any]) -> list[str]:
         lines.append(f"  compiled again: {graph['recompiled']}")
     if graph["evicted"]:
         lines.append(f"  left memory to make room: {graph['evicted']}")
+    for step in graph["steps"]:
+        gain = step["eager_ms"] / step["graph_ms"]
+        lines.append(f"  {step['call']}: {step['graph_ms']:.1f} ms, eager {step['eager_ms']:.1f} ms ({gain:.2f}x)")
     return lines
 
 
