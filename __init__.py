@@ -14,6 +14,8 @@ from .onediff_comfy.host.drift import host_changes
 from .onediff_comfy.host.node_api import ComfyExtension, io
 from .onediff_comfy.host.routes import add_routes
 
+WEB_DIRECTORY = "./web"  # help pages of the nodes
+
 
 class OneDiffExtension(ComfyExtension):
     async def on_load(self) -> None:
