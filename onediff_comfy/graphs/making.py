@@ -14,6 +14,7 @@ from ..capture.call import Call, NotCovered, Signature
 from ..capture.target import Target
 from ..capture.trace import capture
 from ..engines.base import CompiledGraph, Engine
+from ..messages import message
 from . import skeleton
 from .background import Job, signature_fields
 from .key import CallKey, Compiler, GraphKey
@@ -116,10 +117,10 @@ class Maker:
 
         def while_waiting(seconds: float) -> None:
             self.host.check_interrupted()
-            show(f"compiling, {seconds:.0f} s")
+            show(message("compiling, {seconds:.0f} s", seconds=seconds))
 
         with library.while_no_graph_is_made(while_waiting):
-            show("capturing")
+            show(message("capturing"))
             start = time.monotonic()
             captured = capture(
                 target,
