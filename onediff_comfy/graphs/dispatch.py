@@ -26,6 +26,7 @@ from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
+from ..messages import first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
@@ -160,7 +161,7 @@ class Dispatcher:
         """
         self._library.recordings.release_if_short()
         if not self._run.calls:
-            self._fall_back(module, "this model family never hands its calls to diffusion-model wrappers")
+            self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
             return
         log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run.served, self._run.calls)
         self._show(self._run.status(what))
@@ -239,9 +240,9 @@ class Dispatcher:
         arguments = bind(forward, args, kwargs)
         call = self._split(target, forward, arguments)
         if not call.tensors:
-            raise NotCovered("the call has no tensors")
+            raise NotCovered(message("the call has no tensors"))
         if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves(arguments) if _is_tensor(t)):
-            raise NotCovered("gradients are wanted, and compiled graphs have none")
+            raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         route = self._routes.get((target.fingerprint, call.signature))
         graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
         if graph is None and not isinstance(route, _Refused | _Parted):
@@ -329,8 +330,8 @@ class Dispatcher:
             if found is None and not exact:
                 call, found = self._made(maker, target, forward, arguments, call, general=False)
             if found is None:
-                raise NotCovered("a graph was compiled for these sizes that does not take them")
-            self._show("compiled graph ready")
+                raise NotCovered(message("a graph was compiled for these sizes that does not take them"))
+            self._show(message("compiled graph ready"))
         except NotYet:
             raise
         except NotCovered as refusal:
@@ -340,7 +341,9 @@ class Dispatcher:
         except Exception as error:
             # A compiler's own bug, a full disk, ...: nothing that eager could not do without.
             log.debug("preparing a graph failed", exc_info=True)
-            reason = f"compiling failed ({type(error).__name__}: {_first_line(error)})"
+            reason = message(
+                "compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error)
+            )
             return call, self._refuse(target, call, reason), None
         route, graph = found
         self._routes[target.fingerprint, call.signature] = route
@@ -453,18 +456,18 @@ class Dispatcher:
                 except (skeleton.Unpicklable, AttributeError) as error:
                     log.info("OneDiff: no other process can compile this model (%s); it is compiled now", error)
                     return
-            raise NotYet("a graph is being compiled in the background", lambda: _progress(background, key))
+            raise NotYet(message("a graph is being compiled in the background"), lambda: _progress(background, key))
         if outcome.option is not None:
             raise OptionRead(outcome.option)
         self._library.forget_candidates(key)
         if outcome.failure is not None:
             log.info("OneDiff: compiling in the background failed (%s); it is compiled now", outcome.failure)
         elif self._kept(maker, target, call, exact=not general) is not None:
-            raise NotYet("a graph was compiled in the background")
+            raise NotYet(message("a graph was compiled in the background"))
 
     def _while_loading(self, seconds: float) -> None:
         self._host.check_interrupted()
-        self._show(f"loading the compiled graph, {seconds:.0f} s")
+        self._show(message("loading the compiled graph, {seconds:.0f} s", seconds=seconds))
 
     # -- running it ----------------------------------------------------------------------------
 
@@ -476,10 +479,14 @@ class Dispatcher:
             with self.run_times.measured(found.route.graph_key, call.signature, _device_of(call)):
                 flat = self._call(graph, found.weights, call.tensors)
         except torch.OutOfMemoryError as error:
-            raise NotCovered("the compiled graph ran out of memory") from error
+            raise NotCovered(message("the compiled graph ran out of memory")) from error
         except Exception as error:
             log.debug("compiled graph failed", exc_info=True)
-            reason = f"the compiled graph failed ({type(error).__name__}: {_first_line(error)})"
+            reason = message(
+                "the compiled graph failed ({kind}: {first_line})",
+                kind=type(error).__name__,
+                first_line=first_line(error),
+            )
             self._refuse(found.target, call, reason)
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
@@ -551,7 +558,11 @@ class Dispatcher:
         allowed = proof.limit(dtypes, _device_of(found.call))
         error = _difference(actual, expected)
         if not error <= allowed:
-            reason = f"a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired"
+            reason = message(
+                "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
+                error=error,
+                allowed=allowed,
+            )
             self._library.retire(found.route.graph_key, reason)
             if found.graph.shapes.general:
                 self._refuse(found.target, found.call, reason)
@@ -578,7 +589,7 @@ class Dispatcher:
             return
         if reason not in self._warned:
             self._warned.add(reason)
-            self._show(f"not accelerated: {reason}")
+            self._show(message("not accelerated: {reason}", reason=reason))
             log.warning(
                 "OneDiff: %s runs without acceleration: %s. The image is right, only not faster.",
                 type(module).__name__,
@@ -608,8 +619,8 @@ class _Found:
 def _progress(background: Background, key: str) -> str | None:
     seconds = background.seconds(key)
     if seconds is not None:
-        return f"compiling in the background, {seconds:.0f} s"
-    return "waiting for another compilation in the background" if background.busy() else None
+        return message("compiling in the background, {seconds:.0f} s", seconds=seconds)
+    return message("waiting for another compilation in the background") if background.busy() else None
 
 
 def _device_of(call: Call) -> torch.device:
@@ -628,7 +639,3 @@ def _difference(actual: Any, expected: Any) -> float:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]

@@ -14,6 +14,7 @@ from ..capture.call import Call, NotCovered, Signature
 from ..capture.target import Target
 from ..capture.trace import capture
 from ..engines.base import CompiledGraph, Engine
+from ..messages import Message, message
 from . import skeleton
 from .background import Job, signature_fields
 from .key import CallKey, Compiler, GraphKey
@@ -121,7 +122,7 @@ class Maker:
             show(_compiling(seconds, expected))
 
         with library.while_no_graph_is_made(while_waiting):
-            show("capturing")
+            show(message("capturing"))
             start = time.monotonic()
             captured = capture(
                 target,
@@ -154,11 +155,11 @@ class Maker:
         return key.digest, graph
 
 
-def _compiling(seconds: float, expected: float | None) -> str:
+def _compiling(seconds: float, expected: float | None) -> Message:
     """What a waiting person is shown; nothing is promised that has proved wrong."""
     if expected is None or seconds > expected:
-        return f"compiling, {seconds:.0f} s"
-    return f"compiling, {seconds:.0f} s of about {expected:.0f} s"
+        return message("compiling, {seconds:.0f} s", seconds=seconds)
+    return message("compiling, {seconds:.0f} s of about {expected:.0f} s", seconds=seconds, expected=expected)
 
 
 def _what(target: Target, forward: Callable[..., Any]) -> str:
