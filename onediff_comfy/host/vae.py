@@ -158,7 +158,9 @@ class _Runs:
             dispatcher.begin_run()
             yield
             if _calls(dispatcher) > before:
-                dispatcher.end_run(module_behind(module), method)
+                dispatcher.end_run(
+                    module_behind(module), message("decoded") if method == "decode" else message("encoded")
+                )
             else:
                 dispatcher.metrics.fell_back(
                     message("this VAE does not {method} by the method of that name", method=method)
