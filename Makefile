@@ -14,7 +14,7 @@ endif
 
 help:
 	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
-	@echo "make test    linters, unit tests, and the tests in a real ComfyUI"
+	@echo "make test    linters, unit tests, the tests in a real ComfyUI, and the package"
 	@echo "make test-all   these, every model family, the coverage matrix, and OneFlow in a Python of its own (an hour)"
 	@echo "make test-families, test-coverage, test-oneflow   each by itself"
 	@echo "make bench   every number in the README (needs an NVIDIA GPU)"

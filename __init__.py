@@ -22,6 +22,8 @@ from .onediff_comfy.host.node_api import ComfyExtension, io
 from .onediff_comfy.host.replacements import register_replacements
 from .onediff_comfy.host.routes import add_routes
 
+WEB_DIRECTORY = "./web"  # help pages of the nodes
+
 
 class OneDiffExtension(ComfyExtension):
     async def on_load(self) -> None:

@@ -99,6 +99,16 @@ def other_comfyui_path(version: str) -> Path:
     return destination
 
 
+def developer_requirements() -> Path:
+    """The tools that tests, linters and the demo need, by name and version."""
+    return repository() / "dev" / "requirements.txt"
+
+
+def lock_file() -> Path:
+    """Every package to install but torch's, with its hashes; ``dev.lock`` writes it."""
+    return repository() / "dev" / "requirements.lock"
+
+
 def ensure() -> None:
     """Make the environment, or what is missing of it. Prints one line per step.
 
@@ -116,8 +126,9 @@ def ensure() -> None:
     title = f"ComfyUI {COMFYUI_VERSION}" if comfyui.parent == _cache() else "ComfyUI (given)"
     step(title, lambda: _get_comfyui(comfyui, COMFYUI_SDIST, COMFYUI_SHA256))
     step("PyTorch", _install_torch)
-    step("ComfyUI's requirements", _install_comfyui_requirements)
-    step("developer tools", _install_developer_tools)
+    step("ComfyUI's requirements and tools", _install_locked)
+    if comfyui.parent != _cache():
+        step("requirements of the given ComfyUI", _install_comfyui_requirements)
     step("check: torchvision and torchaudio", _check_torch_companions)
     step("browser", _get_browser)
     if _browser() is None:
@@ -139,7 +150,7 @@ def pins_digest(comfyui: Path) -> str:
         COMFYUI_SDIST,
         COMFYUI_SHA256,
         *comfyui_requirements((comfyui / "requirements.txt").read_text()),
-        _developer_requirements().read_text(),
+        lock_file().read_text(),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -238,13 +249,15 @@ def _install_torch() -> None:
         _pip("install", "--no-deps", *TORCH_COMPANIONS)
 
 
+def _install_locked() -> None:
+    # Without dependencies, as all are in the lock but torch, which is here already and whose hash depends on the build.
+    _pip("install", "--require-hashes", "--no-deps", "--requirement", str(lock_file()))
+
+
 def _install_comfyui_requirements() -> None:
+    """What a ComfyUI other than the pinned one needs besides the lock, or in another version."""
     wanted = comfyui_requirements((comfyui_path() / "requirements.txt").read_text())
     _pip("install", *wanted)
-
-
-def _install_developer_tools() -> None:
-    _pip("install", "--requirement", str(_developer_requirements()))
 
 
 def _check_torch_companions() -> None:
@@ -306,10 +319,6 @@ def _log() -> Path:
 
 def _stamp() -> Path:
     return repository() / ".venv" / "onediff-setup.sha256"
-
-
-def _developer_requirements() -> Path:
-    return repository() / "dev" / "requirements.txt"
 
 
 def _is_current(comfyui: Path) -> bool:

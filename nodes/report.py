@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ..onediff_comfy.host.actions import report
-from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.host.node_api import io, ui
 
 
 class OneDiffReport(io.ComfyNode):
@@ -56,5 +56,6 @@ class OneDiffReport(io.ComfyNode):
     def execute(
         cls, model: Any = None, vae: Any = None, clip: Any = None, control_net: Any = None, after: Any = None
     ) -> io.NodeOutput:
-        text, found = report(model, vae, clip, control_net, cls.hidden.unique_id)
-        return io.NodeOutput(text, json.dumps(found), ui={"text": (text,), "report": (found,)})
+        text, found, picture = report(model, vae, clip, control_net, cls.hidden.unique_id)
+        shown = {} if picture is None else ui.PreviewImage(picture, cls=cls).as_dict()
+        return io.NodeOutput(text, json.dumps(found), ui={**shown, "text": (text,), "report": (found,)})

@@ -1,4 +1,4 @@
-"""``python -m onediff_comfy``: make and look after compiled graphs on machines without a screen."""
+"""``python -m onediff_comfy``, or ``onediff-comfy``: install the pack, make and look after compiled graphs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,23 @@ from . import warmup_command
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status is 0 if all is well, 1 if something is wrong with a graph or file."""
     options = _parser().parse_args(arguments)
+    if options.command in (_install, _uninstall):  # which work where there is no torch
+        try:
+            return int(options.command(options))
+        except OSError as error:
+            return _failed(error)
     from .store.artifact import ArtifactError
     from .store.trust import Untrusted
 
     try:
         return int(options.command(options))
     except (ArtifactError, Untrusted, OSError, LookupError) as error:
-        print(f"onediff-comfy: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    print(f"onediff-comfy: {error}", file=sys.stderr)  # noqa: T201
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,7 +67,28 @@ def _parser() -> argparse.ArgumentParser:
     warmup.add_argument("--json", action="store_true", help="print JSON")
     warmup_command.add_arguments(warmup)
     warmup.set_defaults(command=warmup_command.warm_up)
+    for name, function, text in (
+        ("install", _install, "put the pack into ComfyUI's custom_nodes, in place of what this command put there"),
+        ("uninstall", _uninstall, "remove what install put into ComfyUI's custom_nodes; compiled graphs stay"),
+    ):
+        placed = topics.add_parser(name, help=text, description=text)
+        placed.add_argument("--comfyui", type=Path, required=True, help="ComfyUI's folder, or its --base-directory")
+        placed.set_defaults(command=function)
     return parser
+
+
+def _install(options: argparse.Namespace) -> int:
+    from . import installation
+
+    _print(f"{installation.install(options.comfyui)} is in place; restart ComfyUI")
+    return 0
+
+
+def _uninstall(options: argparse.Namespace) -> int:
+    from . import installation
+
+    _print(f"{installation.uninstall(options.comfyui)} is removed; restart ComfyUI")
+    return 0
 
 
 def _list(options: argparse.Namespace) -> int:

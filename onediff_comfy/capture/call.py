@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..messages import message
 from .withheld import Withheld
 
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
@@ -142,11 +143,13 @@ class _Splitter:
             # the type name keeps 1, 1.0 and True apart, which Python calls equal.
             text = value.hex() if kind is float else str(value)
             return ("value", kind.__name__, text)
-        raise NotCovered(f"argument {path} holds a {kind.__qualname__}, which no graph can take")
+        raise NotCovered(
+            message("argument {path} holds a {kind}, which no graph can take", path=path, kind=kind.__qualname__)
+        )
 
     def _tensor(self, value: torch.Tensor, path: str) -> Structure:
         if value.layout != torch.strided:
-            raise NotCovered(f"argument {path} is a {value.layout} tensor")
+            raise NotCovered(message("argument {path} is a {layout} tensor", path=path, layout=value.layout))
         self.tensors.append(value.detach().contiguous())
         return ("tensor", len(self.tensors) - 1)
 
@@ -156,7 +159,7 @@ def _dict_key(key: Any, path: str) -> Any:
         return key
     if type(key) is tuple:
         return tuple(_dict_key(part, path) for part in key)
-    raise NotCovered(f"argument {path} has a key of type {type(key).__qualname__}")
+    raise NotCovered(message("argument {path} has a key of type {kind}", path=path, kind=type(key).__qualname__))
 
 
 def _rebuild(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
@@ -204,14 +207,14 @@ def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise NotCovered(f"the arguments do not fit the model's forward: {error}") from error
+        raise NotCovered(message("the arguments do not fit the model's forward: {error}", error=error)) from error
     bound.apply_defaults()
     arguments: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments.update(bound.arguments[name])
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise NotCovered(f"the model's forward takes positional-only arguments ({name})")
+            raise NotCovered(message("the model's forward takes positional-only arguments ({name})", name=name))
         else:
             arguments[name] = bound.arguments[name]
     return arguments
@@ -254,6 +257,6 @@ def split(
         )
         structure = ("dict", (*children, *((name, ("withheld", name)) for name in sorted(withheld))))
     except RecursionError:
-        raise NotCovered("the arguments hold something that contains itself") from None
+        raise NotCovered(message("the arguments hold something that contains itself")) from None
     tensors = tuple(splitter.tensors)
     return Call(Signature(function, structure, tuple(map(TensorSpec.of, tensors)), option_names), tensors)

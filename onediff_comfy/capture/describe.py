@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ..messages import message
+
 _PLAIN = (bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _BUILTIN_FUNCTIONS = (
     types.BuiltinFunctionType,
@@ -72,7 +74,7 @@ class Describer:
         if isinstance(value, torch.nn.Module):
             path = self._layers.get(id(value))
             if path is None:
-                raise Indescribable(f"a {kind.__qualname__} layer outside of its module tree")
+                raise Indescribable(message("a {kind} layer outside of its module tree", kind=kind.__qualname__))
             return f"layer {path}"
         if id(value) in self._open:  # a cycle: say how far up it leads
             return f"cycle {len(self._open) - self._open[id(value)]}"
@@ -80,7 +82,7 @@ class Describer:
         try:
             return self._nested(value, kind)
         except RecursionError:
-            raise Indescribable(f"a {kind.__qualname__} that is nested too deeply") from None
+            raise Indescribable(message("a {kind} that is nested too deeply", kind=kind.__qualname__)) from None
         finally:
             del self._open[id(value)]
 
@@ -125,7 +127,7 @@ class Describer:
             state = {name: getattr(value, name) for name in names if hasattr(value, name)}
         state |= getattr(value, "__dict__", {})
         if not state and kind.__basicsize__ > object.__basicsize__ and not hasattr(value, "__dict__"):
-            raise Indescribable(f"a {_qualified(kind)}")
+            raise Indescribable(message("a {kind}", kind=_qualified(kind)))
         return f"object {_qualified(kind)} {self.describe(state)}"
 
     def class_lines(self, kind: type) -> Iterator[str]:

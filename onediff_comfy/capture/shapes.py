@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..messages import message
 from .call import NotCovered, TensorSpec
 
 Axis = int | tuple[int, str]
@@ -152,7 +153,9 @@ class _Symbols:
         if expression.is_number:
             return int(expression)
         if not expression.is_symbol:
-            raise NotCovered(f"a size is given by the expression {expression}, not by itself")
+            raise NotCovered(
+                message("a size is given by the expression {expression}, not by itself", expression=expression)
+            )
         return 1, self._names.setdefault(expression, f"s{len(self._names)}")
 
     def limits(self) -> Iterator[tuple[str, tuple[int, int | None]]]:
@@ -177,7 +180,9 @@ class _Symbols:
                 continue
             unknown = expression.free_symbols - self._names.keys()
             if unknown:
-                raise NotCovered(f"a condition on sizes depends on something else ({expression})")
+                raise NotCovered(
+                    message("a condition on sizes depends on something else ({expression})", expression=expression)
+                )
             text = PythonPrinter().doprint(expression.xreplace(renamed))
             if text not in seen:
                 seen.add(text)
@@ -220,11 +225,11 @@ def _compiled(text: str, ties: bool = False) -> Callable[[Mapping[str, int]], bo
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
-        raise NotCovered(f"a condition on sizes cannot be read ({text})") from error
+        raise NotCovered(message("a condition on sizes cannot be read ({text})", text=text)) from error
     for node in ast.walk(tree):
         named = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
         if not isinstance(node, _ALLOWED) or named or _large_power(node):
-            raise NotCovered(f"a condition on sizes is more than arithmetic ({text})")
+            raise NotCovered(message("a condition on sizes is more than arithmetic ({text})", text=text))
     comparison = tree.body
     if ties and isinstance(comparison, ast.Compare):
         comparison.ops = [_OR_EQUAL.get(type(op), type(op))() for op in comparison.ops]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..messages import Message, message
 from .call import NotCovered
 from .describe import Describer, Indescribable, is_foundation
 
@@ -78,16 +79,18 @@ class Target:
         try:
             tensors = [holder[name] for holder, name in map(slots.__getitem__, names)]
         except KeyError as error:
-            raise NotCovered("a weight of the model was removed") from error
+            raise NotCovered(message("a weight of the model was removed")) from error
         specs = self.specs
         for name, tensor in zip(names, tensors, strict=True):
             spec = specs[name]
             if tensor is None or tensor.dtype != spec.dtype or tensor.shape != spec.shape:
-                raise NotCovered("a weight of the model was replaced by one of another shape or dtype")
+                raise NotCovered(message("a weight of the model was replaced by one of another shape or dtype"))
             if tensor.device != device:
-                raise NotCovered(f"weights are not resident on {device} (offloaded)")
+                raise NotCovered(message("weights are not resident on {device} (offloaded)", device=device))
             if type(tensor) not in _PLAIN_WEIGHTS:
-                raise NotCovered(f"weights are {type(tensor).__qualname__}s, which no graph can take yet")
+                raise NotCovered(
+                    message("weights are {kind}s, which no graph can take yet", kind=type(tensor).__qualname__)
+                )
         return tensors
 
 
@@ -95,14 +98,14 @@ def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
     return WeightSpec(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
-def _inspect(module: torch.nn.Module) -> tuple[str, str | None]:
+def _inspect(module: torch.nn.Module) -> tuple[str, Message | None]:
     """The module's fingerprint and why it must be refused, if it must."""
     layers = dict(module.named_modules())
     for path, layer in layers.items():
         if "forward" in layer.__dict__ and not _is_own_forward(layer):
-            return "", f"the forward of layer {path or '(root)'} was replaced by another extension"
+            return "", message("the forward of layer {layer} was replaced by another extension", layer=_named(path))
         if layer._forward_hooks or layer._forward_pre_hooks:
-            return "", f"layer {path or '(root)'} has a forward hook from another extension"
+            return "", message("layer {layer} has a forward hook from another extension", layer=_named(path))
     describer = Describer({id(layer): path for path, layer in layers.items()})
     digest = hashlib.sha256()
     weights: dict[int, str] = {}
@@ -111,10 +114,19 @@ def _inspect(module: torch.nn.Module) -> tuple[str, str | None]:
             for line in _layer_lines(path, layer, describer, weights):
                 digest.update(line.encode())
         except Indescribable as error:
-            return "", f"layer {path or '(root)'} holds {error}, which cannot be part of a graph's identity"
+            return "", message(
+                "layer {layer} holds {error}, which cannot be part of a graph's identity",
+                layer=_named(path),
+                error=error,
+            )
     for line in _class_lines({base for layer in layers.values() for base in type(layer).__mro__}, describer):
         digest.update(line.encode())
     return digest.hexdigest(), None
+
+
+def _named(path: str) -> str:
+    """A layer for people."""
+    return path or message("(root)")
 
 
 def _is_own_forward(layer: torch.nn.Module) -> bool:

@@ -22,6 +22,7 @@ import torch.fx.experimental._config as symbols
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
+from ..messages import first_line, message
 from .call import Call, NotCovered
 from .decompose import GENERAL_FORMS
 from .describe import tensor_digest
@@ -227,8 +228,13 @@ def capture(
             check()  # what looks like a failure may be an interruption that torch has wrapped
             if call.withheld:  # torch's own functions take a stand-in for a number as a mistake, not as a use
                 raise OptionRead(call.withheld[0]) from error
-            first_line = (str(error).strip().splitlines() or ["no message"])[0]
-            raise NotCovered(f"the model cannot be captured ({type(error).__name__}: {first_line})") from error
+            raise NotCovered(
+                message(
+                    "the model cannot be captured ({kind}: {first_line})",
+                    kind=type(error).__name__,
+                    first_line=first_line(error),
+                )
+            ) from error
     if not general or not any_batch or batch is None or _takes(captured.shapes.axes[batch][0], specs[batch].shape[0]):
         return captured
     return capture(
@@ -312,16 +318,16 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
         elif spec.kind is kinds.USER_INPUT:
             inputs.append(GraphInput("tensor", spec.arg.name, sum(i.kind == "tensor" for i in inputs)))
         else:
-            raise NotCovered(f"the model's forward needs an input of kind {spec.kind.name.lower()}")
+            raise NotCovered(message("the model's forward needs an input of kind {kind}", kind=spec.kind.name.lower()))
     for spec in program.graph_signature.output_specs:
         if spec.kind is not torch.export.graph_signature.OutputKind.USER_OUTPUT:
-            raise NotCovered(f"the model's forward writes to its inputs ({spec.kind.name.lower()})")
+            raise NotCovered(message("the model's forward writes to its inputs ({kind})", kind=spec.kind.name.lower()))
     out_spec = program.call_spec.out_spec
     assert out_spec is not None
     graph = program.graph_module
     drawing = next(filter(_draws_random_numbers, graph.graph.nodes), None)
     if drawing is not None:  # others than eager would draw: a compiler has a generator of its own
-        raise NotCovered(f"the model's forward draws random numbers ({drawing.target})")
+        raise NotCovered(message("the model's forward draws random numbers ({operator})", operator=drawing.target))
     lines = [f"{item.kind} {item.name if item.kind != 'tensor' else item.index}" for item in inputs]
     lines += [f"{name} {tensor_digest(value)}" for name, value in constants.items()]
     lines += _graph_lines(graph)

@@ -6,6 +6,7 @@ import threading
 
 import torch
 
+from ..messages import joined, message
 from ..settings import ENGINE_NAMES
 from .base import Engine, EngineError
 from .cudagraph import CudaGraphEngine
@@ -28,14 +29,16 @@ def choose(name: str, device: torch.device) -> Engine:
         EngineError: there is no such engine, or it cannot serve this device; says why.
     """
     if name not in ENGINE_NAMES:
-        raise EngineError(f"there is no engine {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
+        raise EngineError(
+            message("there is no engine {name!r}; choose one of {names}", name=name, names=", ".join(ENGINE_NAMES))
+        )
     reasons = []
     for candidate in _AUTO_ORDER if name == "auto" else (name,):
         reason = _ENGINES[candidate].unavailable(device)
         if reason is None:
             return _ENGINES[candidate]
-        reasons.append(f"the {candidate} engine is not available: {reason}")
-    raise EngineError("; ".join(reasons))
+        reasons.append(message("the {candidate} engine is not available: {reason}", candidate=candidate, reason=reason))
+    raise EngineError(joined("; ", reasons))
 
 
 def prepare(name: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
+from ..messages import Message
 
 
 class EngineError(Exception):
@@ -53,7 +54,7 @@ class Engine(ABC):
     """Whether its graphs, on a GPU, are to be replayed through CUDA graphs."""
 
     @abstractmethod
-    def unavailable(self, device: torch.device) -> str | None:
+    def unavailable(self, device: torch.device) -> Message | None:
         """Why this engine cannot serve ``device`` on this machine, with the remedy; None if it can."""
 
     def prepare(self) -> None:  # noqa: B027 - nothing to do for most

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ..capture.trace import Capture
+from ..messages import Message, message
 from .base import CompiledGraph, Engine
 from .eager import EagerGraph
 
@@ -19,9 +20,9 @@ class CudaGraphEngine(Engine):
     general = True
     recorded = True
 
-    def unavailable(self, device: torch.device) -> str | None:
+    def unavailable(self, device: torch.device) -> Message | None:
         if device.type != "cuda":
-            return f"CUDA graphs need an NVIDIA GPU, and this model runs on {device.type}"
+            return message("CUDA graphs need an NVIDIA GPU, and this model runs on {device}", device=device.type)
         return None
 
     def compile(self, capture: Capture) -> CompiledGraph:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ..capture.trace import Capture
+from ..messages import Message
 from .base import CompiledGraph, Engine
 
 
@@ -28,7 +29,7 @@ class EagerEngine(Engine):
     general = True
     recorded = False
 
-    def unavailable(self, device: torch.device) -> str | None:
+    def unavailable(self, device: torch.device) -> Message | None:
         return None
 
     def compile(self, capture: Capture) -> CompiledGraph:

@@ -18,6 +18,7 @@ import torch.fx.experimental._config as symbols
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 from ..files import write_atomically
+from ..messages import Message, message
 from .base import CompiledGraph, Engine, EngineError
 
 # Eager rounds to 16 bits after every operator, a fused kernel only at its end. Mostly that is more
@@ -48,11 +49,11 @@ class InductorEngine(Engine):
     general = True
     recorded = True
 
-    def unavailable(self, device: torch.device) -> str | None:
+    def unavailable(self, device: torch.device) -> Message | None:
         if device.type == "cuda" and _version_of("triton") is None and _version_of("triton-windows") is None:
-            return "Triton is not installed; install the triton package that fits this torch"
+            return message("Triton is not installed; install the triton package that fits this torch")
         if device.type not in ("cpu", "cuda", "xpu"):
-            return f"Inductor has no backend for {device.type} devices"
+            return message("Inductor has no backend for {device} devices", device=device.type)
         return _unwritable_cache_folder()
 
     def prepare(self) -> None:
@@ -178,7 +179,7 @@ def _version_of(distribution: str) -> str | None:
         return None
 
 
-def _unwritable_cache_folder() -> str | None:
+def _unwritable_cache_folder() -> Message | None:
     """Why Inductor, which writes every kernel to its cache folder, cannot; known before minutes of work."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -189,9 +190,11 @@ def _unwritable_cache_folder() -> str | None:
         with tempfile.TemporaryFile(dir=folder):
             return None
     except OSError as error:
-        return (
-            f"its cache folder {folder} cannot be written to ({error.strerror or error}); "
-            "make it writable or set TORCHINDUCTOR_CACHE_DIR to a folder that is"
+        return message(
+            "its cache folder {folder} cannot be written to ({error}); "
+            "make it writable or set TORCHINDUCTOR_CACHE_DIR to a folder that is",
+            folder=folder,
+            error=error.strerror or error,
         )
 
 
@@ -201,20 +204,29 @@ def _explained(error: Exception) -> EngineError:
     if "InvalidCxxCompiler" in text or type(error).__name__ == "InvalidCxxCompiler":
         tried = os.environ.get("CXX") or "g++, clang++"
         return EngineError(
-            f"no working C++ compiler was found (tried {tried}), and Inductor needs one; install g++ "
-            "(Debian/Ubuntu: apt install g++; Windows: Visual Studio Build Tools) or set CXX to one"
+            message(
+                "no working C++ compiler was found (tried {tried}), and Inductor needs one; install g++ "
+                "(Debian/Ubuntu: apt install g++; Windows: Visual Studio Build Tools) or set CXX to one",
+                tried=tried,
+            )
         )
     if "Failed to find C compiler" in text or (not _c_compiler() and "gcc" in text):
         return EngineError(
-            "no C compiler was found, and Triton needs one to launch its kernels; install gcc "
-            "(Debian/Ubuntu: apt install gcc) or set CC to one"
+            message(
+                "no C compiler was found, and Triton needs one to launch its kernels; install gcc "
+                "(Debian/Ubuntu: apt install gcc) or set CC to one"
+            )
         )
     if "Python.h" in text:
         return EngineError(
-            "the headers of this Python are missing, and compiled code needs them; install them "
-            "(Debian/Ubuntu: apt install python3-dev)"
+            message(
+                "the headers of this Python are missing, and compiled code needs them; install them "
+                "(Debian/Ubuntu: apt install python3-dev)"
+            )
         )
-    return EngineError(f"Inductor failed: {type(error).__name__}: {first_line}")
+    return EngineError(
+        message("Inductor failed: {kind}: {first_line}", kind=type(error).__name__, first_line=first_line)
+    )
 
 
 def _c_compiler() -> str | None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from ..messages import message
+
 LARGEST_SIDE = 16384
 """Pixels; what ComfyUI's own nodes accept (MAX_RESOLUTION in its nodes.py)."""
 LARGEST_BATCH = 64
@@ -22,7 +24,7 @@ MOST_FRAMES = 1000
 _SIZE = re.compile(r"(-?\d{1,12})\s*[xX×*]\s*(-?\d{1,12})")
 _BATCHES = re.compile(r"[bB]\s*(-?\d{1,12})(?:\s*[-–]\s*(\d{1,12}))?")
 _FRAMES = re.compile(r"[fF]\s*(-?\d{1,12})")
-_EXAMPLES = "1024x1024 b1, 832x1216 b1-4, or 832x480 b1 f81 for a video of 81 frames"
+_EXAMPLES = message("1024x1024 b1, 832x1216 b1-4, or 832x480 b1 f81 for a video of 81 frames")
 
 
 class BucketError(ValueError):
@@ -51,19 +53,37 @@ class Bucket:
     frames: int | None = None
 
     def __post_init__(self) -> None:
-        for name, side in (("width", self.width), ("height", self.height)):
+        for name, side in ((message("width"), self.width), (message("height"), self.height)):
             if not 1 <= side <= LARGEST_SIDE:
-                raise BucketError(f"a {name} of {side} is absurd; write one from 1 to {LARGEST_SIDE} pixels")
+                raise BucketError(
+                    message(
+                        "a {name} of {side} is absurd; write one from 1 to {largest} pixels",
+                        name=name,
+                        side=side,
+                        largest=LARGEST_SIDE,
+                    )
+                )
         for batch in (self.least_batch, self.most_batch):
             if not 1 <= batch <= LARGEST_BATCH:
-                raise BucketError(f"a batch of {batch} is absurd; write one from 1 to {LARGEST_BATCH}")
+                raise BucketError(
+                    message(
+                        "a batch of {batch} is absurd; write one from 1 to {largest}",
+                        batch=batch,
+                        largest=LARGEST_BATCH,
+                    )
+                )
         if self.least_batch > self.most_batch:
             raise BucketError(
-                f"the batch range {self.least_batch}-{self.most_batch} is backwards; "
-                f"write b{self.most_batch}-{self.least_batch}"
+                message(
+                    "the batch range {least}-{most} is backwards; write b{most}-{least}",
+                    least=self.least_batch,
+                    most=self.most_batch,
+                )
             )
         if self.frames is not None and not 1 <= self.frames <= MOST_FRAMES:
-            raise BucketError(f"{self.frames} frames are absurd; write 1 to {MOST_FRAMES}")
+            raise BucketError(
+                message("{frames} frames are absurd; write 1 to {most}", frames=self.frames, most=MOST_FRAMES)
+            )
 
     def __str__(self) -> str:
         return f"{self.width}x{self.height} {_batches_and_frames(self)}"
@@ -115,9 +135,13 @@ class BucketSet:
                 try:
                     found.append(_new_bucket(part.strip(), multiple_of, found))
                 except BucketError as error:
-                    raise BucketError(f'line {number}, "{line.strip()}": {error}') from None
+                    raise BucketError(
+                        message('line {number}, "{line}": {error}', number=number, line=line.strip(), error=error)
+                    ) from None
         if not found:
-            raise BucketError(f"there is no bucket in the list; write one per line, such as {_EXAMPLES}")
+            raise BucketError(
+                message("there is no bucket in the list; write one per line, such as {examples}", examples=_EXAMPLES)
+            )
         return cls(tuple(found))
 
     def __str__(self) -> str:
@@ -169,10 +193,21 @@ def _new_bucket(text: str, multiple_of: int, earlier: list[Bucket]) -> Bucket:
     bucket = _bucket(text)
     for side in (bucket.width, bucket.height):
         if side % multiple_of:
-            raise BucketError(f"{side} is not a multiple of {multiple_of}; write {near_sizes(side, multiple_of)}")
+            raise BucketError(
+                message(
+                    "{side} is not a multiple of {multiple_of}; write {near}",
+                    side=side,
+                    multiple_of=multiple_of,
+                    near=near_sizes(side, multiple_of),
+                )
+            )
     for other in earlier:
         if bucket.overlaps(other):
-            raise BucketError(f"{bucket} is in the list already, as {other}; remove one of the two")
+            raise BucketError(
+                message(
+                    "{bucket} is in the list already, as {other}; remove one of the two", bucket=bucket, other=other
+                )
+            )
     return bucket
 
 
@@ -182,7 +217,13 @@ def _bucket(text: str) -> Bucket:
     batches, rest = _take(_BATCHES, rest)
     frames, rest = _take(_FRAMES, rest)
     if size is None or rest.strip(" \t,"):
-        raise BucketError(f'"{text}" is no size; write WIDTHxHEIGHT and a batch size, such as {_EXAMPLES}')
+        raise BucketError(
+            message(
+                '"{text}" is no size; write WIDTHxHEIGHT and a batch size, such as {examples}',
+                text=text,
+                examples=_EXAMPLES,
+            )
+        )
     least = int(batches[1]) if batches else 1
     most = int(batches[2]) if batches and batches[2] else least
     return Bucket(int(size[1]), int(size[2]), least, most, int(frames[1]) if frames else None)
@@ -198,7 +239,7 @@ def near_sizes(side: int, multiple_of: int) -> str:
     """For people: the sides in pixels next to ``side`` that are multiples and not absurd."""
     below = side - side % multiple_of
     near = [str(near) for near in (below, below + multiple_of) if 1 <= near <= LARGEST_SIDE]
-    return " or ".join(near)
+    return message("{below} or {above}", below=near[0], above=near[1]) if len(near) == 2 else near[0]
 
 
 def _clamped(batch: int, bucket: Bucket) -> int:

@@ -26,13 +26,14 @@ from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
+from ..messages import first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
 from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import compiler
 from .library import GraphLibrary, NotYet
-from .making import HostServices, Maker
+from .making import HostServices, Maker, describe
 from .recorded import RecordedGraph
 from .run import Run
 from .specialise import Specialiser
@@ -44,6 +45,23 @@ _SHOW_AGAIN_S = 1.0
 # Of what a graph of its own would cost per call: a batch of 3 runs as 4, one of 6 as 4 and 2, and
 # nobody waits for a compilation.
 _WORTH_IT = 4 / 3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Calls of one size, timed.
+
+    Attributes:
+        graph_key: of the graph that answers them.
+        call: their largest tensor, for people.
+        eager_s: seconds of one call eager.
+        graph_s: seconds of the fastest answer of the graph.
+    """
+
+    graph_key: str
+    call: str
+    eager_s: float
+    graph_s: float
 
 
 @dataclass(frozen=True)
@@ -143,7 +161,7 @@ class Dispatcher:
         """
         self._library.recordings.release_if_short()
         if not self._run.calls:
-            self._fall_back(module, "this model family never hands its calls to diffusion-model wrappers")
+            self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
             return
         log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run.served, self._run.calls)
         self._show(self._run.status(what))
@@ -170,6 +188,17 @@ class Dispatcher:
     def refusals(self) -> list[str]:
         """Why calls of this model are not served, as far as that is settled."""
         return list(dict.fromkeys(r.reason for r in self._routes.values() if isinstance(r, _Refused)))
+
+    def speeds(self) -> list[Speed]:
+        """How fast calls of each size are, where eager's time is known."""
+        found = []
+        for (_, signature), route in list(self._routes.items()):
+            if isinstance(route, _Served):
+                eager = self._library.eager_seconds(route.graph_key, route.sizes)
+                graph, calls = self.run_times.fastest(route.graph_key, signature)
+                if eager is not None and calls:
+                    found.append(Speed(route.graph_key, describe(signature), eager, graph))
+        return found
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -211,9 +240,9 @@ class Dispatcher:
         arguments = bind(forward, args, kwargs)
         call = self._split(target, forward, arguments)
         if not call.tensors:
-            raise NotCovered("the call has no tensors")
+            raise NotCovered(message("the call has no tensors"))
         if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves(arguments) if _is_tensor(t)):
-            raise NotCovered("gradients are wanted, and compiled graphs have none")
+            raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         route = self._routes.get((target.fingerprint, call.signature))
         graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
         if graph is None and not isinstance(route, _Refused | _Parted):
@@ -301,8 +330,8 @@ class Dispatcher:
             if found is None and not exact:
                 call, found = self._made(maker, target, forward, arguments, call, general=False)
             if found is None:
-                raise NotCovered("a graph was compiled for these sizes that does not take them")
-            self._show("compiled graph ready")
+                raise NotCovered(message("a graph was compiled for these sizes that does not take them"))
+            self._show(message("compiled graph ready"))
         except NotYet:
             raise
         except NotCovered as refusal:
@@ -312,7 +341,9 @@ class Dispatcher:
         except Exception as error:
             # A compiler's own bug, a full disk, ...: nothing that eager could not do without.
             log.debug("preparing a graph failed", exc_info=True)
-            reason = f"compiling failed ({type(error).__name__}: {_first_line(error)})"
+            reason = message(
+                "compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error)
+            )
             return call, self._refuse(target, call, reason), None
         route, graph = found
         self._routes[target.fingerprint, call.signature] = route
@@ -425,18 +456,18 @@ class Dispatcher:
                 except (skeleton.Unpicklable, AttributeError) as error:
                     log.info("OneDiff: no other process can compile this model (%s); it is compiled now", error)
                     return
-            raise NotYet("a graph is being compiled in the background", lambda: _progress(background, key))
+            raise NotYet(message("a graph is being compiled in the background"), lambda: _progress(background, key))
         if outcome.option is not None:
             raise OptionRead(outcome.option)
         self._library.forget_candidates(key)
         if outcome.failure is not None:
             log.info("OneDiff: compiling in the background failed (%s); it is compiled now", outcome.failure)
         elif self._kept(maker, target, call, exact=not general) is not None:
-            raise NotYet("a graph was compiled in the background")
+            raise NotYet(message("a graph was compiled in the background"))
 
     def _while_loading(self, seconds: float) -> None:
         self._host.check_interrupted()
-        self._show(f"loading the compiled graph, {seconds:.0f} s")
+        self._show(message("loading the compiled graph, {seconds:.0f} s", seconds=seconds))
 
     # -- running it ----------------------------------------------------------------------------
 
@@ -448,10 +479,14 @@ class Dispatcher:
             with self.run_times.measured(found.route.graph_key, call.signature, _device_of(call)):
                 flat = self._call(graph, found.weights, call.tensors)
         except torch.OutOfMemoryError as error:
-            raise NotCovered("the compiled graph ran out of memory") from error
+            raise NotCovered(message("the compiled graph ran out of memory")) from error
         except Exception as error:
             log.debug("compiled graph failed", exc_info=True)
-            reason = f"the compiled graph failed ({type(error).__name__}: {_first_line(error)})"
+            reason = message(
+                "the compiled graph failed ({kind}: {first_line})",
+                kind=type(error).__name__,
+                first_line=first_line(error),
+            )
             self._refuse(found.target, call, reason)
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
@@ -523,7 +558,11 @@ class Dispatcher:
         allowed = proof.limit(dtypes, _device_of(found.call))
         error = _difference(actual, expected)
         if not error <= allowed:
-            reason = f"a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired"
+            reason = message(
+                "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
+                error=error,
+                allowed=allowed,
+            )
             self._library.retire(found.route.graph_key, reason)
             if found.graph.shapes.general:
                 self._refuse(found.target, found.call, reason)
@@ -550,7 +589,7 @@ class Dispatcher:
             return
         if reason not in self._warned:
             self._warned.add(reason)
-            self._show(f"not accelerated: {reason}")
+            self._show(message("not accelerated: {reason}", reason=reason))
             log.warning(
                 "OneDiff: %s runs without acceleration: %s. The image is right, only not faster.",
                 type(module).__name__,
@@ -580,8 +619,8 @@ class _Found:
 def _progress(background: Background, key: str) -> str | None:
     seconds = background.seconds(key)
     if seconds is not None:
-        return f"compiling in the background, {seconds:.0f} s"
-    return "waiting for another compilation in the background" if background.busy() else None
+        return message("compiling in the background, {seconds:.0f} s", seconds=seconds)
+    return message("waiting for another compilation in the background") if background.busy() else None
 
 
 def _device_of(call: Call) -> torch.device:
@@ -600,7 +639,3 @@ def _difference(actual: Any, expected: Any) -> float:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]

@@ -16,6 +16,7 @@ from ..capture.call import NotCovered
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Capture
 from ..engines.base import CompiledGraph, Engine
+from ..messages import message
 from ..metrics import Metrics
 from ..store.artifact import Artifact
 from ..store.store import GraphStore
@@ -153,7 +154,9 @@ class GraphLibrary:
     def retired(self, graph_key: str) -> str | None:
         """Why this graph may not serve, if it was found wrong, now or by an earlier process."""
         if graph_key not in self._retired and self._store and self._store.recall(_PROVED, graph_key) is False:
-            self._retired[graph_key] = "its compiled graph differed from eager when it was first used on this machine"
+            self._retired[graph_key] = message(
+                "its compiled graph differed from eager when it was first used on this machine"
+            )
         return self._retired.get(graph_key)
 
     def useful(self, graph_key: str) -> bool:
@@ -254,8 +257,8 @@ class GraphLibrary:
             )
         if not loading.done():
             raise NotYet(
-                "a compiled graph is being loaded",
-                lambda: None if loading.done() else "loading the compiled graph",
+                message("a compiled graph is being loaded"),
+                lambda: None if loading.done() else message("loading the compiled graph"),
             )
         del self._loading[graph_key]
         return loading.result()

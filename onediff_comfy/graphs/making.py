@@ -14,6 +14,7 @@ from ..capture.call import Call, NotCovered, Signature
 from ..capture.target import Target
 from ..capture.trace import capture
 from ..engines.base import CompiledGraph, Engine
+from ..messages import Message, message
 from . import skeleton
 from .background import Job, signature_fields
 from .key import CallKey, Compiler, GraphKey
@@ -121,7 +122,7 @@ class Maker:
             show(_compiling(seconds, expected))
 
         with library.while_no_graph_is_made(while_waiting):
-            show("capturing")
+            show(message("capturing"))
             start = time.monotonic()
             captured = capture(
                 target,
@@ -142,7 +143,7 @@ class Maker:
         if wrong is not None:
             raise NotCovered(wrong)
         origin = Origin(
-            target=f"{_what(target, forward)} {'all sizes' if general else describe(call)}",
+            target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}",
             fingerprint=target.fingerprint,
             signature=_scope(call, general).lines(),
             call_key=self.call_key(target, call, general),
@@ -154,11 +155,11 @@ class Maker:
         return key.digest, graph
 
 
-def _compiling(seconds: float, expected: float | None) -> str:
+def _compiling(seconds: float, expected: float | None) -> Message:
     """What a waiting person is shown; nothing is promised that has proved wrong."""
     if expected is None or seconds > expected:
-        return f"compiling, {seconds:.0f} s"
-    return f"compiling, {seconds:.0f} s of about {expected:.0f} s"
+        return message("compiling, {seconds:.0f} s", seconds=seconds)
+    return message("compiling, {seconds:.0f} s of about {expected:.0f} s", seconds=seconds, expected=expected)
 
 
 def _what(target: Target, forward: Callable[..., Any]) -> str:
@@ -167,9 +168,9 @@ def _what(target: Target, forward: Callable[..., Any]) -> str:
     return name if method.strip("_") == "forward" else f"{name} {method}"
 
 
-def describe(call: Call) -> str:
-    """The call's largest tensor for people: ``float16[2x4x128x128]@cuda:0``."""
-    return str(max(call.signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
+def describe(signature: Signature) -> str:
+    """The largest tensor of such calls for people: ``float16[2x4x128x128]@cuda:0``."""
+    return str(max(signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
 
 
 def _scope(call: Call, general: bool) -> Signature:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..capture.call import Signature
+from ..messages import Message, joined, message
 from .library import GraphLibrary
 from .timing import RunTimes
 
@@ -45,7 +46,7 @@ class Run:
     def eager_answered(self, reason: str) -> None:
         self._eager[reason] += 1
 
-    def status(self, what: str) -> str:
+    def status(self, what: str) -> Message:
         """For people: ``compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles``, and why calls were not accelerated.
 
         Args:
@@ -53,12 +54,13 @@ class Run:
         """
         if not self._served:
             return _reasons(self._eager)
-        parts = ["compiled graph" if not self._eager else f"{self.served} of {self.calls} calls accelerated", what]
+        first = message("compiled graph")
+        if self._eager:
+            first = message("{served} of {calls} calls accelerated", served=self.served, calls=self.calls)
         gain = self.gain()
-        if gain is not None and gain >= _LEAST_GAIN:
-            parts.append(f"{gain:.1f}x")
-        line = " · ".join(part for part in (*parts, self._made()) if part)
-        return "\n".join(filter(None, (line, _reasons(self._eager))))
+        times = f"{gain:.1f}x" if gain is not None and gain >= _LEAST_GAIN else ""
+        line = joined(" · ", filter(None, (first, what, times, self._made())))
+        return joined("\n", (line, _reasons(self._eager))) if self._eager else line
 
     def gain(self) -> float | None:
         """How many times faster than eager the graph is that answered most calls; None where eager was not timed."""
@@ -67,16 +69,23 @@ class Run:
         graph, _ = self._times.fastest(kind[0], self._signatures[kind])
         return None if eager is None else eager / graph
 
-    def _made(self) -> str:
+    def _made(self) -> Message:
         """What was compiled or loaded meanwhile."""
         made = self._library.metrics.snapshot()["graphs"][self._made_before :]
-        for how in ("compiled", "loaded"):
-            seconds = sum(graph["seconds"] for graph in made if graph["how"] == how)
-            if seconds:
-                return f"{how} in {seconds:.1f} s" if seconds < 10 else f"{how} in {seconds:.0f} s"
-        return "0 recompiles"
+        seconds = {
+            how: sum(graph["seconds"] for graph in made if graph["how"] == how) for how in ("compiled", "loaded")
+        }
+        if seconds["compiled"]:
+            return message("compiled in {seconds} s", seconds=_rounded(seconds["compiled"]))
+        if seconds["loaded"]:
+            return message("loaded in {seconds} s", seconds=_rounded(seconds["loaded"]))
+        return message("0 recompiles")
 
 
-def _reasons(eager: Counter[str]) -> str:
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"
+
+
+def _reasons(eager: Counter[str]) -> Message:
     """Why calls were not accelerated, most of them first."""
-    return "\n".join(f"not accelerated: {reason}" for reason, _ in eager.most_common())
+    return joined("\n", (message("not accelerated: {reason}", reason=reason) for reason, _ in eager.most_common()))

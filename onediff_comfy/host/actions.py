@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import folder_paths
 
 from ..graphs.buckets import PRESETS, BucketError  # needs no torch
+from ..messages import joined, message
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER
 from .drift import host_changed
+from .language import errors_in_their_language, in_their_language
 from .shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
 from .status import status_of
 from .versions import why_not
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +98,7 @@ def speed_up_clip(clip: Any, engine: str, in_background: bool, node_id: str | No
     return accelerate_clip(clip, engine, node_id, in_background)
 
 
+@errors_in_their_language()
 def save_compiled(
     model: Any, name: str, latent: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, str]:
@@ -108,10 +114,11 @@ def save_compiled(
     from .artifacts import save_graphs
 
     path, inside = save_graphs(model, name, latent, positive, negative)
-    status_of(node_id)(f"{path}\n{inside}")
-    return path, inside
+    status_of(node_id)(joined("\n", (path, inside)))
+    return path, in_their_language(inside)
 
 
+@errors_in_their_language()
 def load_compiled(model: Any, name: str, strict: bool, node_id: str | None) -> tuple[Any, str]:
     """An accelerated clone of ``model`` with the graphs of a saved file, and what was inside.
 
@@ -124,10 +131,12 @@ def load_compiled(model: Any, name: str, strict: bool, node_id: str | None) -> t
     if strict:
         _require("MODEL", "files")
     elif _passes_through("MODEL", node_id) or _passes_through("files", node_id):
-        return model, f"not loaded: {why_not('MODEL', 'files')}"
+        reason = message("not loaded: {reason}", reason=why_not("MODEL", "files"))
+        return model, in_their_language(reason)
     from .artifacts import load_graphs
 
-    return load_graphs(model, name, strict, node_id)
+    loaded, inside = load_graphs(model, name, strict, node_id)
+    return loaded, in_their_language(inside)
 
 
 def saved_files() -> list[str]:
@@ -161,10 +170,11 @@ def bucket_problem(preset: str, text: str, with_model: bool) -> str | None:
     try:
         read_buckets(preset, text, 1 if with_model else FACTOR)
     except BucketError as error:
-        return str(error)
+        return in_their_language(str(error))
     return None
 
 
+@errors_in_their_language()
 def shape_bucket(
     preset: str, text: str, width: int, height: int, batch: int, snap: bool, model: Any, node_id: str | None
 ) -> tuple[Any, int, int, int, str]:
@@ -193,9 +203,10 @@ def shape_bucket(
     buckets = read_buckets(preset, text, factor)
     width, height, batch, chosen = choose_size(buckets, width, height, batch, snap, factor)
     status_of(node_id)(chosen)
-    return buckets, width, height, batch, chosen
+    return buckets, width, height, batch, in_their_language(chosen)
 
 
+@errors_in_their_language()
 def warm_up(
     model: Any, buckets: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, list[dict[str, Any]]]:
@@ -208,16 +219,19 @@ def warm_up(
     """
     reason = why_not("MODEL", "warm-up")
     if reason is not None:
-        summary = f"nothing prepared: {reason}"
+        summary: str = message("nothing prepared: {reason}", reason=reason)
         status_of(node_id)(summary)
-        return summary, []
+        return in_their_language(summary), []
     from .warm_up import warm_up_buckets
 
-    return warm_up_buckets(model, buckets, positive, negative, node_id)
+    summary, prepared = warm_up_buckets(model, buckets, positive, negative, node_id)
+    return in_their_language(summary), prepared
 
 
-def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | None) -> tuple[str, dict[str, Any]]:
-    """What served the calls of these objects, and of the process: for people, and as data for JSON.
+def report(
+    model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | None
+) -> tuple[str, dict[str, Any], torch.Tensor | None]:
+    """What served the calls of these objects, and of the process: for people, as data for JSON, and as a picture.
 
     The node ``node_id`` shows the same.
 
@@ -230,17 +244,18 @@ def report(model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | Non
     """
     reason = why_not("everything")
     if reason is not None:
-        text = f"nothing is accelerated: {reason}"
+        text = in_their_language(message("nothing is accelerated: {reason}", reason=reason))
         status_of(node_id)(text)
-        return text, {"objects": [], "reason": reason}
+        return text, {"objects": [], "reason": reason}, None
     from .report import report as report_on
     from .report import text_of
+    from .report_picture import as_image
 
     things = {"model": model, "vae": vae, "clip": clip, "control_net": control_net}
     found = report_on({kind: thing for kind, thing in things.items() if thing is not None})
-    text = text_of(found)
+    text = in_their_language(text_of(found))
     status_of(node_id)(text)
-    return text, found
+    return text, found, as_image(found)
 
 
 def _passes_through(kind: str, node_id: str | None) -> bool:
@@ -248,7 +263,7 @@ def _passes_through(kind: str, node_id: str | None) -> bool:
     reason = why_not(kind)
     if reason is None:
         return False
-    status_of(node_id)(f"not accelerated: {reason}")
+    status_of(node_id)(message("not accelerated: {reason}", reason=reason))
     if host_changed(kind) is None:  # which said so itself
         log.warning("OneDiff: %s; the %s passes through unchanged", reason, kind)
     elif host_changed("everything") is None:
@@ -261,4 +276,4 @@ def _passes_through(kind: str, node_id: str | None) -> bool:
 def _require(*kinds: str) -> None:
     reason = why_not(*kinds)
     if reason is not None:
-        raise RuntimeError(f"OneDiff cannot work here: {reason}. Until then, bypass this node.")
+        raise RuntimeError(message("OneDiff cannot work here: {reason}. Until then, bypass this node.", reason=reason))

@@ -10,6 +10,7 @@ from comfy.patcher_extension import CallbacksMP
 
 from ..engines import prepare
 from ..graphs.dispatch import Dispatcher
+from ..messages import Message, message
 from .process import Origin, accelerated, library, metrics
 from .services import host_services
 from .status import status_of
@@ -45,14 +46,14 @@ def dispatcher_for(
     return made
 
 
-def pass_through(thing: Any, reason: str, node_id: str | None, name: str = "it") -> Any:
+def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "it") -> Any:
     """``thing`` as it came, after a warning that says why nothing of it can be captured.
 
     Args:
         name: what the log calls it.
     """
     metrics().fell_back(reason)
-    status_of(node_id)(f"not accelerated: {reason}")
+    status_of(node_id)(message("not accelerated: {reason}", reason=reason))
     log.warning("OneDiff: %s; %s passes through unchanged", reason, name)
     return thing
 

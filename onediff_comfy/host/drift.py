@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..messages import Message, message
+
 log = logging.getLogger(__name__)
 
 
@@ -51,20 +53,22 @@ class Use:
         """
         return functools.reduce(getattr, self.path.split("."), importlib.import_module(self.module))
 
-    def problem(self) -> str | None:
+    def problem(self) -> Message | None:
         """What is not as we need it, or None."""
         try:
             found = self.found()
         except Exception as error:  # whatever a module raises that cannot be imported
             log.debug("%s was not found: %r", self, error)
-            return "it is gone"
+            return message("it is gone")
         if self.given is not None and not _can_be_called(found, self.given, self.named):
-            return f"it no longer takes ({', '.join([*self.given, *(f'{name}=' for name in self.named)])})"
+            return message(
+                "it no longer takes ({names})", names=", ".join([*self.given, *(f"{name}=" for name in self.named)])
+            )
         if self.mentions:
             known = None if self._is_an_extensions(found) else _mentioned(found)
             gone = [name for name in self.mentions if known is not None and name not in known]
             if gone:
-                return f"it no longer knows {', '.join(gone)}"
+                return message("it no longer knows {names}", names=", ".join(gone))
         return None
 
     def _is_an_extensions(self, function: Any) -> bool:
@@ -198,7 +202,7 @@ _MEANWHILE = {
 
 
 @functools.cache
-def host_changed(kind: str) -> str | None:
+def host_changed(kind: str) -> Message | None:
     """What this host no longer has of what is needed for one kind of object; None if all is there.
 
     Looked at once in a process. The first time that something is missing, the log says so.
@@ -221,18 +225,21 @@ def host_changed(kind: str) -> str | None:
             log.debug("%s was tried and failed", use, exc_info=True)
             works = False
         if not works:
-            return _told(kind, use, "it works in another way")
+            return _told(kind, use, message("it works in another way"))
     return None
 
 
-def host_changes() -> list[str]:
+def host_changes() -> list[Message]:
     """All that ``host_changed`` has to say."""
     return list(dict.fromkeys(changed for kind in RELIED_ON if (changed := host_changed(kind)) is not None))
 
 
-def _told(kind: str, use: Use, problem: str) -> str:
-    reason = (
-        f"this ComfyUI{_host_version()} has another {use} than onediff-comfy knows ({problem}); update onediff-comfy"
+def _told(kind: str, use: Use, problem: Message) -> Message:
+    reason = message(
+        "this ComfyUI{version} has another {use} than onediff-comfy knows ({problem}); update onediff-comfy",
+        version=_host_version(),
+        use=use,
+        problem=problem,
     )
     log.warning("OneDiff: %s. Until then %s, and images come out as without it.", reason, _MEANWHILE[kind])
     return reason

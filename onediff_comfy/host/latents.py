@@ -8,6 +8,7 @@ import comfy.model_management
 import torch
 
 from ..graphs.buckets import Bucket, BucketError
+from ..messages import message
 
 
 def latent_ratio(model: Any) -> int:
@@ -52,9 +53,11 @@ def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:
         every = getattr(latent_format, "temporal_downscale_ratio", 1)
         shape.insert(2, ((bucket.frames or 1) - 1) // every + 1)
     elif latent_format.latent_dimensions != 2:
-        raise BucketError("this model's latents have no width and height")
+        raise BucketError(message("this model's latents have no width and height"))
     elif bucket.frames is not None:
-        raise BucketError(f"this model makes images, not videos; write the size without f{bucket.frames}")
+        raise BucketError(
+            message("this model makes images, not videos; write the size without f{frames}", frames=bucket.frames)
+        )
     # The dtype is a setting of newer hosts.
     dtype = getattr(comfy.model_management, "intermediate_dtype", lambda: torch.float32)()
     return torch.zeros(shape, device=comfy.model_management.intermediate_device(), dtype=dtype)

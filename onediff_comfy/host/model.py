@@ -22,6 +22,7 @@ from ..capture.call import Signature
 from ..capture.shapes import batch_tensor
 from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher, no_sizes
+from ..messages import message
 from .attach import KEY, dispatcher_for, is_dynamic, pass_through, release_on_detach, resident_clone
 from .latents import latent_ratio
 from .served import ServedModule
@@ -49,8 +50,8 @@ def accelerate(
     """
     module = getattr(getattr(model, "model", None), "diffusion_model", None)
     if not isinstance(module, torch.nn.Module):
-        reason = f"a {type(model).__qualname__} without a diffusion model cannot be captured"
-        return pass_through(model, reason, node_id, "the model")
+        reason = message("a {kind} without a diffusion model cannot be captured", kind=type(model).__qualname__)
+        return pass_through(model, reason, node_id, name="the model")
     specialise = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
     dispatcher = dispatcher_for("MODEL", engine, node_id, in_background, specialise=specialise)
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None

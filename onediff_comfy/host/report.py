@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..graphs.dispatch import Dispatcher
+from ..messages import Message, joined, message
 from .drift import host_changed, host_changes
 from .process import accelerated, library, metrics
 
@@ -65,16 +66,23 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
 
     Returns:
         ``served`` and ``eager``, numbers of calls; ``fallbacks``, eager calls by reason; ``run_s``, seconds in
-        compiled graphs; and ``graphs``, those that served it, most calls first.
+        compiled graphs; and ``graphs``, those that served it, most calls first, with the ``steps`` of each: what calls
+        of a size take eager and from the graph.
     """
     counted = dispatcher.metrics.snapshot()
     served, seconds = dispatcher.metrics.served_by(), dispatcher.run_times.seconds()
+    speeds = dispatcher.speeds()
     made, held, evicted = _graphs_made(), library().cache.sizes(), metrics().evictions()
     graphs = [
         {
             "key": key,
             "served": calls,
             "run_s": round(seconds.get(key, 0.0), 3),
+            "steps": [
+                {"call": speed.call, "eager_ms": _milliseconds(speed.eager_s), "graph_ms": _milliseconds(speed.graph_s)}
+                for speed in speeds
+                if speed.graph_key == key
+            ],
             **_graph_report(key, made[key], held, evicted),
         }
         for key, calls in served.items()
@@ -86,6 +94,10 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
         "run_s": round(sum(seconds.values()), 3),
         "graphs": sorted(graphs, key=lambda graph: -graph["served"]),
     }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)
 
 
 def process_report() -> dict[str, Any]:
@@ -153,55 +165,109 @@ def _recompiled(records: list[dict[str, Any]]) -> int:
 # -- as text -----------------------------------------------------------------------------------
 
 
-def text_of(found: Mapping[str, Any]) -> str:
+def text_of(found: Mapping[str, Any]) -> Message:
     """A report for people: a few lines per object, then the process."""
     lines = [line for thing in found["objects"] for line in _object_lines(thing)]
-    return "\n".join([*lines, *_process_lines(found["process"]), *found["problems"]])
+    return joined("\n", [*lines, *_process_lines(found["process"]), *found["problems"]])
 
 
-def _object_lines(thing: Mapping[str, Any]) -> list[str]:
+def _object_lines(thing: Mapping[str, Any]) -> list[Message]:
+    kind = thing["kind"]
     if not thing["accelerated"]:
         return [
-            f"{thing['kind']}: not accelerated. It did not come through a OneDiff speedup node, or that node says why "
-            "it could not accelerate it."
+            message(
+                "{kind}: not accelerated. It did not come through a OneDiff speedup node, or that node says why it "
+                "could not accelerate it.",
+                kind=kind,
+            )
         ]
-    calls = thing["served"] + thing["eager"]
+    served, calls = thing["served"], thing["served"] + thing["eager"]
     if not calls:
-        return [f'{thing["kind"]}: no calls yet. Connect what was made with it to "after", so that this runs last.']
-    lines = [f"{thing['kind']}: {thing['served']} of {calls} calls served by compiled graphs"]
-    lines += [f"  {line}" for graph in thing["graphs"] for line in _graph_lines(graph)]
-    return lines + [f"  {count} eager: {reason}" for reason, count in thing["fallbacks"].items()]
-
-
-def _graph_lines(graph: Mapping[str, Any]) -> list[str]:
-    size = f"{graph['bytes'] / 2**20:.1f} MB" if graph["in_memory"] else "not in memory now"
-    first = f"{graph['what']} · {graph['engine']} · {size}: {_count(graph['served'], 'call')}"
-    if graph["served"]:
-        first += f" in {graph['run_s']:.2f} s ({1000 * graph['run_s'] / graph['served']:.1f} ms each)"
-    if graph["compile_s"]:
-        first += f"; compiled in {graph['compile_s']:.1f} s"
-    if graph["loads"]:
-        first += f"; loaded in {graph['load_s']:.1f} s"
-    lines = [first]
-    if graph["recompiled"]:
-        lines.append(f"  compiled again: {graph['recompiled']}")
-    if graph["evicted"]:
-        lines.append(f"  left memory to make room: {graph['evicted']}")
-    return lines
-
-
-def _process_lines(process: Mapping[str, Any]) -> list[str]:
-    megabytes = {name: process[f"{name}_bytes"] >> 20 for name in ("graph", "recording", "budget")}
-    held = f"{_count(process['graphs_in_memory'], 'graph')} in memory, {megabytes['graph']} of {megabytes['budget']} MB"
-    if process["recording_bytes"]:
-        held += f" and {megabytes['recording']} MB of CUDA graphs"
-    return [
-        f"All together: {_count(process['served'], 'call')} served, {process['eager']} eager; {held}",
-        f"  {process['compiled']} compiled ({process['compile_s']:.1f} s), {process['recompiled']} of them again; "
-        f"{process['loaded']} loaded ({process['load_s']:.1f} s); {process['recorded']} recorded; "
-        f"{process['evicted']} evicted; {process['retired']} retired; {process['failed']} failed",
+        return [
+            message(
+                '{kind}: no calls yet. Connect what was made with it to "after", so that this runs last.',
+                kind=kind,
+            )
+        ]
+    lines = [
+        message("{kind}: {served} of {calls} calls served by compiled graphs", kind=kind, served=served, calls=calls)
+    ]
+    lines += [_indented(line) for graph in thing["graphs"] for line in _graph_lines(graph)]
+    return lines + [
+        _indented(message("{count} eager: {reason}", count=count, reason=reason))
+        for reason, count in thing["fallbacks"].items()
     ]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _graph_lines(graph: Mapping[str, Any]) -> list[Message]:
+    size = f"{graph['bytes'] / 2**20:.1f} MB" if graph["in_memory"] else message("not in memory now")
+    first = [joined(" · ", (graph["what"], graph["engine"], size)), ": ", _calls(graph["served"])]
+    if graph["served"]:
+        each = 1000 * graph["run_s"] / graph["served"]
+        first.append(message(" in {seconds:.2f} s ({each:.1f} ms each)", seconds=graph["run_s"], each=each))
+    if graph["compile_s"]:
+        first.append(message("; compiled in {seconds:.1f} s", seconds=graph["compile_s"]))
+    if graph["loads"]:
+        first.append(message("; loaded in {seconds:.1f} s", seconds=graph["load_s"]))
+    lines = [joined("", first)]
+    if graph["recompiled"]:
+        lines.append(_indented(message("compiled again: {count}", count=graph["recompiled"])))
+    if graph["evicted"]:
+        lines.append(_indented(message("left memory to make room: {count}", count=graph["evicted"])))
+    lines += [_indented(_step_line(step)) for step in graph["steps"]]
+    return lines
+
+
+def _step_line(step: Mapping[str, Any]) -> Message:
+    return message(
+        "{call}: {graph_ms:.1f} ms, eager {eager_ms:.1f} ms ({gain:.2f}x)",
+        call=step["call"],
+        graph_ms=step["graph_ms"],
+        eager_ms=step["eager_ms"],
+        gain=step["eager_ms"] / step["graph_ms"],
+    )
+
+
+def _process_lines(process: Mapping[str, Any]) -> list[Message]:
+    megabytes = {name: process[f"{name}_bytes"] >> 20 for name in ("graph", "recording", "budget")}
+    held = message(
+        "{graphs} in memory, {held} of {budget} MB",
+        graphs=_graphs(process["graphs_in_memory"]),
+        held=megabytes["graph"],
+        budget=megabytes["budget"],
+    )
+    if process["recording_bytes"]:
+        held = joined("", (held, message(" and {megabytes} MB of CUDA graphs", megabytes=megabytes["recording"])))
+    return [
+        message(
+            "All together: {calls} served, {eager} eager; {held}",
+            calls=_calls(process["served"]),
+            eager=process["eager"],
+            held=held,
+        ),
+        _indented(
+            message(
+                "{compiled} compiled ({compile_s:.1f} s), {recompiled} of them again; {loaded} loaded "
+                "({load_s:.1f} s); {recorded} recorded; {evicted} evicted; {retired} retired; {failed} failed",
+                **{name: process[name] for name in _COUNTED},
+            )
+        ),
+    ]
+
+
+_COUNTED = (
+    *("compiled", "compile_s", "recompiled", "loaded", "load_s"),
+    *("recorded", "evicted", "retired", "failed"),
+)
+
+
+def _indented(line: Message) -> Message:
+    return joined("", ("  ", line))
+
+
+def _calls(number: int) -> Message:
+    return message("{number} call", number=number) if number == 1 else message("{number} calls", number=number)
+
+
+def _graphs(number: int) -> Message:
+    return message("{number} graph", number=number) if number == 1 else message("{number} graphs", number=number)

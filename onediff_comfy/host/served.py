@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..messages import message
 from .process import metrics
 
 Serve = Callable[[torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
@@ -59,7 +60,7 @@ class ServedModule:
         if "forward" not in self._onediff_methods:
             return module(*args, **kwargs)
         if module._forward_hooks or module._forward_pre_hooks:  # a method has none: only calling the module runs them
-            metrics().fell_back("the module has a forward hook from another extension")
+            metrics().fell_back(message("the module has a forward hook from another extension"))
             return module(*args, **kwargs)
         return self._served("forward")(*args, **kwargs)
 

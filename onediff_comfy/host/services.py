@@ -16,6 +16,7 @@ from comfy.ldm.modules.diffusionmodules import model as vae_layers
 
 from ..capture.call import NotCovered
 from ..graphs.making import HostServices
+from ..messages import message
 from .host_settings import settings
 from .latents import patch_side
 
@@ -42,9 +43,11 @@ def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
     for layer in layers:
         state = layer.__dict__
         if state.get("weight_function") or state.get("bias_function"):
-            raise NotCovered("layers patch their weights while running (a LoRA on offloaded weights)")
+            raise NotCovered(message("layers patch their weights while running (a LoRA on offloaded weights)"))
         if "_v" in state:
-            raise NotCovered("weights live in ComfyUI's Dynamic VRAM, and this loader has no resident form of them")
+            raise NotCovered(
+                message("weights live in ComfyUI's Dynamic VRAM, and this loader has no resident form of them")
+            )
 
 
 def _whole_vae_attention(layers: Iterable[torch.nn.Module]) -> None:

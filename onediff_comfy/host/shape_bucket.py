@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..graphs.buckets import PRESETS, BucketError, BucketSet, shown
+from ..messages import joined, message
 
 FACTOR = 8
 """Pixels per latent pixel of the common models, for sizes that are checked without a model."""
@@ -23,14 +24,26 @@ def read_buckets(preset: str, text: str, multiple_of: int) -> BucketSet:
         BucketError: there is no such preset, or a line of the list cannot be.
     """
     if preset != CUSTOM and preset not in PRESETS:
-        raise BucketError(f'there is no preset "{preset}"; choose {CUSTOM} or one of {", ".join(PRESETS)}')
+        raise BucketError(
+            message(
+                'there is no preset "{preset}"; choose {custom} or one of {names}',
+                preset=preset,
+                custom=CUSTOM,
+                names=", ".join(PRESETS),
+            )
+        )
     if preset == CUSTOM:
         return BucketSet.parse(text, multiple_of)
     try:
         return BucketSet.parse(PRESETS[preset], multiple_of)
     except BucketError as error:
         raise BucketError(
-            f"the preset {preset} does not suit this model: {error}. Choose another preset, or {CUSTOM}"
+            message(
+                "the preset {preset} does not suit this model: {error}. Choose another preset, or {custom}",
+                preset=preset,
+                error=error,
+                custom=CUSTOM,
+            )
         ) from error
 
 
@@ -57,8 +70,15 @@ def choose_size(
         return bucket.width, bucket.height, size, f"{asked} → {chosen}"
     if buckets.holds(width, height, batch):
         return width, height, batch, f"{wished} b{batch}"
-    text = f"{wished} b{batch} is in no bucket: runs on the general graph"
-    cut = [str(side) for side in dict.fromkeys((width, height)) if side % multiple_of]
+    lines = [message("{size} is in no bucket: runs on the general graph", size=f"{wished} b{batch}")]
+    cut: list[str] = [str(side) for side in dict.fromkeys((width, height)) if side % multiple_of]
     if cut:
-        text += f"\n{' and '.join(cut)}: not a multiple of {multiple_of}, which the model needs; it is padded or cut"
-    return width, height, batch, text
+        sides = message("{first} and {second}", first=cut[0], second=cut[1]) if len(cut) == 2 else cut[0]
+        lines.append(
+            message(
+                "{sides}: not a multiple of {multiple_of}, which the model needs; it is padded or cut",
+                sides=sides,
+                multiple_of=multiple_of,
+            )
+        )
+    return width, height, batch, joined("\n", lines)

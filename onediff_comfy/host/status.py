@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from .language import in_their_language
+
 log = logging.getLogger(__name__)
 
 
 def status_of(node_id: str | None) -> Callable[[str], None]:
-    """A function that shows a text on the node ``node_id``, or does nothing without a server."""
+    """A function that shows a text on the node ``node_id``, in the person's language; without a server, nothing."""
 
     if node_id is None:
         return lambda _text: None
@@ -22,7 +24,7 @@ def status_of(node_id: str | None) -> Callable[[str], None]:
 
         server = getattr(PromptServer, "instance", None)
         if server is not None:
-            server.send_progress_text(text, shown_on)
+            server.send_progress_text(in_their_language(text), shown_on)
 
     def show_if_possible(text: str) -> None:
         # A status text is never worth a failed image.

@@ -25,6 +25,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..graphs.dispatch import Dispatcher
+from ..messages import message
 from .attach import dispatcher_for, is_dynamic, pass_through, release_on_detach, resident_clone
 from .served import ServedModule, module_behind, server_behind
 
@@ -46,7 +47,7 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_backg
     """
     encoders = getattr(clip, "cond_stage_model", None)
     if not isinstance(encoders, torch.nn.Module) or not _stacks(encoders):
-        reason = f"a {type(clip).__qualname__} without layers of a text encoder cannot be captured"
+        reason = message("a {kind} without layers of a text encoder cannot be captured", kind=type(clip).__qualname__)
         return pass_through(clip, reason, node_id)
     dispatcher = dispatcher_for("CLIP", engine, node_id, in_background)
     clone = _resident_clone(clip)

@@ -20,6 +20,7 @@ from ..capture.shapes import batch_tensor
 from ..engines.cudagraph import CudaGraphEngine
 from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher, no_sizes
+from ..messages import Message, message
 from .attach import dispatcher_for, is_dynamic, pass_through, resident_clone
 from .process import metrics
 from .served import ServedModule, module_behind, server_behind, serves
@@ -52,7 +53,7 @@ def accelerate_vae(
     module = module_behind(getattr(vae, "first_stage_model", None))
     reason = _impossible(vae, module)
     if reason is not None:
-        return pass_through(vae, reason, node_id, "the VAE")
+        return pass_through(vae, reason, node_id, name="the VAE")
     dispatcher = dispatcher_for(
         "VAE",
         engine,
@@ -78,13 +79,16 @@ def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
     return server if isinstance(server, Dispatcher) else None
 
 
-def _impossible(vae: Any, module: Any) -> str | None:
+def _impossible(vae: Any, module: Any) -> Message | None:
     """Why nothing of a VAE can be captured, or None."""
     if not isinstance(module, torch.nn.Module):
-        return f"a {type(vae).__qualname__} without a module cannot be captured"
+        return message("a {kind} without a module cannot be captured", kind=type(vae).__qualname__)
     if getattr(module, "comfy_has_chunked_io", False):
         # LTX. It also draws random numbers while it decodes.
-        return f"a {type(module).__qualname__} writes its images piece by piece into a buffer, which no graph can yet"
+        return message(
+            "a {kind} writes its images piece by piece into a buffer, which no graph can yet",
+            kind=type(module).__qualname__,
+        )
     return None
 
 
@@ -101,7 +105,7 @@ class _VAEDispatcher(Dispatcher):
         data = args[0] if args else None
         if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
             self.metrics.fell_back(
-                "videos are decoded and encoded by the host, piece by piece; single images by graphs"
+                message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
             )
             return forward(*args, **kwargs)
         return super().__call__(module, forward, args, kwargs)
@@ -148,15 +152,19 @@ class _Runs:
         module = self.first_stage_model
         dispatcher = server_behind(module)
         if dispatcher is None:
-            metrics().fell_back("a node behind OneDiff VAE Speedup has given the VAE another module")
+            metrics().fell_back(message("a node behind OneDiff VAE Speedup has given the VAE another module"))
         elif serves(module, method):
             before = _calls(dispatcher)
             dispatcher.begin_run()
             yield
             if _calls(dispatcher) > before:
-                dispatcher.end_run(module_behind(module), method)
+                dispatcher.end_run(
+                    module_behind(module), message("decoded") if method == "decode" else message("encoded")
+                )
             else:
-                dispatcher.metrics.fell_back(f"this VAE does not {method} by the method of that name")
+                dispatcher.metrics.fell_back(
+                    message("this VAE does not {method} by the method of that name", method=method)
+                )
             return
         yield
 

@@ -11,6 +11,7 @@ import comfy.model_management
 import comfy.utils
 
 from ..graphs.buckets import Bucket, BucketError, BucketSet, shown
+from ..messages import joined, message
 from .latents import empty_latent
 from .model import find_dispatcher
 from .process import metrics
@@ -66,14 +67,16 @@ def warm_up_buckets(
     """
     if find_dispatcher(model) is None:
         raise ValueError(
-            "this MODEL is not accelerated: connect the output of OneDiff Model Speedup. If it is connected, that node "
-            "says why it could not accelerate."
+            message(
+                "this MODEL is not accelerated: connect the output of OneDiff Model Speedup. "
+                "If it is connected, that node says why it could not accelerate."
+            )
         )
     singles = [bucket.at(batch) for bucket in buckets.buckets for batch in bucket.batches]
     show, bar = status_of(node_id), comfy.utils.ProgressBar(len(singles), node_id=node_id)
     done: list[Prepared] = []
     for number, bucket in enumerate(singles, start=1):
-        show(f"{number} of {len(singles)}: {shown(bucket)} …")
+        show(message("{number} of {of}: {bucket} …", number=number, of=len(singles), bucket=shown(bucket)))
         any_size = all(prepared.problem is not None for prepared in done)  # not there yet
         done.append(_prepare(model, bucket, positive, negative, any_size))
         log.log(
@@ -101,7 +104,9 @@ def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any, any_size:
     except Exception as error:
         # Out of memory, most of all: a size too large says nothing about the others.
         log.debug("warming up %s failed", bucket, exc_info=True)
-        problem = str(error) if isinstance(error, BucketError) else f"{type(error).__name__}: {error}"
+        problem = str(error)
+        if not isinstance(error, BucketError):
+            problem = message("{kind}: {error}", kind=type(error).__name__, error=problem)
         comfy.model_management.soft_empty_cache()
     after, seconds = metrics().snapshot(), time.monotonic() - start
     fell_back = [reason for reason, count in after["fallbacks"].items() if count > before["fallbacks"].get(reason, 0)]
@@ -110,7 +115,7 @@ def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any, any_size:
         round(seconds, 3),
         after["compiled"] - before["compiled"],
         after["loaded"] - before["loaded"],
-        problem or "; ".join(fell_back) or None,
+        problem or joined("; ", fell_back) or None,
     )
 
 
@@ -118,6 +123,17 @@ def _summary(done: list[Prepared]) -> str:
     ready = sum(prepared.problem is None for prepared in done)
     seconds = sum(prepared.seconds for prepared in done)
     compiled, loaded = sum(prepared.compiled for prepared in done), sum(prepared.loaded for prepared in done)
-    lines = [f"{ready} of {len(done)} ready in {seconds:.0f} s: {compiled} compiled, {loaded} loaded"]
-    lines += [f"{prepared.bucket} is not: {prepared.problem}" for prepared in done if prepared.problem]
-    return "\n".join(lines)
+    first = message(
+        "{ready} of {of} ready in {seconds:.0f} s: {compiled} compiled, {loaded} loaded",
+        ready=ready,
+        of=len(done),
+        seconds=seconds,
+        compiled=compiled,
+        loaded=loaded,
+    )
+    not_ready = [
+        message("{bucket} is not: {problem}", bucket=prepared.bucket, problem=prepared.problem)
+        for prepared in done
+        if prepared.problem
+    ]
+    return joined("\n", [first, *not_ready])

@@ -25,6 +25,8 @@ import safetensors
 import safetensors.torch
 import torch
 
+from ..messages import message
+
 FORMAT = 2
 """Raised when an older reader could misunderstand a newer file."""
 
@@ -101,16 +103,23 @@ class Manifest:
         try:
             fields = json.loads(text)
             if fields["format"] != FORMAT:
-                remedy = "update the pack" if fields["format"] > FORMAT else "compile it again"
+                remedy = message("update the pack") if fields["format"] > FORMAT else message("compile it again")
                 raise ArtifactError(
-                    f"the graph is of format {fields['format']} and this onediff-comfy reads {FORMAT}; {remedy}"
+                    message(
+                        "the graph is of format {theirs} and this onediff-comfy reads {ours}; {remedy}",
+                        theirs=fields["format"],
+                        ours=FORMAT,
+                        remedy=remedy,
+                    )
                 )
             fields["parts"] = {name: Part(**part) for name, part in fields["parts"].items()}
             return cls(**fields)
         except ArtifactError:
             raise
         except Exception as error:  # any shape of JSON may come in here
-            raise ArtifactError(f"the manifest cannot be read ({type(error).__name__}: {error})") from error
+            raise ArtifactError(
+                message("the manifest cannot be read ({kind}: {error})", kind=type(error).__name__, error=error)
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -144,9 +153,9 @@ class Artifact:
         """
         for name, part in self.manifest.parts.items():
             if name not in self.data:
-                raise ArtifactError(f"part {name} is missing")
+                raise ArtifactError(message("part {name} is missing", name=name))
             if Part.of(self.data[name]) != part:
-                raise ArtifactError(f"part {name} is damaged")
+                raise ArtifactError(message("part {name} is damaged", name=name))
         return self.data
 
 
@@ -173,13 +182,13 @@ def unpack(content: bytes) -> list[Artifact]:
     try:
         (length,) = struct.unpack_from("<Q", content)
         if length > min(_MAX_HEADER, len(content)):
-            raise ArtifactError("the file is cut short or is no artifact")
+            raise ArtifactError(message("the file is cut short or is no artifact"))
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
         if metadata.get("format") != _MARK:
-            raise ArtifactError("the file is not a compiled graph of onediff-comfy")
+            raise ArtifactError(message("the file is not a compiled graph of onediff-comfy"))
         entries = json.loads(metadata["graphs"])
         if not entries:
-            raise ArtifactError("the file holds no graphs")
+            raise ArtifactError(message("the file holds no graphs"))
         parts: list[dict[str, bytes]] = [{} for _ in entries]
         for name, tensor in safetensors.deserialize(content):
             number, _, part = name.partition("/")
@@ -188,4 +197,6 @@ def unpack(content: bytes) -> list[Artifact]:
     except ArtifactError:
         raise
     except Exception as error:  # damaged bytes can fail in any of the parsers above
-        raise ArtifactError(f"the file is damaged ({type(error).__name__}: {error})") from error
+        raise ArtifactError(
+            message("the file is damaged ({kind}: {error})", kind=type(error).__name__, error=error)
+        ) from error

@@ -26,6 +26,7 @@ from typing import Any
 import filelock
 
 from ..files import TEMPORARY_SUFFIX, write_atomically
+from ..messages import message
 from ..settings import DISK_LIMIT_BYTES
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from .artifact import Artifact, ArtifactError, pack, unpack
@@ -89,7 +90,7 @@ class GraphStore:
             try:
                 (artifact,) = unpack(content)
                 if artifact.manifest.key != key:
-                    raise ArtifactError("it is of another graph than its name says")
+                    raise ArtifactError(message("it is of another graph than its name says"))
                 self._trust.check(artifact, path)
                 artifact.checked_parts()
             except (ArtifactError, Untrusted, ValueError) as error:

@@ -15,6 +15,7 @@ import secrets
 from pathlib import Path
 
 from ..files import write_atomically
+from ..messages import message
 from .artifact import Artifact
 
 _KEY_FILE = "signing.key"
@@ -56,9 +57,13 @@ class Trust:
         if artifact.digest in self._trusted():
             return
         raise Untrusted(
-            f"the graph in {source} was not compiled by this installation, and a compiled graph is code that runs "
-            f"on your machine. If you trust where it came from: python -m onediff_comfy graphs import --trust "
-            f"{json.dumps(str(source))}"
+            message(
+                "the graph in {source} was not compiled by this installation, and a compiled graph is code that runs "
+                "on your machine. If you trust where it came from: "
+                "python -m onediff_comfy graphs import --trust {path}",
+                source=source,
+                path=json.dumps(str(source)),
+            )
         )
 
     def trust(self, artifact: Artifact) -> None:
@@ -79,7 +84,9 @@ class Trust:
                 self._make_key(path)
             self._key = path.read_bytes()
             if len(self._key) != _KEY_BYTES:
-                raise OSError(f"the signing key {path} is damaged; delete it, and graphs will be compiled anew")
+                raise OSError(
+                    message("the signing key {path} is damaged; delete it, and graphs will be compiled anew", path=path)
+                )
         return self._key
 
     def _make_key(self, path: Path) -> None:

@@ -49,6 +49,11 @@ def test_the_report_tells_what_served_the_sampler_that_it_waited_for(server: Com
     assert found["process"]["served"] >= counters.served == FLUX.steps
     assert f"MODEL: {FLUX.steps} of {FLUX.steps} calls served by compiled graphs" in text
     assert graph["what"] in text
+    (step,) = graph["steps"]
+    assert 0 < step["graph_ms"] < 1000 * result.seconds and 0 < step["eager_ms"] < 1000 * result.seconds
+    assert f"{step['call']}: {step['graph_ms']:.1f} ms, eager {step['eager_ms']:.1f} ms" in text
+    (picture,) = result.outputs["report"]["images"]
+    assert picture["type"] == "temp"
     # The node shows it, and both outputs carry it on.
     assert ("report", text) in result.texts
     assert result.outputs["as_text"]["text"] == [text]

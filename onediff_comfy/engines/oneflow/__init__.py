@@ -16,6 +16,7 @@ import torch
 
 from ...capture.shapes import ShapeRange
 from ...capture.trace import Binding, Capture
+from ...messages import Message, joined, message
 from ..base import CompiledGraph, Engine, EngineError
 from . import install
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # A job that failed to be made ready leaves OneFlow in a state in which the next one ends the process.
-_broken: list[str] = []
+_broken: list[Message] = []
 
 
 class OneFlowGraph(CompiledGraph):
@@ -56,10 +57,12 @@ class OneFlowGraph(CompiledGraph):
         slots = (*self.program.variables, *self.program.inputs)
         wrong = [slot.name for slot in slots if not slot.fits(fed[slot.index])]
         if wrong:
-            raise ValueError(f"{', '.join(wrong)} are of another shape or dtype than the graph is for")
+            raise ValueError(
+                message("{names} are of another shape or dtype than the graph is for", names=", ".join(wrong))
+            )
         variables = [fed[slot.index] for slot in self.program.variables]
         if not all(map(is_shareable, variables)):
-            raise ValueError("a weight has gaps in memory that it did not have when the graph was compiled")
+            raise ValueError(message("a weight has gaps in memory that it did not have when the graph was compiled"))
         inputs = [fed[slot.index] for slot in self.program.inputs]
         with session.exclusive():
             if self._running is not None and not self._running.reads(variables):
@@ -82,7 +85,12 @@ class OneFlowGraph(CompiledGraph):
         try:
             running = Running(self.program, variables, inputs, device)
         except Exception as error:
-            _broken.append(f"OneFlow could not make a graph ready and must not be used again before a restart: {error}")
+            _broken.append(
+                message(
+                    "OneFlow could not make a graph ready and must not be used again before a restart: {error}",
+                    error=error,
+                )
+            )
             raise
         log.info("OneDiff: OneFlow made a graph ready in %.1f s", time.monotonic() - start)
         return running
@@ -97,7 +105,7 @@ class OneFlowEngine(Engine):
     general = False  # a OneFlow graph is for one set of sizes
     recorded = False
 
-    def unavailable(self, device: torch.device) -> str | None:
+    def unavailable(self, device: torch.device) -> Message | None:
         return _broken[0] if _broken else install.problem(device)
 
     def prepare(self) -> None:
@@ -112,7 +120,7 @@ class OneFlowEngine(Engine):
 
         missing = unsupported(capture.graph)
         if missing:
-            raise EngineError(f"OneFlow has no form for {', '.join(missing)}")
+            raise EngineError(message("OneFlow has no form for {names}", names=joined(", ", missing)))
         return OneFlowGraph(capture.binding, capture.shapes, build(capture))
 
     def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes]:

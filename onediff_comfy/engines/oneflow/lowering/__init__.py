@@ -11,6 +11,7 @@ from typing import Any
 import oneflow as flow
 import torch
 
+from ....messages import Message, message
 from ...base import EngineError
 from . import attention, convolution, creation, matmul, pointwise, reduction, shape
 from .table import DTYPES, Lowering
@@ -38,7 +39,7 @@ _ASSERTIONS = {torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten._a
 
 def unsupported(graph: torch.fx.GraphModule) -> list[str]:
     """What in a capture OneFlow has no form for: operators by name, and dtypes; nothing is run for this."""
-    found = set()
+    found: set[str] = set()
     for node in graph.graph.nodes:
         if node.op == "call_function" and lowering_of(node.target) is None and node.target not in _ASSERTIONS:
             found.add(str(node.target))
@@ -47,9 +48,9 @@ def unsupported(graph: torch.fx.GraphModule) -> list[str]:
         value = node.meta.get("val")
         known = (*DTYPES, torch.int16) if node.op == "placeholder" else DTYPES  # int16 is handed over wider
         if isinstance(value, torch.Tensor) and value.dtype not in known:
-            found.add(f"{value.dtype} in {node.target}")
+            found.add(message("{dtype} in {operator}", dtype=value.dtype, operator=node.target))
         if isinstance(value, torch.Tensor) and value.numel() == 0:  # one ends the process
-            found.add(f"a tensor without elements in {node.target}")
+            found.add(message("a tensor without elements in {operator}", operator=node.target))
     return sorted(found)
 
 
@@ -79,7 +80,7 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
             values[node] = _lowered(node, values.__getitem__)
         for done in last_uses.get(node, ()):
             values.pop(done, None)
-    raise EngineError("the captured graph has no output")
+    raise EngineError(message("the captured graph has no output"))
 
 
 def _lowered(node: torch.fx.Node, value_of: Callable[[torch.fx.Node], Any]) -> Any:
@@ -87,12 +88,16 @@ def _lowered(node: torch.fx.Node, value_of: Callable[[torch.fx.Node], Any]) -> A
     options = torch.fx.node.map_arg(node.kwargs, value_of)
     function = lowering_of(node.target)
     if function is None:
-        raise EngineError(f"OneFlow has no form for {node.target}")
+        raise EngineError(message("OneFlow has no form for {operator}", operator=node.target))
     try:
         result = function(*arguments, **options)
     except Exception as error:
-        first_line = next((line for line in reversed(str(error).splitlines()) if line.strip()), "no message")
-        raise EngineError(f"OneFlow cannot compute {_described(node)}: {first_line.strip()}") from error
+        reason = str(error)
+        if not isinstance(reason, Message):  # OneFlow's own, which ends with what is wrong
+            reason = next((line.strip() for line in reversed(reason.splitlines()) if line.strip()), "no message")
+        raise EngineError(
+            message("OneFlow cannot compute {operation}: {reason}", operation=_described(node), reason=reason)
+        ) from error
     return _as_in_torch(node, result)
 
 
@@ -102,15 +107,27 @@ def _as_in_torch(node: torch.fx.Node, result: Any) -> Any:
     if not (isinstance(expected, torch.Tensor) and isinstance(result, flow.Tensor)):
         return result
     if tuple(result.shape) != tuple(expected.shape):
-        raise EngineError(f"OneFlow computes {_described(node)} in another shape, {tuple(result.shape)}")
+        raise EngineError(
+            message(
+                "OneFlow computes {operation} in another shape, {shape}",
+                operation=_described(node),
+                shape=tuple(result.shape),
+            )
+        )
     wanted = DTYPES.get(expected.dtype, result.dtype)
     return result if result.dtype == wanted else result.to(wanted)
 
 
-def _described(node: torch.fx.Node) -> str:
+def _described(node: torch.fx.Node) -> str | Message:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        return f"{node.target} of {value.dtype} {tuple(value.shape)} on {value.device}"
+        return message(
+            "{operator} of {dtype} {shape} on {device}",
+            operator=node.target,
+            dtype=value.dtype,
+            shape=tuple(value.shape),
+            device=value.device,
+        )
     return str(node.target)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import oneflow as flow
 import torch
 
+from ....messages import message
 from .reduction import rms_norm
 from .table import Table
 
@@ -27,7 +28,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Decomposed: [..., tokens, features] each; the scores of all pairs are in memory at once."""
     if dropout_p or enable_gqa:
-        raise NotImplementedError("attention with dropout or with fewer heads of keys than of queries")
+        raise NotImplementedError(message("attention with dropout or with fewer heads of keys than of queries"))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = flow._C.matmul(query, key, False, True, float(scale))
     if is_causal:
@@ -56,7 +57,7 @@ def apply_rope1(x: Any, rotations: Any) -> Any:
     """
     positions = x.shape[-2]
     if rotations.shape[-4] not in (1, positions):
-        raise NotImplementedError("rotations for more positions than there are")
+        raise NotImplementedError(message("rotations for more positions than there are"))
     pairs = flow.reshape(x.to(rotations.dtype), (*x.shape[:-1], -1, 1, 2))
     turned = rotations[..., 0] * pairs[..., 0] + rotations[..., 1] * pairs[..., 1]
     return flow.reshape(turned, x.shape).to(x.dtype)

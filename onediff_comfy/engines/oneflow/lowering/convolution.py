@@ -9,6 +9,7 @@ import oneflow as flow
 import oneflow.nn.functional as functional
 import torch
 
+from ....messages import message
 from .table import Table
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ def conv2d_padding(
     if padding == "same":
         totals = [d * (k - 1) for d, k in zip(_each(dilation, 2), weight.shape[2:], strict=True)]
         if any(total % 2 for total in totals):
-            raise NotImplementedError("padding that is not the same on both sides")
+            raise NotImplementedError(message("padding that is not the same on both sides"))
         amounts = tuple(total // 2 for total in totals)
     return conv(x, weight, bias, stride, amounts, dilation, groups)
 

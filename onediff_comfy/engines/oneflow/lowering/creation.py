@@ -9,6 +9,7 @@ import oneflow as flow
 import oneflow.nn.functional as functional
 import torch
 
+from ....messages import message
 from .table import Table, axis, device_of, dtype_of
 
 aten = torch.ops.aten
@@ -125,7 +126,7 @@ def gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
 def index(x: Any, indices: Sequence[Any]) -> Any:
     named = [(a, index) for a, index in enumerate(indices) if index is not None]
     if len(named) != 1 or named[0][1].dtype == flow.bool:
-        raise NotImplementedError("indexing by a mask or by more than one tensor")
+        raise NotImplementedError(message("indexing by a mask or by more than one tensor"))
     at, wanted = named[0]
     picked = flow.index_select(x, at, flow.reshape(wanted, (-1,)))
     return flow.reshape(picked, (*x.shape[:at], *wanted.shape, *x.shape[at + 1 :]))
@@ -144,7 +145,7 @@ def triu(x: Any, diagonal: int = 0) -> Any:
 @TABLE.lowers(aten.meshgrid.indexing)
 def meshgrid(tensors: Sequence[Any], indexing: str = "ij") -> Any:
     if indexing != "ij":
-        raise NotImplementedError(f"a grid indexed {indexing}")
+        raise NotImplementedError(message("a grid indexed {indexing}", indexing=indexing))
     sizes = [x.shape[0] for x in tensors]
     ones = [1] * len(sizes)
     return [flow.reshape(x, (*ones[:a], sizes[a], *ones[a + 1 :])).expand(*sizes) for a, x in enumerate(tensors)]

@@ -9,6 +9,7 @@ import oneflow as flow
 import oneflow.nn.functional as functional
 import torch
 
+from ....messages import message
 from .table import Table, dtype_of
 
 aten = torch.ops.aten
@@ -228,5 +229,5 @@ def masked_fill(x: Any, mask: Any, value: float) -> Any:
 @TABLE.lowers(aten._to_copy.default)
 def to_copy(x: Any, dtype: torch.dtype | None = None, device: torch.device | None = None, **_layout: Any) -> Any:
     if device is not None and torch.device(device).type != x.device.type:
-        raise NotImplementedError(f"a tensor moves from {x.device.type} to {device}")
+        raise NotImplementedError(message("a tensor moves from {here} to {device}", here=x.device.type, device=device))
     return x if dtype is None else x.to(dtype_of(dtype))

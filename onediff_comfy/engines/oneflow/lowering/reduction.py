@@ -8,6 +8,7 @@ from typing import Any
 import oneflow as flow
 import torch
 
+from ....messages import message
 from .table import Table, axis, dtype_of
 
 aten = torch.ops.aten
@@ -92,7 +93,7 @@ def vector_norm(
     x: Any, order: float = 2, axes: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Any:
     if order != 2:
-        raise NotImplementedError(f"a norm of order {order}")
+        raise NotImplementedError(message("a norm of order {order}", order=order))
     x = _converted(x, dtype)
     return flow.sqrt(flow.sum(x * x, dim=_axes(x, axes), keepdim=keepdim))
 

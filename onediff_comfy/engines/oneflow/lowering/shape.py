@@ -10,6 +10,7 @@ import oneflow as flow
 import oneflow.nn.functional as functional
 import torch
 
+from ....messages import message
 from .table import Table, axis
 
 aten = torch.ops.aten
@@ -156,7 +157,7 @@ def slice_scatter(
     x: Any, source: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
     if step != 1:
-        raise NotImplementedError("writing to every other element")
+        raise NotImplementedError(message("writing to every other element"))
     at = axis(dim, x)
     length = x.shape[at]
     first, last, _ = slice(start, end).indices(length)

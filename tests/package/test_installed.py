@@ -1,0 +1,92 @@
+"""A wheel, installed with pip where ComfyUI's packages are, put into a real ComfyUI, and taken out again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from environments import Environment
+
+from dev.environment import comfyui_path, repository
+from dev.host import PACK_NAME, ComfyServer, PromptRejected
+from dev.workflow_files import workflows
+
+NODES = {
+    "OneDiffModelSpeedup",
+    "OneDiffVAESpeedup",
+    "OneDiffControlNetSpeedup",
+    "OneDiffCLIPSpeedup",
+    "OneDiffSaveCompiledGraph",
+    "OneDiffLoadCompiledGraph",
+    "OneDiffShapeBucket",
+    "OneDiffWarmUp",
+    "OneDiffReport",
+}
+
+
+def _packages(environment: Environment) -> dict[str, str]:
+    done = environment.run("python", "-m", "pip", "list", "--format", "json", "--disable-pip-version-check")
+    return {package["name"]: package["version"] for package in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def environment(make_environment: Callable[[], Environment], distributions: Path) -> Environment:
+    """With the wheel installed by pip, which may look nowhere for anything else."""
+    environment = make_environment()
+    before = _packages(environment)
+    (wheel,) = distributions.glob("*.whl")
+    done = environment.run("python", "-m", "pip", "install", "--no-index", str(wheel))
+    assert done.returncode == 0, done.stderr
+    after = _packages(environment)
+    assert {"torch", "numpy"} <= before.keys()
+    assert after.pop("onediff-comfy")
+    assert after == before, "an installed package changed"
+    return environment
+
+
+def _serve(base: Path, environment: Environment) -> ComfyServer:
+    return ComfyServer(
+        comfyui_path(), base, cpu=not torch.cuda.is_available(), python=environment.python, install_pack=False
+    )
+
+
+def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environment, tmp_path: Path) -> None:
+    base = tmp_path / "ComfyUI"
+    pack = base / "custom_nodes" / PACK_NAME
+    pack.parent.mkdir(parents=True)
+    done = environment.run("onediff-comfy", "install", "--comfyui", str(base))
+    assert (done.returncode, done.stdout) == (0, f"{pack} is in place; restart ComfyUI\n"), done.stderr
+    with _serve(base, environment) as server:
+        offered = {
+            name: node["python_module"]
+            for name, node in server.get_json("/object_info").items()
+            if name.startswith("OneDiff")
+        }
+        assert offered == dict.fromkeys(NODES, f"custom_nodes.{PACK_NAME}")
+        assert set(server.get_json("/workflow_templates")[PACK_NAME]) == set(workflows())
+    assert not any(path.name.startswith(f"{PACK_NAME}-new") for path in pack.parent.iterdir())
+
+    done = environment.run("onediff-comfy", "uninstall", "--comfyui", str(base))
+    assert (done.returncode, done.stdout) == (0, f"{pack} is removed; restart ComfyUI\n"), done.stderr
+    assert not pack.exists()
+    workflow = json.loads((repository() / "workflows" / "api" / "text_to_image.json").read_text())
+    with _serve(base, environment) as server:
+        assert not NODES & server.get_json("/object_info").keys()
+        with pytest.raises(PromptRejected) as refused:
+            server.run(workflow)
+    error = refused.value.body["error"]
+    assert error["type"] == "missing_node_type"
+    assert "OneDiffModelSpeedup" in error["message"]
+
+
+def test_a_second_install_takes_the_place_of_the_first(environment: Environment, tmp_path: Path) -> None:
+    pack = tmp_path / "custom_nodes" / PACK_NAME
+    pack.parent.mkdir()
+    for _ in range(2):
+        assert environment.run("onediff-comfy", "install", "--comfyui", str(tmp_path)).returncode == 0
+        assert not (pack / "left over").exists()
+        (pack / "left over").touch()
+    assert {path.name for path in pack.parent.iterdir()} == {PACK_NAME}
