@@ -57,6 +57,19 @@ def test_every_node_is_replaced_and_values_and_wires_stay(editor: Editor, name: 
         assert wires == {given for given, value in content["inputs"].items() if isinstance(value, list)}, node
 
 
+def test_every_wire_is_known_at_both_ends(editor: Editor) -> None:
+    """An input alone is enough to run; without the output's end a wire stays behind when its node goes."""
+    editor.open_text(editor_form("loaders"))
+    _replace_all(editor.page)
+    ends = editor.page.evaluate(
+        """() => window.app.graph.nodes.flatMap(node => node.inputs ?? []).filter(input => input.link != null)
+            .map(input => window.app.graph.links.get(input.link))
+            .map(link => [link.id, window.app.graph.getNodeById(link.origin_id).outputs[link.origin_slot].links ?? []])"""
+    )
+    assert len(ends) == 13
+    assert all(wire in known for wire, known in ends), ends
+
+
 def test_what_was_saved_afterwards_opens_without_a_question(editor: Editor) -> None:
     editor.open_text(editor_form("loaders"))
     page = editor.page
