@@ -104,16 +104,6 @@ def test_the_vae_is_accelerated_only_where_it_was(server: ComfyServer) -> None:
     assert counters.served == STEPS
 
 
-def test_a_loaders_speedup_is_shown_on_the_loader(server: ComfyServer) -> None:
-    """What a node expands to has an id that the editor does not know."""
-    install_controls(server)
-    workflow = _with_other(_loaders(8, "enable"), "3", model=["10", 0])
-    result = server.run(workflow)
-    assert result.status == "success", result.error
-    assert any(node == "10" for node, _ in result.texts)
-    assert not any("." in node for node, _ in result.texts)
-
-
 def test_what_nothing_makes_any_more_stops_and_says_what_to_use(server: ComfyServer) -> None:
     workflow = api_form("speedup_nodes")
     workflow["4"] = {

@@ -1,0 +1,36 @@
+"""host/status.py: texts reach the node that the editor knows."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("node_id", "shown_on"),
+    [
+        ("10", "10"),
+        ("5:10", "5:10"),  # in a subgraph
+        ("10.model", "10"),  # what a node expands to: the editor has no such node
+        ("5:10.0.0.2", "5:10"),  # likewise, by the host's own GraphBuilder
+    ],
+)
+def test_a_text_is_shown_on_the_node_that_the_person_sees(
+    monkeypatch: pytest.MonkeyPatch, node_id: str, shown_on: str
+) -> None:
+    shown: list[tuple[str, str]] = []
+    server = types.ModuleType("server")
+    instance = types.SimpleNamespace(send_progress_text=lambda text, node: shown.append((text, node)))
+    server.PromptServer = types.SimpleNamespace(instance=instance)  # type: ignore[attr-defined]
+    language = types.ModuleType("onediff_comfy.host.language")
+    language.in_their_language = str.upper  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "server", server)
+    monkeypatch.setitem(sys.modules, "onediff_comfy.host.language", language)
+    monkeypatch.delitem(sys.modules, "onediff_comfy.host.status", raising=False)
+    status = importlib.import_module("onediff_comfy.host.status")
+    monkeypatch.delitem(sys.modules, "onediff_comfy.host.status")  # others are to have one with the real language
+    status.status_of(node_id)("compiling")
+    assert shown == [("COMPILING", shown_on)]
