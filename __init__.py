@@ -6,12 +6,20 @@ from .nodes.clip_speedup import OneDiffCLIPSpeedup
 from .nodes.compiled_graph import OneDiffLoadCompiledGraph, OneDiffSaveCompiledGraph
 from .nodes.controlnet_speedup import OneDiffControlNetSpeedup
 from .nodes.model_speedup import OneDiffModelSpeedup
+from .nodes.old_workflows import (
+    OneDiffOldCheckpointLoader,
+    OneDiffOldControlNetLoader,
+    OneDiffOldDiffusionModelLoader,
+    OneDiffOldModelSpeedup,
+    OneDiffOldNode,
+)
 from .nodes.report import OneDiffReport
 from .nodes.shape_bucket import OneDiffShapeBucket
 from .nodes.vae_speedup import OneDiffVAESpeedup
 from .nodes.warm_up import OneDiffWarmUp
 from .onediff_comfy.host.drift import host_changes
 from .onediff_comfy.host.node_api import ComfyExtension, io
+from .onediff_comfy.host.replacements import register_replacements
 from .onediff_comfy.host.routes import add_routes
 
 WEB_DIRECTORY = "./web"  # help pages of the nodes
@@ -21,6 +29,7 @@ class OneDiffExtension(ComfyExtension):
     async def on_load(self) -> None:
         host_changes()  # what has changed is said when the host starts
         add_routes()
+        await register_replacements()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
@@ -33,6 +42,11 @@ class OneDiffExtension(ComfyExtension):
             OneDiffShapeBucket,
             OneDiffWarmUp,
             OneDiffReport,
+            OneDiffOldCheckpointLoader,
+            OneDiffOldDiffusionModelLoader,
+            OneDiffOldControlNetLoader,
+            OneDiffOldModelSpeedup,
+            OneDiffOldNode,
         ]
 
 

@@ -16,12 +16,15 @@ def status_of(node_id: str | None) -> Callable[[str], None]:
     if node_id is None:
         return lambda _text: None
 
+    # What a node expands to has its id, a dot, and more. The editor knows only the node itself.
+    shown_on = node_id.partition(".")[0]
+
     def show(text: str) -> None:
         from server import PromptServer
 
         server = getattr(PromptServer, "instance", None)
         if server is not None:
-            server.send_progress_text(in_their_language(text), node_id)
+            server.send_progress_text(in_their_language(text), shown_on)
 
     def show_if_possible(text: str) -> None:
         # A status text is never worth a failed image.

@@ -70,6 +70,11 @@ def test_loading_the_pack_imports_nothing_that_could_be_missing() -> None:
         "OneDiffShapeBucket",
         "OneDiffWarmUp",
         "OneDiffReport",
+        "OneDiffOldCheckpointLoader",
+        "OneDiffOldDiffusionModelLoader",
+        "OneDiffOldControlNetLoader",
+        "OneDiffOldModelSpeedup",
+        "OneDiffOldNode",
     ]
 
 
