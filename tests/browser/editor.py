@@ -139,9 +139,12 @@ class Editor:
         self.page.get_by_text("Templates").first.click()
         self.page.get_by_role("dialog").get_by_text(pack, exact=True).click()
         self.page.wait_for_timeout(3 * _SETTLED_MS)
-        script = """() => Object.fromEntries([...document.querySelectorAll('[data-testid^="template-workflow-"]')].map(
-            card => [card.dataset.testid.replace("template-workflow-", ""),
-                     [...card.querySelectorAll("img")].some(picture => picture.complete && picture.naturalWidth > 0)]))"""
+        script = """() => {
+            const own = picture => picture.src.includes("/workflow_templates/") && picture.naturalWidth > 0;
+            const cards = [...document.querySelectorAll('[data-testid^="template-workflow-"]')];
+            return Object.fromEntries(cards.map(card => [
+                card.dataset.testid.replace("template-workflow-", ""), [...card.querySelectorAll("img")].some(own)]));
+        }"""
         found: dict[str, bool] = self.page.evaluate(script)
         return found
 
@@ -163,7 +166,7 @@ class Editor:
             self.page.get_by_test_id("info-button").click()
         picture = self._help().locator("img").first
         picture.wait_for()
-        self.page.wait_for_function("picture => picture.complete && picture.naturalWidth > 0", arg=picture.element_handle())
+        self.page.wait_for_function("picture => picture.naturalWidth > 0", arg=picture.element_handle())
         return self._help().inner_text()
 
     def _help(self) -> Locator:
