@@ -48,7 +48,7 @@ class OneDiffOldCheckpointLoader(io.ComfyNode):
                     "vae_speedup",
                     options=["disable", "enable"],
                     default="disable",
-                    tooltip="Whether the VAE is made faster too.",
+                    tooltip="enable: the VAE is made faster too. disable: it stays as it is.",
                 ),
                 _note_input(),
             ],

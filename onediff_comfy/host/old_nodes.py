@@ -10,6 +10,7 @@ from typing import Any
 
 import folder_paths
 
+from ..messages import message
 from .actions import speed_up
 from .drift import host_changed
 from .status import status_of
@@ -86,7 +87,7 @@ def handed_on(note: str, passed: Any, node_id: str | None) -> Any:
         ValueError: there is nothing to hand on, so what is connected to the node cannot be made; with the note.
     """
     if passed is None:
-        raise ValueError(note or "This node of an old workflow makes nothing. Delete it.")
+        raise ValueError(note or message("this node of an old workflow makes nothing; delete it"))
     _log(note)
     status_of(node_id)(note)
     return passed

@@ -10,7 +10,8 @@ What the host's replacement cannot do shapes this table:
 * It stops with an error at an old input that is not there. So only inputs are carried over that each generation of
   the old node required. (``control_net`` was optional for a while, beside stacks of ControlNets. It is carried over all
   the same: without it there is nothing to make faster.)
-* The editor loses the wires of outputs that are not named, and takes the values of fields by their position.
+* The editor takes the values of fields by their position. It carries a wire's far end over only for outputs that are
+  named; in workflows that are handed in, naming them can fail (see ``register_replacements``).
 * A workflow with one unknown node does not run at all, even where nothing is connected to that node. So what has no
   counterpart becomes ``OneDiffOldNode``, on which is written what is no longer done and what to do instead; it hands
   on what it gets, and stops with these words where it would have to make something. A missing node would name

@@ -28,7 +28,7 @@ def chinese(server: ComfyServer) -> Iterator[ComfyServer]:
 def test_the_english_texts_are_what_the_nodes_say(server: ComfyServer) -> None:
     """Run ``python -m dev.locales --write`` after a change, and translate what is new."""
     definitions = english(server.get_json("/object_info"))
-    assert len(definitions) == 9
+    assert len(definitions) == 14
     assert (FOLDER / "en" / "nodeDefs.json").read_text(encoding="utf-8") == as_text(definitions)
 
 
@@ -39,13 +39,17 @@ def test_the_host_hands_them_to_the_editor(server: ComfyServer, language: str) -
     assert {name: theirs[name] for name in ours} == ours
 
 
+# Choices that are names of files and of model families.
+_NAMES = ("file", "preset", "ckpt_name", "unet_name", "control_net_name")
+
+
 def _choices(server: ComfyServer) -> Iterator[tuple[str, str, list[str]]]:
     """Node, input and what can be chosen there, of every list that we make ourselves."""
     node_types = server.get_json("/object_info")
     for name in json.loads((FOLDER / "en" / "nodeDefs.json").read_text(encoding="utf-8")):
         inputs = node_types[name]["input"]
         for field, (kind, *options) in {**inputs.get("required", {}), **inputs.get("optional", {})}.items():
-            if kind == "COMBO" and field not in ("file", "preset"):  # files, and names of model families
+            if kind == "COMBO" and field not in _NAMES:
                 yield name, field, options[0]["options"]
 
 
@@ -54,7 +58,7 @@ def test_every_choice_is_explained_in_the_tooltip(server: ComfyServer, language:
     """The editor has no translations for choices."""
     definitions = json.loads((FOLDER / language / "nodeDefs.json").read_text(encoding="utf-8"))
     found = list(_choices(server))
-    assert len(found) == 9  # engine and compile of four nodes, mismatch of one
+    assert len(found) == 10  # engine and compile of four nodes, mismatch of one, vae_speedup of one
     for name, field, options in found:
         for option in options:
             assert f"{option}{colon}" in definitions[name]["inputs"][field]["tooltip"], (name, field, option)

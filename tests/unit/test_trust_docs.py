@@ -1,0 +1,55 @@
+"""docs/trust.md: the few lines that it gives for looking into a file of graphs do it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onediff_comfy.store.artifact import FORMAT, Artifact, Manifest, Part, pack
+
+
+def _artifact(target: str) -> Artifact:
+    data = {"constants": b"", "engine/artifact": b"code"}
+    parts = {name: Part.of(content) for name, content in data.items()}
+    texts: dict[str, Any] = dict.fromkeys(("key", "capture", "created"), "x")
+    maps: dict[str, Any] = {name: {} for name in ("options", "shapes", "binding", "options_read")}
+    manifest = Manifest(
+        **texts,
+        **maps,
+        target=target,
+        engine="inductor",
+        environment={"device": "cpu"},
+        signature=[],
+        calls=[],
+        parts=parts,
+        compile_seconds=0.0,
+    )
+    return Artifact(manifest.to_json(), "0" * 64, data)
+
+
+def test_the_lines_on_the_page_print_what_is_in_a_file(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (root / "docs" / "trust.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "sdxl 1024x1024.graph").write_bytes(pack([_artifact("UNet"), _artifact("Größe")]))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines() == [
+        f"{target} inductor {{'device': 'cpu'}} ['constants', 'engine/artifact']" for target in ("UNet", "Größe")
+    ]
+
+
+def test_the_page_says_what_a_file_looks_like(root: Path) -> None:
+    page = (root / "docs" / "trust.md").read_text()
+    content = pack([_artifact("UNet")])
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert f"`{header['__metadata__']['format']}`" in page
+    assert {name for name in header if name != "__metadata__"} == {"0/constants", "0/engine/artifact"}
+    assert {header[name]["dtype"] for name in header if name != "__metadata__"} == {"U8"}
+    assert f"`format` in the manifest is {FORMAT}." in page
