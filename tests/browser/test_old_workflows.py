@@ -64,7 +64,10 @@ def test_every_wire_is_known_at_both_ends(editor: Editor) -> None:
     ends = editor.page.evaluate(
         """() => window.app.graph.nodes.flatMap(node => node.inputs ?? []).filter(input => input.link != null)
             .map(input => window.app.graph.links.get(input.link))
-            .map(link => [link.id, window.app.graph.getNodeById(link.origin_id).outputs[link.origin_slot].links ?? []])"""
+            .map(link => {
+                const output = window.app.graph.getNodeById(link.origin_id).outputs[link.origin_slot];
+                return [link.id, output.links ?? []];
+            })"""
     )
     assert len(ends) == 13
     assert all(wire in known for wire, known in ends), ends
