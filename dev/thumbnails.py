@@ -11,7 +11,7 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ MAXIMUM_BYTES = 60_000
 
 _MARGIN = 30  # around the graph, in the editor's pixels
 _NEAR = 2.4  # how wide the enlarged part is, in widths of our nodes' group
+_STRIP = 0.38  # how much of the picture's height the whole graph may take
 _RULE, _RULE_COLOUR = 4, (78, 122, 53)  # the line between the two
 _SETTLE = 700  # milliseconds that the editor takes to draw
 _TIMEOUT = 120_000  # milliseconds; a first start on a slow machine
@@ -76,7 +77,7 @@ _FRAME = """([left, top, margin]) => {
 _TOO_SMALL = """() => app.graph._nodes.filter(node => node.size.some((size, i) => size < node.computeSize()[i] - 1))
     .map(node => `${node.type}: ${[...node.size]} is less than ${[...node.computeSize()]}`)"""
 
-_ONLY_THE_GRAPH = ".graph-canvas-panel button, .side-tool-bar-container { visibility: hidden !important; }"
+_ONLY_THE_GRAPH = "[aria-label='Show menu'] { visibility: hidden !important; }"
 
 
 class LayoutError(Exception):
@@ -98,15 +99,16 @@ def editor(base: Path) -> Iterator[Page]:
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps(_SETTINGS))
     with ComfyServer(comfyui_path(), base, cpu=True) as server, sync_playwright() as playwright:
-        page = playwright.chromium.launch(executable_path=browser, args=list(LAUNCH_ARGUMENTS)).new_page()
+        chromium = playwright.chromium.launch(executable_path=browser, args=list(LAUNCH_ARGUMENTS))
+        page = chromium.new_page()
         page.goto(server.url)
         page.wait_for_function("window.app?.extensionManager && app.canvas?.graph", timeout=_TIMEOUT)
         page.evaluate("() => app.extensionManager.command.execute('Workspace.ToggleFocusMode')")
         yield page
-        page.context.browser.close()  # type: ignore[union-attr]
+        chromium.close()
 
 
-def _pretend_files(base: Path, named: Iterator[Workflow] | Any) -> None:
+def _pretend_files(base: Path, named: Iterable[Workflow]) -> None:
     """Empty files of the names that the workflows use: the editor marks a name in red that is not on its list."""
     for workflow in named:
         for node in workflow.values():
@@ -152,15 +154,18 @@ def _composed(graph: Image.Image, x: float, y: float, width: float) -> Image.Ima
         y: of its top edge.
         width: of the group.
     """
-    strip = graph.resize((SIDE, round(SIDE * graph.height / graph.width)), Image.Resampling.LANCZOS)
+    scale = min(SIDE / graph.width, _STRIP * SIDE / graph.height)
+    strip = graph.resize((round(graph.width * scale), round(graph.height * scale)), Image.Resampling.LANCZOS)
+    near_side = (SIDE, SIDE - strip.height - _RULE)
     near_width = min(graph.width, round(width * _NEAR))
-    near_height = min(graph.height, round(near_width * (SIDE - strip.height - _RULE) / SIDE))
+    near_height = min(graph.height, round(near_width * near_side[1] / SIDE))
     left = round(min(max(0, x + width / 2 - near_width / 2), graph.width - near_width))
     top = round(min(max(0, y - _MARGIN), graph.height - near_height))
     near = graph.crop((left, top, left + near_width, top + near_height))
-    picture = Image.new("RGB", (SIDE, SIDE), _RULE_COLOUR)
-    picture.paste(near.resize((SIDE, SIDE - strip.height - _RULE), Image.Resampling.LANCZOS), (0, 0))
-    picture.paste(strip, (0, SIDE - strip.height))
+    picture = Image.new("RGB", (SIDE, SIDE), graph.getpixel((0, 0)))
+    picture.paste(near.resize(near_side, Image.Resampling.LANCZOS), (0, 0))
+    picture.paste(_RULE_COLOUR, (0, near_side[1], SIDE, near_side[1] + _RULE))
+    picture.paste(strip, ((SIDE - strip.width) // 2, SIDE - strip.height))
     return picture
 
 
