@@ -11,15 +11,14 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-from .browser import LAUNCH_ARGUMENTS, NO_BROWSER, find_browser
+from .editor import editor
 from .environment import comfyui_path, repository
 from .host import ComfyServer
 from .workflow_files import workflows
@@ -35,16 +34,7 @@ _NEAR = 2.4  # how wide the enlarged part is, in widths of our nodes' group
 _STRIP = 0.38  # how much of the picture's height the whole graph may take
 _RULE, _RULE_COLOUR = 4, (78, 122, 53)  # the line between the two
 _SETTLE = 700  # milliseconds that the editor takes to draw
-_TIMEOUT = 120_000  # milliseconds; a first start on a slow machine
 
-# Without what would stand over the graph: the greeting of a first start, the map, the figures in the corner.
-_SETTINGS = {
-    "Comfy.TutorialCompleted": True,
-    "Comfy.Minimap.Visible": False,
-    "Comfy.Graph.CanvasInfo": False,
-    "Comfy.Graph.CanvasMenu": False,
-    "Comfy.NodeBadge.NodeSourceBadgeMode": "None",
-}
 # The folders under models in which the loaders look for what is named in these inputs.
 _FOLDERS = {
     "ckpt_name": "checkpoints",
@@ -84,32 +74,8 @@ class LayoutError(Exception):
     """The editor needs more room for a node than the workflow gives it."""
 
 
-@contextmanager
-def editor(base: Path) -> Iterator[Page]:
-    """A page with the editor of a new ComfyUI, in which the workflows' models seem to be installed.
-
-    Raises:
-        RuntimeError: there is no browser.
-    """
-    browser = find_browser()
-    if browser is None:
-        raise RuntimeError(NO_BROWSER)
-    _pretend_files(base, workflows().values())
-    settings = base / "user" / "default" / "comfy.settings.json"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(json.dumps(_SETTINGS))
-    with ComfyServer(comfyui_path(), base, cpu=True) as server, sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser, args=list(LAUNCH_ARGUMENTS))
-        page = chromium.new_page()
-        page.goto(server.url)
-        page.wait_for_function("window.app?.extensionManager && app.canvas?.graph", timeout=_TIMEOUT)
-        page.evaluate("() => app.extensionManager.command.execute('Workspace.ToggleFocusMode')")
-        yield page
-        chromium.close()
-
-
 def _pretend_files(base: Path, named: Iterable[Workflow]) -> None:
-    """Empty files of the names that the workflows use: the editor marks a name in red that is not on its list."""
+    """Make empty files of the names that the workflows use: the editor marks a name in red that is not on its list."""
     for workflow in named:
         for node in workflow.values():
             for name, folder in _FOLDERS.items():
@@ -182,12 +148,15 @@ def _jpeg(picture: Image.Image) -> bytes:
 def main(arguments: Sequence[str]) -> int:
     """Draw the named workflows, or all."""
     folder = repository() / "workflows"
-    with tempfile.TemporaryDirectory() as base, editor(Path(base)) as page:
-        for name in arguments or workflows():
-            picture = thumbnail(page, json.loads((folder / f"{name}.json").read_text()))
-            data = _jpeg(picture)
-            (folder / f"{name}.jpg").write_bytes(data)
-            print(f"{name}.jpg: {len(data) / 1000:.0f} kB")
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        _pretend_files(base, workflows().values())
+        with ComfyServer(comfyui_path(), base, cpu=True) as server, editor(server) as page:
+            page.evaluate("() => app.extensionManager.command.execute('Workspace.ToggleFocusMode')")
+            for name in arguments or workflows():
+                data = _jpeg(thumbnail(page, json.loads((folder / f"{name}.json").read_text())))
+                (folder / f"{name}.jpg").write_bytes(data)
+                print(f"{name}.jpg: {len(data) / 1000:.0f} kB")
     return 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .environment import comfyui_path, repository
-from .host import ComfyServer
+from .host import PACK_NAME, ComfyServer
 from .workflow_layout import place
 from .workflows import Workflow, text_to_image
 
@@ -360,6 +360,7 @@ def _node(
     links: list[list[Any]],
 ) -> dict[str, Any]:
     info = node_types[node["class_type"]]
+    ours = node["class_type"].startswith("OneDiff")
     declared = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
     inputs: list[dict[str, Any]] = []
     values: list[Any] = []
@@ -391,10 +392,14 @@ def _node(
         "mode": 0,
         "inputs": inputs,
         "outputs": outputs,
-        "properties": {"Node name for S&R": node["class_type"]},
+        "properties": {
+            "Node name for S&R": node["class_type"],
+            # Where the node is not installed the editor names the pack that has it.
+            **({"cnr_id": PACK_NAME} if ours else {}),
+        },
         "widgets_values": values,
         **({"title": _TITLES[name]} if name in _TITLES else {}),
-        **(_OURS if node["class_type"].startswith("OneDiff") else {}),
+        **(_OURS if ours else {}),
     }
 
 
