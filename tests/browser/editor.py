@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import FileChooser, Locator, Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from dev.host import ComfyServer
 from dev.workflow_files import editor_form
@@ -54,11 +55,19 @@ class Editor:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "opened.json"
             file.write_text(text, encoding="utf-8")
-            with self.page.expect_file_chooser() as chooser:
-                self.page.keyboard.press("Control+o")
-            chooser.value.set_files(file)
+            self._file_dialog().set_files(file)
             self.page.wait_for_timeout(_SETTLED_MS)
             self.close_dialogs()
+
+    def _file_dialog(self) -> FileChooser:
+        for _ in range(10):  # the page listens to keys some time after it is drawn
+            try:
+                with self.page.expect_file_chooser(timeout=3000) as chooser:
+                    self.page.keyboard.press("Control+o")
+            except PlaywrightTimeout:
+                continue
+            return chooser.value
+        raise AssertionError("the editor opens no file dialog")
 
     def run(self, timeout: float = 300) -> None:
         """Press Run and wait until the server is done.
@@ -102,10 +111,87 @@ class Editor:
         found: list[Mapping[str, Any]] = self.page.evaluate(script)
         return found
 
-    def images(self) -> int:
-        """How many pictures the nodes show."""
-        script = "() => window.app.graph.nodes.reduce((sum, node) => sum + (node.imgs?.length ?? 0), 0)"
-        return int(self.page.evaluate(script))
+    def texts(self, node_types: Sequence[str]) -> list[list[str]]:
+        """What is written on nodes of each type: title, labels of inputs, outputs and fields."""
+        script = """types => types.map(type => {
+            const node = window.app.graph.nodes.find(node => node.type === type);
+            const label = slot => slot.label ?? slot.localized_name ?? slot.name;
+            return [node.title, ...[...node.inputs ?? [], ...node.outputs ?? [], ...node.widgets ?? []].map(label)];
+        })"""
+        found: list[list[str]] = self.page.evaluate(script, node_types)
+        return found
+
+    def pictures_on(self, node_type: str) -> int:
+        """How many pictures the nodes of a type show."""
+        script = """type => window.app.graph.nodes.filter(node => node.type === type)
+            .reduce((sum, node) => sum + (node.imgs?.length ?? 0), 0)"""
+        return int(self.page.evaluate(script, node_type))
+
+    def wait_for_picture(self, node_type: str, timeout: float = 30) -> None:
+        """Wait until a node of a type shows a picture; it is drawn some time after the run."""
+        deadline = time.monotonic() + timeout
+        while not self.pictures_on(node_type):
+            assert time.monotonic() < deadline, f"{node_type} shows no picture"
+            self.page.wait_for_timeout(100)
+
+    def templates(self, pack: str) -> dict[str, bool]:
+        """A pack's workflows in the template browser, and whether the picture of each is there."""
+        self.page.get_by_text("Templates").first.click()
+        self.page.get_by_role("dialog").get_by_text(pack, exact=True).click()
+        self.page.wait_for_timeout(3 * _SETTLED_MS)
+        script = """() => {
+            const own = picture => picture.src.includes("/workflow_templates/") && picture.naturalWidth > 0;
+            const cards = [...document.querySelectorAll('[data-testid^="template-workflow-"]')];
+            return Object.fromEntries(cards.map(card => [
+                card.dataset.testid.replace("template-workflow-", ""), [...card.querySelectorAll("img")].some(own)]));
+        }"""
+        found: dict[str, bool] = self.page.evaluate(script)
+        return found
+
+    def click_node(self, node_type: str) -> None:
+        """Click on a node's title."""
+        script = """type => {
+            const node = window.app.graph.nodes.find(node => node.type === type);
+            const view = window.app.canvas.ds, canvas = window.app.canvas.canvas.getBoundingClientRect();
+            return [canvas.x + (node.pos[0] + 60 + view.offset[0]) * view.scale,
+                    canvas.y + (node.pos[1] - 12 + view.offset[1]) * view.scale];
+        }"""
+        self.page.mouse.click(*self.page.evaluate(script, node_type))
+        self.page.wait_for_timeout(_SETTLED_MS)
+
+    def read_help(self, node_type: str) -> str:
+        """Ask for a node's help page, and wait until its picture is there; the text of the page."""
+        self.click_node(node_type)
+        if not self._help().is_visible():
+            self.page.get_by_test_id("info-button").click()
+        picture = self._help().locator("img").first
+        picture.wait_for()
+        self.page.wait_for_function("picture => picture.naturalWidth > 0", arg=picture.element_handle())
+        return self._help().inner_text()
+
+    def _help(self) -> Locator:
+        return self.page.locator(".node-help-content")
+
+    def choose_language(self, name: str) -> None:
+        """Choose a language, by its own name, in the settings."""
+        self.page.keyboard.press("Control+,")
+        self.page.get_by_placeholder("Search Settings...").fill("language")
+        self.page.wait_for_timeout(_SETTLED_MS)
+        self.page.get_by_role("combobox").last.click()
+        self.page.get_by_role("option", name=name, exact=True).click()
+        self.page.wait_for_timeout(_SETTLED_MS)
+        self.close_dialogs()
+
+    def search(self, words: str) -> list[str]:
+        """Type into the search that a double click on the empty canvas opens; the titles of what is found."""
+        size = self.page.viewport_size
+        assert size is not None
+        self.page.mouse.dblclick(size["width"] / 2, size["height"] * 0.85)
+        self.page.keyboard.type(words)
+        self.page.wait_for_timeout(_SETTLED_MS)
+        found = self.page.get_by_role("option").all_inner_texts()
+        self.page.keyboard.press("Escape")
+        return [text.splitlines()[0] for text in found]
 
     def fit(self) -> None:
         """Show the whole workflow."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
+from controls import install_controls
 from editor import Editor
 from pictures import FAMILIES, Counters
+from test_workflows import _small as small
 
+from dev.environment import repository
 from dev.host import ComfyServer
+from dev.workflow_files import workflows
+from dev.workflows import Workflow
 
 FLUX = FAMILIES["flux"]
+NODES = sorted(path.name for path in (repository() / "web" / "docs").iterdir())
 
 
 def test_progress_appears_on_the_node_and_then_what_came_of_it(
@@ -18,10 +27,118 @@ def test_progress_appears_on_the_node_and_then_what_came_of_it(
     editor = open_editor()
     counters = Counters(server)
     editor.open(FLUX.workflow(501, "inductor", size=(96, 160)))
-    assert not any(node["missing"] for node in editor.nodes())
     editor.press_run()
-    editor.wait_for_text("OneDiffModelSpeedup", "compil")
-    editor.fit()
+    editor.wait_for_text("OneDiffModelSpeedup", " s")  # compiling or, where another test has compiled it, loading
     status = editor.wait_for_text("OneDiffModelSpeedup", "96×160 b1")
     assert status.startswith("compiled graph · 96×160 b1 · ")
-    assert counters.fallbacks == {}
+    assert (counters.served, counters.fallbacks) == (FLUX.steps, {})
+    editor.open(FLUX.workflow(502, "inductor", size=(96, 160)))
+    editor.run()
+    assert editor.wait_for_text("OneDiffModelSpeedup", "recompiles").endswith(" · 0 recompiles")
+
+
+def test_a_reason_stands_on_the_node_and_stays_there(open_editor: Callable[..., Editor]) -> None:
+    editor = open_editor()
+    editor.open(FLUX.workflow(503, "oneflow", size=64))  # not in the developer environment
+    editor.run()
+    assert (editor.text_on("OneDiffModelSpeedup") or "").startswith(
+        "not accelerated: the oneflow engine is not available"
+    )
+
+
+def test_the_report_shows_its_text_and_its_picture(open_editor: Callable[..., Editor]) -> None:
+    editor = open_editor()
+    workflow = FLUX.workflow(504, "eager", size=(64, 96))
+    workflow["report"] = {"class_type": "OneDiffReport", "inputs": {"model": ["speedup", 0], "after": ["decode", 0]}}
+    editor.open(workflow)
+    editor.run()
+    text = editor.wait_for_text("OneDiffReport", "All together")
+    assert f"MODEL: {FLUX.steps} of {FLUX.steps} calls served by compiled graphs" in text
+    assert editor.pictures_on("OneDiffReport") == 1
+
+
+@pytest.mark.parametrize("name", [*workflows()])
+def test_a_workflow_opens_runs_and_shows_its_image(
+    open_editor: Callable[..., Editor], server: ComfyServer, name: str
+) -> None:
+    """The shipped file opens as it is; the same on a tiny checkpoint runs."""
+    install_controls(server)
+    editor = open_editor()
+    editor.open_text((repository() / "workflows" / f"{name}.json").read_text())
+    assert not [node["type"] for node in editor.nodes() if node["missing"]]
+    workflow: Workflow = small(name, 600 + len(name))
+    for node in workflow.values():
+        if "engine" in node["inputs"] and name != "save_compiled_graph":
+            node["inputs"]["engine"] = "eager"  # in no time; compiling is for the tests of the host
+    counters = Counters(server)
+    editor.open(workflow)
+    editor.run()
+    editor.wait_for_picture("SaveImage")
+    assert counters.served > 0 and counters.fallbacks == {}
+
+
+@pytest.mark.parametrize("words", ["torch compile", "tensorrt", "speed", "加速"])
+def test_the_search_finds_the_node(open_editor: Callable[..., Editor], words: str) -> None:
+    assert "OneDiff Model Speedup" in open_editor().search(words)
+
+
+def test_the_template_browser_has_every_workflow_with_its_picture(open_editor: Callable[..., Editor]) -> None:
+    editor = open_editor()
+    shown = editor.templates("onediff-comfy")
+    assert sorted(shown) == sorted(workflows())
+    assert all(shown.values()), "a template without its picture"
+
+
+def _every_node() -> Workflow:
+    """One of each, connected to nothing."""
+    return {name: {"class_type": name, "inputs": {}} for name in NODES}
+
+
+def test_every_node_has_a_help_page_with_a_picture(open_editor: Callable[..., Editor]) -> None:
+    editor = open_editor()
+    editor.open(_every_node())
+    for node in NODES:
+        text = editor.read_help(node)
+        title = next(line for line in (repository() / "web" / "docs" / node / "en.md").read_text().splitlines() if line)
+        assert text.splitlines()[0] == title.removeprefix("# ")
+
+
+@pytest.fixture
+def chinese_server(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
+    """One of its own: the language is a setting of the installation."""
+    with start_server() as running:
+        yield running
+
+
+def test_in_chinese_no_english_is_left(open_editor: Callable[..., Editor], chinese_server: ComfyServer) -> None:
+    editor = open_editor(of=chinese_server)
+    editor.choose_language("中文")
+    editor.open(_every_node())
+    english = [text for node in editor.texts(NODES) for text in node if not _is_chinese(text)]
+    assert english == []
+    for node in NODES:
+        assert _is_chinese(editor.read_help(node).splitlines()[0])
+    workflow: dict[str, Any] = FLUX.workflow(505, "eager", size=64)
+    workflow["report"] = {"class_type": "OneDiffReport", "inputs": {"model": ["speedup", 0], "after": ["decode", 0]}}
+    editor.open(workflow)
+    editor.run()
+    assert (editor.text_on("OneDiffModelSpeedup") or "").startswith("编译图 · 64×64 b1 · ")
+    assert all(map(_is_chinese, (editor.text_on("OneDiffReport") or "").splitlines()))
+
+
+# Names of things, not words of a language; the host's own Chinese texts have them too.
+_NAMES = {"VAE", "CLIP", "ControlNet", "Latent", "JSON", "MODEL", "IMAGE"}
+
+
+def _is_chinese(text: str) -> bool:
+    return any("\u4e00" <= character <= "\u9fff" for character in text) or text in _NAMES
+
+
+def test_a_workflow_that_is_saved_and_opened_again_is_the_same(open_editor: Callable[..., Editor]) -> None:
+    """What the editor writes for our nodes it reads again, values at their places."""
+    editor = open_editor()
+    text = (repository() / "workflows" / "shape_bucket.json").read_text()
+    editor.open_text(text)
+    before = editor.nodes()
+    editor.open_text(json.dumps(editor.page.evaluate("() => window.app.graph.serialize()")))
+    assert editor.nodes() == before

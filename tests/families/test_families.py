@@ -13,32 +13,11 @@ from typing import Any
 import pytest
 
 from dev.environment import comfyui_path, repository
-from dev.families import FAMILIES, QUANTISED
+from dev.supported import CAPTURED_AGAIN, COMPILED, NAMES, REFUSED
 
 WORKER = Path(__file__).with_name("worker.py")
 BOUND = 1e-4
 """Largest difference, as a share of the image's range, that is rounding: as pictures.assert_same_picture explains."""
-
-REFUSED: Mapping[str, str] = {
-    "hunyuan_dit": "writes to its inputs",
-    "flux_scaled_fp8": "weights are QuantizedTensors",
-}
-"""Families that cannot be captured yet, with what their reason says."""
-
-CAPTURED_AGAIN: Mapping[str, set[str]] = {
-    "svd": {"prompt"},  # one image embedding, or several
-    "lumina2": {"batch"},  # takes its samples apart in a loop
-    "z_image": {"batch"},
-    "hidream": {"size", "batch", "prompt"},  # one graph for each: its 4-D text conditioning reads as an image
-    "cosmos": {"size", "batch", "prompt", "frames"},  # what its general graph excludes these sizes by is not known yet
-    "cosmos_predict2": {"size", "batch", "prompt"},
-}
-"""Changes for which a family may need another capture, because its code takes decisions by them."""
-
-COMPILED = ("sd3", "qwen_image", "wan21")
-"""Families of different kinds that Inductor compiles, too: no wrappers of its own, an image model, a video model."""
-
-NAMES = (*FAMILIES, *QUANTISED)
 
 Report = Mapping[tuple[str, str], Mapping[str, Any]]
 

@@ -94,7 +94,9 @@ def _lowered(node: torch.fx.Node, value_of: Callable[[torch.fx.Node], Any]) -> A
     except Exception as error:
         reason = str(error)
         if not isinstance(reason, Message):  # OneFlow's own, which ends with what is wrong
-            reason = next((line.strip() for line in reversed(reason.splitlines()) if line.strip()), "no message")
+            reason = next(
+                (line.strip() for line in reversed(reason.splitlines()) if line.strip()), message("no message")
+            )
         raise EngineError(
             message("OneFlow cannot compute {operation}: {reason}", operation=_described(node), reason=reason)
         ) from error
