@@ -74,7 +74,7 @@ class LayoutError(Exception):
     """The editor needs more room for a node than the workflow gives it."""
 
 
-def _pretend_files(base: Path, named: Iterable[Workflow]) -> None:
+def pretend_files(base: Path, named: Iterable[Workflow]) -> None:
     """Make empty files of the names that the workflows use: the editor marks a name in red that is not on its list."""
     for workflow in named:
         for node in workflow.values():
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = repository() / "workflows"
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
-        _pretend_files(base, workflows().values())
+        pretend_files(base, workflows().values())
         with ComfyServer(comfyui_path(), base, cpu=True) as server, editor(server) as page:
             page.evaluate("() => app.extensionManager.command.execute('Workspace.ToggleFocusMode')")
             for name in arguments or workflows():

@@ -78,6 +78,7 @@ def place(nodes: Sequence[Node], links: Iterable[Sequence[Any]], note: Node) -> 
     """Give every node its ``pos``, and return the groups in the editor's form.
 
     A group stands right of all that feed it, and below those whose room it would take; so does a node in its group.
+    Types that are in no group come last, in a group "More".
 
     Args:
         nodes: with their ``size``; ``pos`` is written.
@@ -91,7 +92,9 @@ def place(nodes: Sequence[Node], links: Iterable[Sequence[Any]], note: Node) -> 
     taken = [_Box(-_MARGIN, -_TITLE, note["size"][0] + _MARGIN, note["size"][1])]
     boxes: dict[int, _Box] = {}  # by node, the box of its group
     groups = []
-    for group in _GROUPS:
+    known = {kind for group in _GROUPS for kind in group.types}
+    others = _group("More", _BLUE, *dict.fromkeys(node["type"] for node in nodes if node["type"] not in known))
+    for group in (*_GROUPS, others):
         members = [node for kind in group.types for node in nodes if node["type"] == kind]
         if not members:
             continue
@@ -108,9 +111,6 @@ def place(nodes: Sequence[Node], links: Iterable[Sequence[Any]], note: Node) -> 
         _place_columns(columns, left + _MARGIN, top + _TITLE + _MARGIN)
         bounding = [left, top, width, height]
         groups.append({"title": group.title, "bounding": bounding, "color": group.colour, "font_size": 24, "flags": {}})
-    missing = [node["type"] for node in nodes if node["id"] not in boxes]
-    if missing:
-        raise LookupError(f"no group of the layout has {', '.join(missing)}; add the type to one in {__name__}")
     return groups
 
 

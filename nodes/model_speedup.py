@@ -20,9 +20,9 @@ class OneDiffModelSpeedup(io.ComfyNode):
             display_name="OneDiff Model Speedup",
             category="OneDiff",
             description=(
-                "Makes every image from this model faster, with the same pixels. Put it between the loader "
-                "(or the last LoRA) and the sampler. The first image compiles the model, once ever, which takes up to a "
-                "few minutes; every later one uses the compiled graph."
+                "Makes every image from this model faster, with the same pixels. Put it between the loader (or the "
+                "last LoRA) and the sampler. The first image compiles the model, once ever, which takes up to a few "
+                "minutes; every later one uses the compiled graph."
             ),
             search_aliases=["torch compile", "tensorrt", "speed", "accelerate", "faster", "加速"],
             inputs=[

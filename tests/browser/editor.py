@@ -48,7 +48,7 @@ class Editor:
 
     def open(self, workflow: Workflow) -> None:
         """Open a workflow, given in API form, in the form that the editor saves."""
-        self.open_text(json.dumps(editor_form(workflow, self._server.get_json("/object_info"))))
+        self.open_text(json.dumps(editor_form(workflow, self._server.get_json("/object_info"), note="")))
 
     def open_text(self, text: str) -> None:
         """Open a file with this text, through the editor's own file dialog."""
@@ -104,8 +104,8 @@ class Editor:
         return text
 
     def nodes(self) -> list[Mapping[str, Any]]:
-        """The nodes on the canvas: ``type``, ``title``, ``values`` by widget name, ``missing`` where unknown."""
-        script = """() => window.app.graph.nodes.map(node => ({
+        """The nodes on the canvas, without notes: ``type``, ``title``, ``values`` by widget name, ``missing`` where unknown."""
+        script = """() => window.app.graph.nodes.filter(node => !node.isVirtualNode).map(node => ({
             type: node.type, title: node.title, missing: !LiteGraph.registered_node_types[node.type],
             values: Object.fromEntries((node.widgets ?? []).map(widget => [widget.name, widget.value]))}))"""
         found: list[Mapping[str, Any]] = self.page.evaluate(script)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from controls import install_controls
 from editor import Editor
+from model_parts import install_model_parts
 from pictures import FAMILIES, Counters
-from test_workflows import _small as small
+from shipped import small
 
 from dev.environment import repository
 from dev.host import ComfyServer
@@ -63,6 +64,7 @@ def test_a_workflow_opens_runs_and_shows_its_image(
 ) -> None:
     """The shipped file opens as it is; the same on a tiny checkpoint runs."""
     install_controls(server)
+    install_model_parts(server)
     editor = open_editor()
     editor.open_text((repository() / "workflows" / f"{name}.json").read_text())
     assert not [node["type"] for node in editor.nodes() if node["missing"]]

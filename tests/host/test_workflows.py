@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from controls import NET, install_controls
-from model_parts import LORA, WAN, WAN_VAE, install_model_parts
-from pictures import FAMILIES, Counters
+from controls import install_controls
+from model_parts import install_model_parts
+from pictures import Counters
+from shipped import FOLDER, SD15, small
 
-from dev.checkpoints import checkpoint_file
-from dev.environment import repository
 from dev.host import ComfyServer
 from dev.workflow_files import NOTES, editor_form, workflows, write
 from dev.workflows import Workflow
-
-FOLDER = repository() / "workflows"
-SD15, FLUX = FAMILIES["sd15"], FAMILIES["flux"]
-WAN_CONDITIONING = {"tokens": 16, "dim": 4096, "pooled_dim": 0}
 
 
 def test_the_files_are_what_the_code_and_this_host_make(server: ComfyServer, tmp_path: Path) -> None:
@@ -99,70 +93,6 @@ def _as_api(editor: dict[str, Any], node_types: dict[str, Any], names: list[str]
     return workflow
 
 
-def _small(name: str, seed: int) -> Workflow:
-    """The shipped API form, on tiny files and for a tiny picture."""
-    workflow: Workflow = json.loads((FOLDER / "api" / f"{name}.json").read_text())
-    conditioning = SD15.conditioning
-    if name == "text_to_image_flux":
-        conditioning = _as_flux(workflow)
-    elif name == "video":
-        conditioning = _as_wan(workflow)
-    else:
-        workflow["loader"]["inputs"]["ckpt_name"] = checkpoint_file(SD15.checkpoint)
-    if "shape" in workflow:  # which goes to the nearest of its buckets
-        workflow["shape"]["inputs"] |= {"buckets": "128x128 b1", "width": 100, "height": 120}
-        workflow["speedup"]["inputs"]["engine"] = "eager"  # the bucket gets a graph of its own, here in no time
-    elif "image" in workflow:
-        workflow["image"] = {"class_type": "TinyImage", "inputs": {"width": 128, "height": 96, "batch": 1, "seed": 0}}
-    else:
-        workflow["latent"]["inputs"] |= {"width": 128, "height": 128}
-    # A seed of its own, or the host answers from its cache and runs nothing.
-    for sampler in ("sampler", "second_sampler"):
-        if "seed" in workflow.get(sampler, {"inputs": {}})["inputs"]:
-            workflow[sampler]["inputs"] |= {"steps": SD15.steps, "seed": seed}
-    if "noise" in workflow:
-        workflow["noise"]["inputs"]["noise_seed"] = seed
-        workflow["steps"]["inputs"]["steps"] = FLUX.steps
-    if "vae_speedup" in workflow:
-        workflow["vae_speedup"]["inputs"]["engine"] = "eager"
-    if "net" in workflow:
-        workflow["net"]["inputs"]["control_net_name"] = checkpoint_file(NET)
-        workflow["hint"] = {
-            "class_type": "EmptyImage",
-            "inputs": {"width": 128, "height": 128, "batch_size": 1, "color": 0x8040C0},
-        }
-        workflow["net_speedup"]["inputs"]["engine"] = "eager"
-    if "lora" in workflow:
-        workflow["lora"]["inputs"]["lora_name"] = checkpoint_file(LORA)
-    if "clip_speedup" in workflow:  # the tiny checkpoints have no text encoder; test_clip_speedup.py has one
-        del workflow["clip_speedup"], workflow["report"]["inputs"]["clip"]
-    for number, prompt in enumerate(("positive", "negative")):
-        if prompt in workflow:
-            workflow[prompt] = {"class_type": "TinyConditioning", "inputs": {"seed": number, **conditioning}}
-    return workflow
-
-
-def _as_flux(workflow: Workflow) -> Mapping[str, int]:
-    """Load the tiny Flux, whose VAE is in the same file; its conditioning's sizes."""
-    file = checkpoint_file(FLUX.checkpoint)
-    workflow["loader"]["inputs"]["unet_name"] = file
-    workflow["speedup"]["inputs"]["engine"] = "eager"
-    workflow["vae"] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": file}}
-    workflow["decode"]["inputs"]["vae"] = ["vae", 2]
-    del workflow["clip"]
-    return FLUX.conditioning
-
-
-def _as_wan(workflow: Workflow) -> Mapping[str, int]:
-    """Load the tiny Wan and its VAE; its conditioning's sizes."""
-    workflow["loader"]["inputs"]["unet_name"] = checkpoint_file(WAN)
-    workflow["speedup"]["inputs"]["engine"] = "eager"
-    workflow["vae"]["inputs"]["vae_name"] = checkpoint_file(WAN_VAE)
-    workflow["latent"]["inputs"]["length"] = 5
-    del workflow["clip"]
-    return WAN_CONDITIONING
-
-
 # Calls besides the first sampler's: a step for any size and one for the one bucket; the ControlNet's, which leaves out
 # the last step; an image that is encoded and decoded; one that is sampled twice, and decoded in tiles of three shapes.
 _MORE_SERVED = {
@@ -196,7 +126,7 @@ def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
     install_model_parts(server)
     for seed, name in enumerate(names, start=100):
         counters = Counters(server)
-        result = server.run(_small(name, seed))
+        result = server.run(small(name, seed))
         assert result.status == "success", (name, result.error)
         assert result.images
         assert counters.served == SD15.steps + _MORE_SERVED.get(name, 0), name
