@@ -104,7 +104,7 @@ class Editor:
         return text
 
     def nodes(self) -> list[Mapping[str, Any]]:
-        """The nodes on the canvas, without notes: ``type``, ``title``, ``values`` by widget, ``missing`` where unknown."""
+        """The nodes on the canvas, without notes: ``type``, ``title``, ``values`` by widget, ``missing``."""
         script = """() => window.app.graph.nodes.filter(node => !node.isVirtualNode).map(node => ({
             type: node.type, title: node.title, missing: !LiteGraph.registered_node_types[node.type],
             values: Object.fromEntries((node.widgets ?? []).map(widget => [widget.name, widget.value]))}))"""
