@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from controls import NET, install_controls
+from model_parts import LORA, WAN, WAN_VAE, install_model_parts
 from pictures import FAMILIES, Counters
 
 from dev.checkpoints import checkpoint_file
 from dev.environment import repository
 from dev.host import ComfyServer
-from dev.workflow_files import editor_form, workflows, write
+from dev.workflow_files import NOTES, editor_form, workflows, write
 from dev.workflows import Workflow
 
 FOLDER = repository() / "workflows"
-SD15 = FAMILIES["sd15"]
+SD15, FLUX = FAMILIES["sd15"], FAMILIES["flux"]
+WAN_CONDITIONING = {"tokens": 16, "dim": 4096, "pooled_dim": 0}
 
 
 def test_the_files_are_what_the_code_and_this_host_make(server: ComfyServer, tmp_path: Path) -> None:
@@ -34,7 +38,40 @@ def test_the_editors_form_says_the_same_as_the_api_form(server: ComfyServer, nam
     editor = json.loads((FOLDER / f"{name}.json").read_text())
     api = json.loads((FOLDER / "api" / f"{name}.json").read_text())
     assert _as_api(editor, node_types, list(api)) == api
-    assert editor_form(api, node_types) == editor
+    assert editor_form(api, node_types, NOTES[name]) == editor
+
+
+@pytest.mark.parametrize("name", workflows())
+def test_the_editors_form_is_laid_out_to_be_read(name: str) -> None:
+    """No node covers another, every wire runs to the right, every node is in one group, and a note says what to do."""
+    editor = json.loads((FOLDER / f"{name}.json").read_text())
+    nodes = {node["id"]: node for node in editor["nodes"]}
+    boxes = {number: _box(node) for number, node in nodes.items()}
+    for one, other in itertools.combinations(boxes, 2):
+        assert _apart(boxes[one], boxes[other]), (nodes[one]["type"], nodes[other]["type"])
+    for _, source, _, target, *_ in editor["links"]:
+        assert boxes[source][2] < boxes[target][0], (nodes[source]["type"], nodes[target]["type"])
+    (note,) = (number for number, node in nodes.items() if node["type"] == "MarkdownNote")
+    assert nodes[note]["widgets_values"][0].startswith("## ")
+    groups = [(x, y, x + width, y + height) for x, y, width, height in (g["bounding"] for g in editor["groups"])]
+    for one, other in itertools.combinations(groups, 2):
+        assert _apart(one, other)
+    for number, (left, top, right, bottom) in boxes.items():
+        around = [g for g in groups if g[0] < left and g[1] < top and right < g[2] and bottom < g[3]]
+        assert len(around) == (number != note), nodes[number]["type"]
+
+
+_Corners = tuple[float, float, float, float]
+
+
+def _box(node: dict[str, Any]) -> _Corners:
+    """Left, top, right and bottom of a node with its title, which is 30 pixels above ``pos``."""
+    (x, y), (width, height) = node["pos"], node["size"]
+    return x, y - 30, x + width, y + height
+
+
+def _apart(one: _Corners, other: _Corners) -> bool:
+    return one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
 
 
 def _as_api(editor: dict[str, Any], node_types: dict[str, Any], names: list[str]) -> Workflow:
@@ -42,6 +79,8 @@ def _as_api(editor: dict[str, Any], node_types: dict[str, Any], names: list[str]
     wires = {link: [names[source - 1], slot] for link, source, slot, *_ in editor["links"]}
     workflow: Workflow = {}
     for node in editor["nodes"]:
+        if node["type"] == "MarkdownNote":  # which only the editor knows
+            continue
         info = node_types[node["type"]]["input"]
         declared = {**info.get("required", {}), **info.get("optional", {})}
         wired = {item["name"]: item["link"] for item in node["inputs"]}
@@ -61,9 +100,15 @@ def _as_api(editor: dict[str, Any], node_types: dict[str, Any], names: list[str]
 
 
 def _small(name: str, seed: int) -> Workflow:
-    """The shipped API form, on a tiny checkpoint and a tiny image."""
+    """The shipped API form, on tiny files and for a tiny picture."""
     workflow: Workflow = json.loads((FOLDER / "api" / f"{name}.json").read_text())
-    workflow["loader"]["inputs"]["ckpt_name"] = checkpoint_file(SD15.checkpoint)
+    conditioning = SD15.conditioning
+    if name == "text_to_image_flux":
+        conditioning = _as_flux(workflow)
+    elif name == "video":
+        conditioning = _as_wan(workflow)
+    else:
+        workflow["loader"]["inputs"]["ckpt_name"] = checkpoint_file(SD15.checkpoint)
     if "shape" in workflow:  # which goes to the nearest of its buckets
         workflow["shape"]["inputs"] |= {"buckets": "128x128 b1", "width": 100, "height": 120}
         workflow["speedup"]["inputs"]["engine"] = "eager"  # the bucket gets a graph of its own, here in no time
@@ -73,8 +118,11 @@ def _small(name: str, seed: int) -> Workflow:
         workflow["latent"]["inputs"] |= {"width": 128, "height": 128}
     # A seed of its own, or the host answers from its cache and runs nothing.
     for sampler in ("sampler", "second_sampler"):
-        if sampler in workflow:
+        if "seed" in workflow.get(sampler, {"inputs": {}})["inputs"]:
             workflow[sampler]["inputs"] |= {"steps": SD15.steps, "seed": seed}
+    if "noise" in workflow:
+        workflow["noise"]["inputs"]["noise_seed"] = seed
+        workflow["steps"]["inputs"]["steps"] = FLUX.steps
     if "vae_speedup" in workflow:
         workflow["vae_speedup"]["inputs"]["engine"] = "eager"
     if "net" in workflow:
@@ -84,9 +132,35 @@ def _small(name: str, seed: int) -> Workflow:
             "inputs": {"width": 128, "height": 128, "batch_size": 1, "color": 0x8040C0},
         }
         workflow["net_speedup"]["inputs"]["engine"] = "eager"
-    for number, prompt in enumerate(("positive", "negative")):  # the tiny checkpoint has no text encoder
-        workflow[prompt] = {"class_type": "TinyConditioning", "inputs": {"seed": number, **SD15.conditioning}}
+    if "lora" in workflow:
+        workflow["lora"]["inputs"]["lora_name"] = checkpoint_file(LORA)
+    if "clip_speedup" in workflow:  # the tiny checkpoints have no text encoder; test_clip_speedup.py has one
+        del workflow["clip_speedup"], workflow["report"]["inputs"]["clip"]
+    for number, prompt in enumerate(("positive", "negative")):
+        if prompt in workflow:
+            workflow[prompt] = {"class_type": "TinyConditioning", "inputs": {"seed": number, **conditioning}}
     return workflow
+
+
+def _as_flux(workflow: Workflow) -> Mapping[str, int]:
+    """Load the tiny Flux, whose VAE is in the same file; its conditioning's sizes."""
+    file = checkpoint_file(FLUX.checkpoint)
+    workflow["loader"]["inputs"]["unet_name"] = file
+    workflow["speedup"]["inputs"]["engine"] = "eager"
+    workflow["vae"] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": file}}
+    workflow["decode"]["inputs"]["vae"] = ["vae", 2]
+    del workflow["clip"]
+    return FLUX.conditioning
+
+
+def _as_wan(workflow: Workflow) -> Mapping[str, int]:
+    """Load the tiny Wan and its VAE; its conditioning's sizes."""
+    workflow["loader"]["inputs"]["unet_name"] = checkpoint_file(WAN)
+    workflow["speedup"]["inputs"]["engine"] = "eager"
+    workflow["vae"]["inputs"]["vae_name"] = checkpoint_file(WAN_VAE)
+    workflow["latent"]["inputs"]["length"] = 5
+    del workflow["clip"]
+    return WAN_CONDITIONING
 
 
 # Calls besides the first sampler's: a step for any size and one for the one bucket; the ControlNet's, which leaves out
@@ -97,6 +171,8 @@ _MORE_SERVED = {
     "image_to_image": 2,
     "inpaint": 2,
     "upscale": SD15.steps + 3,
+    "text_to_image_sd15": 1,
+    "report": 1,
 }
 
 
@@ -104,10 +180,20 @@ def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
     """In this order, as what one saves the other loads."""
     names = (
         *("text_to_image", "save_compiled_graph", "load_compiled_graph", "shape_bucket", "controlnet"),
-        *("image_to_image", "inpaint", "upscale"),
+        *(
+            "image_to_image",
+            "inpaint",
+            "upscale",
+            "text_to_image_sd15",
+            "text_to_image_flux",
+            "lora",
+            "video",
+            "report",
+        ),
     )
     assert set(names) == set(workflows())
     install_controls(server)
+    install_model_parts(server)
     for seed, name in enumerate(names, start=100):
         counters = Counters(server)
         result = server.run(_small(name, seed))
@@ -115,3 +201,4 @@ def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
         assert result.images
         assert counters.served == SD15.steps + _MORE_SERVED.get(name, 0), name
         assert counters.fallbacks == {}
+    assert "lora key not loaded" not in server.log_text()

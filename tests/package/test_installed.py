@@ -10,6 +10,8 @@ import pytest
 import torch
 from environments import Environment
 
+from dev.browser import NO_BROWSER, find_browser
+from dev.editor import editor
 from dev.environment import comfyui_path, repository
 from dev.host import PACK_NAME, ComfyServer, PromptRejected
 from dev.workflow_files import workflows
@@ -80,6 +82,16 @@ def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environ
     error = refused.value.body["error"]
     assert error["type"] == "missing_node_type"
     assert "OneDiffModelSpeedup" in error["message"]
+
+
+@pytest.mark.skipif(find_browser() is None, reason=NO_BROWSER)
+def test_without_the_pack_the_editor_says_which_pack_is_missing(environment: Environment, tmp_path: Path) -> None:
+    workflow = json.loads((repository() / "workflows" / "text_to_image.json").read_text())
+    with _serve(tmp_path, environment) as server, editor(server) as page:
+        page.evaluate("workflow => app.loadGraphData(workflow)", workflow)
+        page.get_by_role("button", name="View details").click(timeout=60_000)
+        page.get_by_text("Missing Node Packs").wait_for(timeout=60_000)
+        page.get_by_text(PACK_NAME).wait_for(timeout=60_000)
 
 
 def test_a_second_install_takes_the_place_of_the_first(environment: Environment, tmp_path: Path) -> None:
