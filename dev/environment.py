@@ -251,7 +251,8 @@ def _install_torch() -> None:
 
 def _install_locked() -> None:
     # Without dependencies, as all are in the lock but torch, which is here already and whose hash depends on the build.
-    _pip("install", "--require-hashes", "--no-deps", "--requirement", str(lock_file()))
+    # Compiled when it is first imported: most of it never is, and compiling it all takes a third of the time.
+    _pip("install", "--require-hashes", "--no-deps", "--no-compile", "--requirement", str(lock_file()))
 
 
 def _install_comfyui_requirements() -> None:

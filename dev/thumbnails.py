@@ -7,6 +7,7 @@ For a pack's template NAME the editor asks for NAME.jpg and shows it in a square
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import sys
@@ -135,11 +136,16 @@ def _composed(graph: Image.Image, x: float, y: float, width: float) -> Image.Ima
     return picture
 
 
-def _jpeg(picture: Image.Image) -> bytes:
+def made_from(workflow: Path) -> str:
+    """What a thumbnail's comment says about its workflow's file: another one means that the thumbnail is stale."""
+    return hashlib.sha256(workflow.read_bytes()).hexdigest()
+
+
+def _jpeg(picture: Image.Image, comment: str) -> bytes:
     """At the best quality that is small enough."""
     for quality in range(90, 20, -5):
         data = io.BytesIO()
-        picture.save(data, "JPEG", quality=quality, optimize=True, progressive=True)
+        picture.save(data, "JPEG", quality=quality, optimize=True, progressive=True, comment=comment)
         if data.tell() <= MAXIMUM_BYTES:
             return data.getvalue()
     raise LayoutError(f"a thumbnail of {picture.size} pixels does not fit into {MAXIMUM_BYTES} bytes")
@@ -154,7 +160,8 @@ def main(arguments: Sequence[str]) -> int:
         with ComfyServer(comfyui_path(), base, cpu=True) as server, editor(server) as page:
             page.evaluate("() => app.extensionManager.command.execute('Workspace.ToggleFocusMode')")
             for name in arguments or workflows():
-                data = _jpeg(thumbnail(page, json.loads((folder / f"{name}.json").read_text())))
+                workflow = folder / f"{name}.json"
+                data = _jpeg(thumbnail(page, json.loads(workflow.read_text())), made_from(workflow))
                 (folder / f"{name}.jpg").write_bytes(data)
                 print(f"{name}.jpg: {len(data) / 1000:.0f} kB")
     return 0
