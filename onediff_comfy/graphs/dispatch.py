@@ -55,7 +55,7 @@ class Speed:
         graph_key: of the graph that answers them.
         call: their largest tensor, for people.
         eager_s: seconds of one call eager.
-        graph_s: seconds of the fastest answer of the graph.
+        graph_s: seconds of one answer of the graph.
     """
 
     graph_key: str
@@ -195,8 +195,8 @@ class Dispatcher:
         for (_, signature), route in list(self._routes.items()):
             if isinstance(route, _Served):
                 eager = self._library.eager_seconds(route.graph_key, route.sizes)
-                graph, calls = self.run_times.fastest(route.graph_key, signature)
-                if eager is not None and calls:
+                graph = self.run_times.usual(route.graph_key, signature)
+                if eager and graph:
                     found.append(Speed(route.graph_key, describe(signature), eager, graph))
         return found
 
@@ -570,7 +570,7 @@ class Dispatcher:
                 del self._routes[found.target.fingerprint, found.call.signature]
             raise _Disproved(reason, expected)
         kind = (found.route.graph_key, found.route.sizes)
-        seconds, _ = self.run_times.fastest(EAGER, found.call.signature)
+        seconds = self.run_times.usual(EAGER, found.call.signature) or 0.0
         if kind == self._time_again and self._library.is_proved(*kind):
             self._time_again = None
             self._library.eager_took(*kind, seconds)

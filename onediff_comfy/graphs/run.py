@@ -66,8 +66,8 @@ class Run:
         """How many times faster than eager the graph is that answered most calls; None where eager was not timed."""
         (kind, _), *_ = self._served.most_common(1)
         eager = self._library.eager_seconds(*kind)
-        graph, _ = self._times.fastest(kind[0], self._signatures[kind])
-        return None if eager is None else eager / graph
+        graph = self._times.usual(kind[0], self._signatures[kind])
+        return eager / graph if eager and graph else None
 
     def _made(self) -> Message:
         """What was compiled or loaded meanwhile."""

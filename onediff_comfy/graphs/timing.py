@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +15,21 @@ from ..capture.call import Signature
 
 EAGER = "eager"
 """In place of a graph key: the host's own forward, which a new graph is compared with."""
+
+
+@dataclass
+class _Calls:
+    """Seconds of calls of one kind."""
+
+    count: int = 0
+    total: float = 0.0
+    fastest: float = float("inf")
+    slowest: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.fastest, self.slowest = min(self.fastest, seconds), max(self.slowest, seconds)
 
 
 class RunTimes:
@@ -26,7 +42,7 @@ class RunTimes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
-        self._fastest: dict[tuple[str, Signature], tuple[float, int]] = {}
+        self._calls: dict[tuple[str, Signature], _Calls] = {}
         self._under_way: deque[tuple[str, Signature, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @contextlib.contextmanager
@@ -57,7 +73,20 @@ class RunTimes:
         """Seconds of the fastest call with ``signature`` of the graph ``key``, and of how many; infinite of none."""
         with self._lock:
             self._read_passed()
-            return self._fastest.get((key, signature), (float("inf"), 0))
+            calls = self._calls.get((key, signature), _Calls())
+            return calls.fastest, calls.count
+
+    def usual(self, key: str, signature: Signature) -> float | None:
+        """Seconds that calls with ``signature`` of the graph ``key`` take on average; None of none.
+
+        Without the slowest, as long as there are others: the first call loads kernels.
+        """
+        with self._lock:
+            self._read_passed()
+            calls = self._calls.get((key, signature))
+            if calls is None:
+                return None
+            return calls.total if calls.count == 1 else (calls.total - calls.slowest) / (calls.count - 1)
 
     def _read_passed(self) -> None:
         while self._under_way and self._under_way[0][3].query():
@@ -66,5 +95,4 @@ class RunTimes:
 
     def _add(self, key: str, signature: Signature, seconds: float) -> None:
         self._seconds[key] = self._seconds.get(key, 0.0) + seconds
-        fastest, calls = self._fastest.get((key, signature), (float("inf"), 0))
-        self._fastest[key, signature] = (min(fastest, seconds), calls + 1)
+        self._calls.setdefault((key, signature), _Calls()).add(seconds)

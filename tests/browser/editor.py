@@ -13,6 +13,7 @@ from playwright.sync_api import FileChooser, Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from dev.host import ComfyServer
+from dev.thumbnails import SIDE
 from dev.workflow_files import editor_form
 from dev.workflows import Workflow
 
@@ -34,8 +35,12 @@ class Editor:
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.goto(server.url)
-        page.wait_for_function("window.app && window.app.graph && window.app.vueAppReady", timeout=_READY_MS)
-        page.wait_for_timeout(_SETTLED_MS)
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        script = "window.app && window.app.graph && window.app.vueAppReady"
+        self.page.wait_for_function(script, timeout=_READY_MS)
+        self.page.wait_for_timeout(_SETTLED_MS)
         self.close_dialogs()
 
     def close_dialogs(self) -> None:
@@ -138,14 +143,15 @@ class Editor:
         """A pack's workflows in the template browser, and whether the picture of each is there."""
         self.page.get_by_text("Templates").first.click()
         self.page.get_by_role("dialog").get_by_text(pack, exact=True).click()
-        self.page.wait_for_timeout(3 * _SETTLED_MS)
-        script = """() => {
-            const own = picture => picture.src.includes("/workflow_templates/") && picture.naturalWidth > 0;
-            const cards = [...document.querySelectorAll('[data-testid^="template-workflow-"]')];
-            return Object.fromEntries(cards.map(card => [
-                card.dataset.testid.replace("template-workflow-", ""), [...card.querySelectorAll("img")].some(own)]));
-        }"""
-        found: dict[str, bool] = self.page.evaluate(script)
+        found: dict[str, bool] = {}
+        cards = self.page.locator('[data-testid^="template-workflow-"]:has(img)')
+        cards.first.hover()
+        for _ in range(10):  # cards are there while they are in view
+            for card in cards.all():
+                name = (card.get_attribute("data-testid") or "").removeprefix("template-workflow-")
+                found[name] = found.get(name, False) or self._has_own_picture(card)
+            self.page.mouse.wheel(0, 300)
+            self.page.wait_for_timeout(_SETTLED_MS)
         return found
 
     def click_node(self, node_type: str) -> None:
@@ -159,12 +165,21 @@ class Editor:
         self.page.mouse.click(*self.page.evaluate(script, node_type))
         self.page.wait_for_timeout(_SETTLED_MS)
 
+    def _has_own_picture(self, card: Locator) -> bool:
+        """The editor's stand-in for a missing picture has another size."""
+        picture = card.locator("img").first.element_handle()
+        try:
+            self.page.wait_for_function("([img, side]) => img.naturalWidth === side", arg=[picture, SIDE], timeout=2000)
+        except PlaywrightTimeout:
+            return False
+        return True
+
     def read_help(self, node_type: str) -> str:
         """Ask for a node's help page, and wait until its picture is there; the text of the page."""
         self.click_node(node_type)
         if not self._help().is_visible():
             self.page.get_by_test_id("info-button").click()
-        picture = self._help().locator("img").first
+        picture = self._help().locator(f'img[src*="/{node_type}/"]').first
         picture.wait_for()
         self.page.wait_for_function("picture => picture.naturalWidth > 0", arg=picture.element_handle())
         return self._help().inner_text()
@@ -180,13 +195,15 @@ class Editor:
         self.page.get_by_role("combobox").last.click()
         self.page.get_by_role("option", name=name, exact=True).click()
         self.page.wait_for_timeout(_SETTLED_MS)
-        self.close_dialogs()
+        self.page.reload()
+        self._wait_until_ready()
 
     def search(self, words: str) -> list[str]:
         """Type into the search that a double click on the empty canvas opens; the titles of what is found."""
         size = self.page.viewport_size
         assert size is not None
-        self.page.mouse.dblclick(size["width"] / 2, size["height"] * 0.85)
+        self.page.mouse.dblclick(size["width"] / 2, size["height"] * 0.96)
+        self.page.get_by_role("combobox").first.wait_for()
         self.page.keyboard.type(words)
         self.page.wait_for_timeout(_SETTLED_MS)
         found = self.page.get_by_role("option").all_inner_texts()

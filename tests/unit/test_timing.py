@@ -62,3 +62,16 @@ def test_the_fastest_of_each_kind_of_call_is_kept() -> None:
     fastest, calls = times.fastest("a", CALL)
     assert calls == 3 and fastest < 0.02
     assert times.fastest("a", other) == times.fastest("b", CALL) == (float("inf"), 0)
+
+
+def test_the_usual_time_leaves_the_slowest_call_out() -> None:
+    """The first call loads kernels; with nothing else to go by it counts."""
+    times, other = RunTimes(), Signature("other", (), (), ())
+    assert times.usual("graph", CALL) is None
+    times._add("graph", CALL, 9.0)
+    assert times.usual("graph", CALL) == 9.0
+    for seconds in (0.2, 0.4):
+        times._add("graph", CALL, seconds)
+    times._add("graph", other, 5.0)
+    assert times.usual("graph", CALL) == pytest.approx(0.3)
+    assert times.fastest("graph", CALL) == (0.2, 3)
