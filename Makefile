@@ -6,7 +6,7 @@ PYTHON ?= python3
 ifdef PYTHON_ENV
 ENV_PYTHON := $(PYTHON_ENV)
 else
-ENV_PYTHON := .venv/bin/python
+ENV_PYTHON := $(CURDIR)/.venv/bin/python
 endif
 
 .PHONY: help setup demo test test-all test-families test-coverage test-oneflow lint bench clean
@@ -34,7 +34,10 @@ lint: setup
 	$(ENV_PYTHON) -m ruff check .
 	$(ENV_PYTHON) -m ruff format --check .
 	$(ENV_PYTHON) -m mypy
-	$(ENV_PYTHON) -m mypy --no-explicit-package-bases __init__.py nodes
+	# The pack is a package that is called like its folder, and mypy takes no hyphens: by a link with another name.
+	@folder=$$(mktemp -d) && ln -s "$(CURDIR)" "$$folder/pack" && cd "$$folder" && \
+	  $(ENV_PYTHON) -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache/pack" \
+	    --no-explicit-package-bases pack/__init__.py pack/nodes; status=$$?; rm -r "$$folder"; exit $$status
 
 test: lint
 	$(ENV_PYTHON) -m pytest

@@ -255,7 +255,11 @@ def report(
     found = report_on({kind: thing for kind, thing in things.items() if thing is not None})
     text = in_their_language(text_of(found))
     status_of(node_id)(text)
-    return text, found, as_image(found)
+    try:
+        return text, found, as_image(found)
+    except Exception:  # an old Pillow, say: a picture is not worth the report
+        log.warning("OneDiff: the report's picture could not be drawn", exc_info=True)
+        return text, found, None
 
 
 def _passes_through(kind: str, node_id: str | None) -> bool:
