@@ -17,7 +17,7 @@ SCREENSHOTS = repository() / ".cache" / "screenshots"
 WINDOW = {"width": 1600, "height": 1000}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright allows one of itself in a process, and other tests start their own
 def browser() -> Iterator[Browser]:
     """Headless Chromium."""
     program = find_browser()

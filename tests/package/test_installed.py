@@ -26,6 +26,11 @@ NODES = {
     "OneDiffShapeBucket",
     "OneDiffWarmUp",
     "OneDiffReport",
+    "OneDiffOldCheckpointLoader",
+    "OneDiffOldControlNetLoader",
+    "OneDiffOldDiffusionModelLoader",
+    "OneDiffOldModelSpeedup",
+    "OneDiffOldNode",
 }
 
 
