@@ -54,8 +54,8 @@ def test_the_sdist_has_the_whole_repository(distributions: Path, tracked: list[s
 def registry_archive(tracked: list[str]) -> list[str]:
     """What ``comfy node pack`` puts into the archive: what git tracks, less ``.comfyignore``.
 
-    comfy-cli itself is not run here: with what it brings it is a third of a gigabyte, and packing is all that it can
-    do without a token. ``.comfyignore`` has git's syntax, of which folders and names are used.
+    comfy-cli is a third of a gigabyte and not in the developer environment; where somebody has it,
+    ``test_registry_tool.py`` holds this against what it packs. ``.comfyignore`` has git's syntax, of which folders and names are used.
     """
     lines = (line.strip() for line in (repository() / ".comfyignore").read_text().splitlines())
     patterns = [line for line in lines if line and not line.startswith("#")]
