@@ -55,7 +55,8 @@ def registry_archive(tracked: list[str]) -> list[str]:
     """What ``comfy node pack`` puts into the archive: what git tracks, less ``.comfyignore``.
 
     comfy-cli is a third of a gigabyte and not in the developer environment; where somebody has it,
-    ``test_registry_tool.py`` holds this against what it packs. ``.comfyignore`` has git's syntax, of which folders and names are used.
+    ``test_registry_tool.py`` holds this against what it packs. ``.comfyignore`` has git's syntax, of which folders and
+    names are used.
     """
     lines = (line.strip() for line in (repository() / ".comfyignore").read_text().splitlines())
     patterns = [line for line in lines if line and not line.startswith("#")]
