@@ -198,17 +198,19 @@ class Editor:
         self.page.reload()
         self._wait_until_ready()
 
-    def search(self, words: str) -> list[str]:
-        """Type into the search that a double click on the empty canvas opens; the titles of what is found."""
+    def find(self, words: str, title: str) -> None:
+        """Type into the search that a double click on the empty canvas opens, until a node is found.
+
+        Raises:
+            PlaywrightTimeout: it is not.
+        """
         size = self.page.viewport_size
         assert size is not None
         self.page.mouse.dblclick(size["width"] / 2, size["height"] * 0.96)
         self.page.get_by_role("combobox").first.wait_for()
         self.page.keyboard.type(words)
-        self.page.wait_for_timeout(_SETTLED_MS)
-        found = self.page.get_by_role("option").all_inner_texts()
+        self.page.get_by_role("option").filter(has_text=title).first.wait_for()
         self.page.keyboard.press("Escape")
-        return [text.splitlines()[0] for text in found]
 
     def fit(self) -> None:
         """Show the whole workflow."""

@@ -51,9 +51,8 @@ def test_a_reason_stands_on_the_node_and_stays_there(open_editor: Callable[..., 
     editor = open_editor()
     editor.open(FLUX.workflow(503, "oneflow", size=64))  # not in the developer environment
     editor.run()
-    assert (editor.text_on("OneDiffModelSpeedup") or "").startswith(
-        "not accelerated: the oneflow engine is not available"
-    )
+    text = editor.wait_for_text("OneDiffModelSpeedup", "engine is not available")
+    assert text.startswith("not accelerated: the oneflow engine is not available")
 
 
 def test_the_report_shows_its_text_and_its_picture(open_editor: Callable[..., Editor]) -> None:
@@ -64,6 +63,7 @@ def test_the_report_shows_its_text_and_its_picture(open_editor: Callable[..., Ed
     editor.run()
     text = editor.wait_for_text("OneDiffReport", "All together")
     assert f"MODEL: {FLUX.steps} of {FLUX.steps} calls served by compiled graphs" in text
+    editor.wait_for_picture("OneDiffReport")
     assert editor.pictures_on("OneDiffReport") == 1
 
 
@@ -93,7 +93,7 @@ def test_a_workflow_opens_runs_and_shows_its_image(
 def test_the_search_finds_the_node(open_editor: Callable[..., Editor], words: str) -> None:
     editor = open_editor()
     editor.open(FLUX.workflow(506))  # with room below it
-    assert "OneDiff Model Speedup" in editor.search(words)
+    editor.find(words, "OneDiff Model Speedup")
 
 
 def test_the_template_browser_has_every_workflow_with_its_picture(open_editor: Callable[..., Editor]) -> None:
@@ -131,8 +131,8 @@ def test_in_chinese_no_english_is_left(open_editor: Callable[..., Editor], own_s
     workflow["report"] = {"class_type": "OneDiffReport", "inputs": {"model": ["speedup", 0], "after": ["decode", 0]}}
     editor.open(workflow)
     editor.run()
-    assert (editor.text_on("OneDiffModelSpeedup") or "").startswith("编译图 · 64×64 b1 · ")
-    assert all(map(_is_chinese, (editor.text_on("OneDiffReport") or "").splitlines()))
+    assert editor.wait_for_text("OneDiffModelSpeedup", "64×64 b1").startswith("编译图 · 64×64 b1 · ")
+    assert all(map(_is_chinese, editor.wait_for_text("OneDiffReport", "MODEL").splitlines()))
 
 
 # Names of things, not words of a language; the host's own Chinese texts have them too.
