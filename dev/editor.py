@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from .browser import LAUNCH_ARGUMENTS, NO_BROWSER, find_browser
 from .host import ComfyServer
@@ -24,22 +24,33 @@ _SETTINGS = {
 
 
 @contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless browser of this machine.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    program = find_browser()
+    if program is None:
+        raise RuntimeError(NO_BROWSER)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=list(LAUNCH_ARGUMENTS))
+        yield started
+        started.close()
+
+
+@contextmanager
 def editor(server: ComfyServer) -> Iterator[Page]:
     """A page with the editor of a running server, ready for ``app.loadGraphData``.
 
     Raises:
         RuntimeError: there is no browser.
     """
-    browser = find_browser()
-    if browser is None:
-        raise RuntimeError(NO_BROWSER)
     settings = server.base_dir / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps(_SETTINGS))
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser, args=list(LAUNCH_ARGUMENTS))
-        page = chromium.new_page()
+    with chromium() as browser:
+        page = browser.new_page()
         page.goto(server.url, timeout=_TIMEOUT)
         page.wait_for_function("window.app?.extensionManager && app.canvas?.graph", timeout=_TIMEOUT)
         yield page
-        chromium.close()

@@ -90,6 +90,16 @@ class Metrics:
         if self._total is not None:
             self._total.made(how, key, engine, what, seconds)
 
+    def graphs_made(self) -> int:
+        """How many graphs were compiled or loaded so far."""
+        with self._lock:
+            return len(self._graphs)
+
+    def graphs(self, since: int = 0) -> list[dict[str, Any]]:
+        """The graphs that were compiled or loaded, in order, without the first ``since``."""
+        with self._lock:
+            return [dict(graph) for graph in self._graphs[since:]]
+
     def served_by(self) -> dict[str, int]:
         """How many calls each graph answered, by graph key."""
         with self._lock:

@@ -201,9 +201,8 @@ class GraphLibrary:
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
         """Remember how long a call that this graph serves takes eager."""
-        timed = self._eager_times(graph_key)
-        timed.append([list(sizes), round(seconds, 6)])
-        del timed[:-_MOST_PROVED]
+        others = [entry for entry in self._eager_times(graph_key) if entry[0] != list(sizes)]
+        timed = self._timed[graph_key] = [*others, [list(sizes), round(seconds, 6)]][-_MOST_PROVED:]
         if self._store:
             self._store.note(_EAGER_SECONDS, graph_key, timed)
 

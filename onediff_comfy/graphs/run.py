@@ -24,7 +24,7 @@ class Run:
 
     def __init__(self, library: GraphLibrary, times: RunTimes) -> None:
         self._library, self._times = library, times
-        self._made_before = len(library.metrics.snapshot()["graphs"])
+        self._made_before = library.metrics.graphs_made()
         self._served: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._signatures: dict[tuple[str, tuple[int, ...]], Signature] = {}
         self._eager: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Run:
 
     def _made(self) -> Message:
         """What was compiled or loaded meanwhile."""
-        made = self._library.metrics.snapshot()["graphs"][self._made_before :]
+        made = self._library.metrics.graphs(since=self._made_before)
         seconds = {
             how: sum(graph["seconds"] for graph in made if graph["how"] == how) for how in ("compiled", "loaded")
         }

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from editor import Editor
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
-from dev.browser import LAUNCH_ARGUMENTS, NO_BROWSER, find_browser
+from dev.browser import NO_BROWSER, find_browser
+from dev.editor import chromium
 from dev.environment import repository
 from dev.host import ComfyServer
 
@@ -20,13 +21,10 @@ WINDOW = {"width": 1600, "height": 1000}
 @pytest.fixture(scope="module")  # playwright allows one of itself in a process, and other tests start their own
 def browser() -> Iterator[Browser]:
     """Headless Chromium."""
-    program = find_browser()
-    if program is None:
+    if find_browser() is None:
         pytest.skip(NO_BROWSER)
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=LAUNCH_ARGUMENTS)
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture
@@ -36,8 +34,8 @@ def open_editor(
     """Opens the shared server's editor as a new person's browser does. A script error of the page fails the test."""
     opened: list[Editor] = []
 
-    def open_(language: str = "en", of: ComfyServer = server) -> Editor:
-        context = browser.new_context(viewport=WINDOW, locale=language)
+    def open_(of: ComfyServer = server) -> Editor:
+        context = browser.new_context(viewport=WINDOW, locale="en")
         opened.append(Editor(context.new_page(), of))
         return opened[-1]
 

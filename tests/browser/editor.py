@@ -212,10 +212,5 @@ class Editor:
         self.page.get_by_role("option").filter(has_text=title).first.wait_for()
         self.page.keyboard.press("Escape")
 
-    def fit(self) -> None:
-        """Show the whole workflow."""
-        self.page.keyboard.press(".")
-        self.page.wait_for_timeout(_SETTLED_MS)
-
     def screenshot(self, path: Path) -> None:
         self.page.screenshot(path=path)

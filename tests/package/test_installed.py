@@ -9,29 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from environments import Environment
+from node_ids import NODE_IDS
 
 from dev.browser import NO_BROWSER, find_browser
 from dev.editor import editor
 from dev.environment import comfyui_path, repository
 from dev.host import PACK_NAME, ComfyServer, PromptRejected
 from dev.workflow_files import workflows
-
-NODES = {
-    "OneDiffModelSpeedup",
-    "OneDiffVAESpeedup",
-    "OneDiffControlNetSpeedup",
-    "OneDiffCLIPSpeedup",
-    "OneDiffSaveCompiledGraph",
-    "OneDiffLoadCompiledGraph",
-    "OneDiffShapeBucket",
-    "OneDiffWarmUp",
-    "OneDiffReport",
-    "OneDiffOldCheckpointLoader",
-    "OneDiffOldControlNetLoader",
-    "OneDiffOldDiffusionModelLoader",
-    "OneDiffOldModelSpeedup",
-    "OneDiffOldNode",
-}
 
 
 def _packages(environment: Environment) -> dict[str, str]:
@@ -72,7 +56,7 @@ def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environ
             for name, node in server.get_json("/object_info").items()
             if name.startswith("OneDiff")
         }
-        assert offered == dict.fromkeys(NODES, f"custom_nodes.{PACK_NAME}")
+        assert offered == dict.fromkeys(NODE_IDS, f"custom_nodes.{PACK_NAME}")
         assert set(server.get_json("/workflow_templates")[PACK_NAME]) == set(workflows())
     assert not any(path.name.startswith(f"{PACK_NAME}-new") for path in pack.parent.iterdir())
 
@@ -81,7 +65,7 @@ def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environ
     assert not pack.exists()
     workflow = json.loads((repository() / "workflows" / "api" / "text_to_image.json").read_text())
     with _serve(base, environment) as server:
-        assert not NODES & server.get_json("/object_info").keys()
+        assert not set(NODE_IDS) & server.get_json("/object_info").keys()
         with pytest.raises(PromptRejected) as refused:
             server.run(workflow)
     error = refused.value.body["error"]

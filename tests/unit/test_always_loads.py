@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from node_ids import NODE_IDS
 
 from onediff_comfy.host import versions
 
@@ -60,22 +61,7 @@ def test_loading_the_pack_imports_nothing_that_could_be_missing() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == [
-        "OneDiffModelSpeedup",
-        "OneDiffVAESpeedup",
-        "OneDiffControlNetSpeedup",
-        "OneDiffCLIPSpeedup",
-        "OneDiffSaveCompiledGraph",
-        "OneDiffLoadCompiledGraph",
-        "OneDiffShapeBucket",
-        "OneDiffWarmUp",
-        "OneDiffReport",
-        "OneDiffOldCheckpointLoader",
-        "OneDiffOldDiffusionModelLoader",
-        "OneDiffOldControlNetLoader",
-        "OneDiffOldModelSpeedup",
-        "OneDiffOldNode",
-    ]
+    assert done.stdout.split() == NODE_IDS
 
 
 def test_the_version_is_the_same_everywhere() -> None:

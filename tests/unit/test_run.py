@@ -103,3 +103,10 @@ def test_how_long_compiling_takes_is_guessed_from_what_it_took(library: GraphLib
     library._note_compile_rate(engine, CPU, 30.0, 600)
     assert library.expected_seconds(engine, CPU, 200) == pytest.approx(20.0)
     assert library.expected_seconds(engine, torch.device("cuda"), 200) is None
+
+
+def test_what_eager_took_last_counts(library: GraphLibrary) -> None:
+    """A graph that was compiled again is compared, and eager timed, again."""
+    for seconds in (0.9, 0.2):
+        library.eager_took(KEY, SIZES, seconds)
+    assert library.eager_seconds(KEY, SIZES) == 0.2

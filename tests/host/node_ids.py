@@ -1,0 +1,18 @@
+"""The nodes of the pack, as people's workflows name them: an id that changes breaks each workflow that has it."""
+
+NODE_IDS = [
+    "OneDiffModelSpeedup",
+    "OneDiffVAESpeedup",
+    "OneDiffControlNetSpeedup",
+    "OneDiffCLIPSpeedup",
+    "OneDiffSaveCompiledGraph",
+    "OneDiffLoadCompiledGraph",
+    "OneDiffShapeBucket",
+    "OneDiffWarmUp",
+    "OneDiffReport",
+    "OneDiffOldCheckpointLoader",
+    "OneDiffOldDiffusionModelLoader",
+    "OneDiffOldControlNetLoader",
+    "OneDiffOldModelSpeedup",
+    "OneDiffOldNode",
+]
