@@ -1,6 +1,9 @@
-"""Operators of a general capture, written so that compilers do well on them without knowing sizes."""
+"""Functions of a general capture, written so that compilers do well on them without knowing sizes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -13,7 +16,7 @@ def group_norm(
     eps: float = 1e-5,
     _cudnn: bool = True,
 ) -> torch.Tensor:
-    """``aten.group_norm`` with its statistics taken in two stages, row by row and then over rows.
+    """``torch.group_norm`` with its statistics taken in two stages, row by row and then over rows.
 
     A group of one image is up to a million values, and there are few groups: a GPU needs them split
     into many small sums. Inductor splits a reduction by itself where it knows how long it is, and not
@@ -46,5 +49,17 @@ def group_norm(
     return normal.to(image.dtype).reshape(image.shape)
 
 
-GENERAL_FORMS = {torch.ops.aten.group_norm.default: group_norm}
-"""Decompositions for captures whose sizes are symbols."""
+def linspace(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
+    """``torch.linspace``; arithmetic where the number of steps is a symbol, which export would take for a number."""
+    if not isinstance(steps, torch.SymInt):
+        return torch.linspace(start, end, steps, **options)
+    counted: torch.Tensor = torch.arange(steps, **{"dtype": torch.get_default_dtype(), **options})
+    return start + counted * ((end - start) / torch.sym_max(steps - 1, 1))
+
+
+GENERAL_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.linspace: linspace,
+    torch.group_norm: group_norm,
+    torch.nn.functional.group_norm: group_norm,
+}
+"""What is traced in place of torch's functions where sizes are symbols."""

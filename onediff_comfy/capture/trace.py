@@ -109,26 +109,18 @@ class Capture:
 class _Watch(TorchFunctionMode):
     """Sees every torch function of the traced forward.
 
-    Calls ``check`` before each, so that a trace can be interrupted; and writes ``linspace`` with a
-    symbolic number of steps, which torch.export would take for this call's number, as arithmetic.
+    Calls ``check`` before each, so that a trace can be interrupted; and calls others in place of those
+    that are not to be traced as they are.
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], None], forms: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
         super().__init__()
         self._check = check
+        self._forms = forms
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._check()
-        if func is torch.linspace:
-            return _linspace(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
-    if not isinstance(steps, torch.SymInt):
-        return torch.linspace(start, end, steps, **options)
-    counted: torch.Tensor = torch.arange(steps, **{"dtype": torch.get_default_dtype(), **options})  # type: ignore[call-overload]
-    return start + counted * ((end - start) / torch.sym_max(steps - 1, 1))
+        return self._forms.get(func, func)(*args, **(kwargs or {}))
 
 
 class _Forward(torch.nn.Module):
@@ -208,7 +200,7 @@ def capture(
         _TRACE_LOCK,
         torch.inference_mode(False),
         torch.no_grad(),
-        _Watch(check),
+        _Watch(check, GENERAL_FORMS if general else {}),
         _no_gradients_wanted(target.module),
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
         warnings.catch_warnings(),
@@ -221,7 +213,12 @@ def capture(
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )
-            captured = _capture_from(program.run_decompositions(GENERAL_FORMS if general else {}), batch, folds)
+            # Tracing once more is what makes a graph functional. With symbols for sizes it takes twice as long
+            # as the export itself, and many models write to nothing anyway. Engines for static graphs also count
+            # on the fewer operators that come out of it.
+            if not general or not _is_functional(program.graph):
+                program = program.run_decompositions({})
+            captured = _capture_from(program, batch, folds)
         except (OptionRead, NotCovered):
             raise
         except Exception as error:
@@ -338,6 +335,18 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
         lines.append(repr(shapes))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Capture(graph, binding, digest, batch)
+
+
+def _is_functional(graph: torch.fx.Graph) -> bool:
+    """Whether nothing in it writes to a tensor, as far as operators say what they do."""
+    return not any(node.op == "get_attr" or _may_write(node.target) for node in graph.nodes)
+
+
+def _may_write(operator: Any) -> bool:
+    if not isinstance(operator, torch._ops.OpOverload):
+        return isinstance(operator, torch._ops.HigherOrderOperator)
+    # Normalising over a batch updates its running statistics and does not say so.
+    return operator._schema.is_mutable or any(part in operator.name() for part in ("batch_norm", "instance_norm"))
 
 
 def _draws_random_numbers(node: torch.fx.Node) -> bool:

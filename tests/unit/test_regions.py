@@ -1,0 +1,227 @@
+"""capture/regions.py: what repeats is compiled once, and computes what it computed."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from onediff_comfy.capture.call import split
+from onediff_comfy.capture.regions import share_regions
+from onediff_comfy.capture.target import Target
+from onediff_comfy.capture.trace import Capture, capture
+from onediff_comfy.engines import inductor
+from onediff_comfy.engines.inductor import InductorEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
+
+class Block(nn.Module):
+    """Some thirty operators, as a transformer's block has."""
+
+    def __init__(self, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.own, self.query = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.others, self.out = nn.Linear(6, 2 * width), nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+
+    def attend(self, *tokens: torch.Tensor) -> torch.Tensor:
+        heads = [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in tokens]
+        return F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        x = x + self.out[0](self.attend(*self.own(self.norms[0](x)).chunk(3, -1)))
+        x = x + self.out[1](self.attend(self.query(self.norms[1](x)), *self.others(context).chunk(2, -1)))
+        left, right = self.wide(self.norms[2](x)).chunk(2, -1)
+        return x + self.narrow(left * F.gelu(right))
+
+
+class Transformer(nn.Module):
+    """Blocks over an image; the last of another width, with two inner blocks."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for width in widths)
+        self.first, self.last = nn.Conv2d(4, widths[0], 1), nn.Conv2d(widths[-1], 4, 1)
+        pairs = itertools.pairwise(widths)
+        self.between = nn.ModuleList(nn.Linear(a, b) if a != b else nn.Identity() for a, b in pairs)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        h, w = x.shape[2:]
+        tokens = self.first(x).flatten(2).transpose(1, 2)
+        for index, block in enumerate(self.blocks):
+            tokens = block(tokens, context)
+            if index < len(self.between):
+                tokens = self.between[index](tokens)
+        return self.last(tokens.transpose(1, 2).unflatten(2, (h, w)))
+
+
+def _captured(module: nn.Module, general: bool) -> Capture:
+    arguments = {"x": torch.zeros(2, 4, 8, 12), "context": torch.zeros(2, 5, 6)}
+    call = split(arguments, function="forward", options_name="options", options_read=frozenset())
+    return capture(
+        Target(module),
+        module.forward,
+        call,
+        options_name="options",
+        options={},
+        overrides={},
+        check=lambda: None,
+        general=general,
+        multiple=2,
+    )
+
+
+def _calls(graph: torch.fx.GraphModule) -> Counter[str]:
+    return Counter(str(node.target) for node in graph.graph.nodes if node.op == "get_attr")
+
+
+def _inputs(captured: Capture, module: nn.Module, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    weights = dict(module.named_parameters()) | dict(module.named_buffers())
+    return captured.binding.feed([weights[name] for name in captured.binding.weight_names], tensors)
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_equal_blocks_are_one_function(general: bool) -> None:
+    captured = _captured(Transformer((16, 16, 16, 16, 32, 32, 32, 8)), general)
+    shared = share_regions(captured.graph)
+    assert sorted(_calls(shared).values()) == [3, 4]  # the one of width 8 is alone
+    assert len(shared.graph.nodes) < len(captured.graph.graph.nodes) / 2
+    assert not _calls(captured.graph), "the capture itself must stay as it was"
+
+
+def test_it_computes_the_same_with_other_weights_in_every_place() -> None:
+    module = Transformer((16, 16, 16, 16))
+    captured = _captured(module, general=True)
+    shared = share_regions(captured.graph)
+    for size in ((2, 4, 8, 12), (3, 4, 6, 4)):
+        x, context = torch.randn(size), torch.randn(size[0], 7, 6)
+        inputs = _inputs(captured, module, context, x)
+        with torch.no_grad():
+            torch.testing.assert_close(shared(*inputs)[0], captured.graph(*inputs)[0], rtol=0, atol=0)
+            torch.testing.assert_close(shared(*inputs)[0], module(x, context))
+
+
+def test_blocks_that_compute_something_else_are_not_confused() -> None:
+    module = Transformer((16, 16, 16, 16, 16, 16))
+    for index in (1, 3, 5):
+        module.blocks[index].heads = 4
+    module.blocks[4].norms[0].eps = 1e-3
+    captured = _captured(module, general=True)
+    shared = share_regions(captured.graph)
+    assert list(_calls(shared).values()) == [3]  # those of four heads; of the other three one has another eps
+    x, context = torch.randn(2, 4, 8, 12), torch.randn(2, 5, 6)
+    inputs = _inputs(captured, module, context, x)
+    with torch.no_grad():
+        torch.testing.assert_close(shared(*inputs)[0], module(x, context))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(Transformer((16, 16)), id="twice only"),
+        pytest.param(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(40))), id="convolutions"),
+    ],
+)
+def test_what_does_not_repeat_enough_is_left_alone(module: nn.Module) -> None:
+    if isinstance(module, nn.Sequential):
+        blocks = nn.Sequential(*(nn.Sequential(*module[i : i + 10]) for i in range(0, 40, 10)))
+        module = _WithContext(blocks)
+    captured = _captured(module, general=True)
+    assert share_regions(captured.graph) is captured.graph
+
+
+class _WithContext(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + context.mean()
+
+
+class _Views(nn.Module):
+    """Blocks whose result is a view of what they were given, which a subgraph must not return."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(15):
+            x = x.transpose(1, 2).unsqueeze(0).squeeze(0)
+        return x
+
+
+def test_blocks_that_give_views_are_left_alone() -> None:
+    module = _WithContext(nn.Sequential(*(_Views() for _ in range(4))))
+    captured = _captured(module, general=False)
+    assert share_regions(captured.graph) is captured.graph
+
+
+_LOADED = """
+import pickle, sys, torch
+from onediff_comfy.engines.inductor import InductorEngine
+parts, binding, shapes, inputs, expected = pickle.load(open(sys.argv[1], "rb"))
+graph = InductorEngine().from_parts(binding, shapes, parts)
+(actual,) = graph.artifact(*inputs)
+torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+print("equal")
+"""
+
+
+def test_inductor_compiles_saves_and_loads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One artifact for all sizes, and the same in a process that has no compiler cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "here"))
+    module = Transformer((16, 16, 16, 16))
+    captured = _captured(module, general=True)
+    engine = InductorEngine()
+    compiled = []
+    whole = inductor._compile
+    monkeypatch.setattr(inductor, "_compile", lambda c, graph: compiled.append(graph) or whole(c, graph))
+    graph = engine.compile(captured)
+    assert [bool(_calls(each)) for each in compiled] == [True]
+    with torch.no_grad():
+        for size in ((2, 4, 8, 12), (3, 4, 6, 4), (1, 4, 10, 8)):
+            x, context = torch.randn(size), torch.randn(size[0], 7, 6)
+            weights = dict(module.named_parameters())
+            (actual,) = graph([weights[name] for name in captured.binding.weight_names], (context, x))
+            torch.testing.assert_close(actual, module(x, context))
+    inputs = [tensor.detach() for tensor in _inputs(captured, module, context, x)]
+    saved = (engine.to_parts(graph), captured.binding, captured.shapes, inputs, actual)
+    (tmp_path / "saved").write_bytes(pickle.dumps(saved))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "there"))
+    run = subprocess.run([sys.executable, "-c", _LOADED, tmp_path / "saved"], capture_output=True, text=True)
+    assert run.stdout.strip() == "equal", run.stderr
+
+
+def test_where_it_fails_the_graph_is_compiled_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    captured = _captured(Transformer((16, 16, 16)), general=False)
+    seen = []
+
+    def compile_(_capture: Capture, graph: torch.fx.GraphModule) -> str:
+        seen.append(graph)
+        if graph is not captured.graph:
+            raise RuntimeError("no subgraphs today")
+        return "whole"
+
+    monkeypatch.setattr(inductor, "_compile", compile_)
+    with caplog.at_level("INFO"):
+        assert InductorEngine().compile(captured).artifact == "whole"
+    assert len(seen) == 2
+    assert "no subgraphs today" in caplog.text
+
+
+def test_an_older_torch_gets_whole_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.7.1+cpu")
+    assert InductorEngine().options()["regions"] == "none"
+    monkeypatch.setattr(torch, "__version__", "2.11.0a0+git123")
+    assert InductorEngine().options()["regions"] == "shared"
