@@ -57,6 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--changes", type=int, default=24, help="random changes to walk through")
     parser.add_argument("--waiting", action="store_true", help="walk: compile in wait mode, not in the background")
     parser.add_argument("--replayed-only", action="store_true", help="times: only ours, replayed as CUDA graphs")
+    parser.add_argument("--not-launched", action="store_true", help="times: leave out graphs launched kernel by kernel")
     parser.add_argument("--wait-for", help="host: after compiling, wait for this file before anything is timed")
     parser.add_argument("--output", help="JSON file to write")
     return parser.parse_args()
@@ -128,6 +129,7 @@ class _Bench:
             row: dict[str, Any] = {"CUDA graph": self.step(fast, shape)}
             if not self.options.replayed_only:
                 row["eager"] = self.step(self.model, shape)
+            if not (self.options.replayed_only or self.options.not_launched):
                 set_budget(1)  # no room for recordings
                 row["launched"] = self.step(fast, shape)
                 set_budget(0)

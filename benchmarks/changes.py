@@ -31,9 +31,10 @@ def main() -> int:
     parser.add_argument("--engine", default="inductor")
     parser.add_argument("--size", type=int, default=1024, help="side of the image in pixels")
     parser.add_argument("--control", action="store_true", help="with a ControlNet")
+    parser.add_argument("--dynamic-vram", action="store_true", help="as the host's server keeps weights by default")
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
-    start_host()
+    start_host(options.dynamic_vram)
     import torch
 
     with torch.inference_mode():  # as the host's executor runs every node
@@ -92,7 +93,8 @@ class _Changes:
         allowed = 5 * proof.limit({self.family.dtype}, torch.device(self.device))
         worst = max(row["error"] for row in rows)
         print(f"worst error {worst:.1e} (at most {allowed:.1e})")
-        kept = {"model": self.options.model, "size": self.options.size, "engine": self.options.engine}
+        kept = {key: value for key, value in vars(self.options).items() if key != "output"}
+        kept["weights"] = type(self.model).__name__
         return {**kept, "environment": environment(self.device), "rows": rows, "worst_error": worst, "allowed": allowed}
 
     def changes(self) -> list[tuple[str, Callable[[bool], tuple[Any, Any]]]]:

@@ -7,10 +7,16 @@ import sys
 from dev.environment import comfyui_path
 
 
-def start_host() -> None:
+def start_host(dynamic_vram: bool = False) -> None:
     """Make ComfyUI importable, that of COMFYUI_PATH or of ``make setup``; on the CPU if there is no GPU.
 
     Call it after the command line was read: the host parses it when it is imported, and so finds none.
+
+    Args:
+        dynamic_vram: load weights as the host's server does by default on NVIDIA, page by page.
+
+    Raises:
+        RuntimeError: the host cannot do that here.
     """
     sys.argv = sys.argv[:1]
     sys.path.insert(0, str(comfyui_path()))
@@ -20,3 +26,21 @@ def start_host() -> None:
         import comfy.cli_args
 
         comfy.cli_args.args.cpu = True
+    if dynamic_vram:
+        _dynamic_vram()
+
+
+def _dynamic_vram() -> None:
+    """What the host's main.py does, which is not imported here for it is the server."""
+    import comfy_aimdo.control
+
+    comfy_aimdo.control.init()
+    import comfy.memory_management
+    import comfy.model_management
+    import comfy.model_patcher
+
+    devices = comfy.model_management.get_all_torch_devices()
+    if not comfy_aimdo.control.init_devices((device.index, 0) for device in devices):
+        raise RuntimeError("Dynamic VRAM cannot be had here: comfy-aimdo found no device that it supports")
+    comfy.memory_management.aimdo_enabled = True
+    comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic

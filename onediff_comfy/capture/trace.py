@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -24,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..messages import first_line, message
 from .call import Call, NotCovered
-from .decompose import GENERAL_FORMS
 from .describe import tensor_digest
+from .forms import SIZELESS, Forms
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
@@ -113,7 +114,7 @@ class _Watch(TorchFunctionMode):
     that are not to be traced as they are.
     """
 
-    def __init__(self, check: Callable[[], None], forms: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+    def __init__(self, check: Callable[[], None], forms: Forms) -> None:
         super().__init__()
         self._check = check
         self._forms = forms
@@ -148,6 +149,7 @@ def capture(
     overrides: Mapping[str, Any],
     check: Callable[[], None],
     general: bool = False,
+    forms: Forms = MappingProxyType({}),
     multiple: int = 1,
     prepare: Callable[[Sequence[torch.nn.Module]], None] = lambda _layers: None,
     any_batch: bool = True,
@@ -165,6 +167,7 @@ def capture(
             what a person's node put there must not be lost.
         check: called often during the trace; what it raises ends the trace and comes out.
         general: keep every size symbolic that the forward lets be, instead of tracing for these sizes.
+        forms: functions that are traced in the place of others.
         multiple: of a general capture, what the sides of images are multiples of.
         prepare: given the target's layers; may set attributes of theirs, which are put back afterwards.
         any_batch: whether the batch, too, is to be symbolic in a general capture. A forward that loops over its
@@ -200,7 +203,7 @@ def capture(
         _TRACE_LOCK,
         torch.inference_mode(False),
         torch.no_grad(),
-        _Watch(check, GENERAL_FORMS if general else {}),
+        _Watch(check, {**forms, **SIZELESS} if general else forms),
         _no_gradients_wanted(target.module),
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
         warnings.catch_warnings(),
@@ -243,6 +246,7 @@ def capture(
         overrides=overrides,
         check=check,
         general=True,
+        forms=forms,
         multiple=multiple,
         prepare=prepare,
         any_batch=False,

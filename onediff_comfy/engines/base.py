@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from ..capture.forms import Forms
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 from ..messages import Message
@@ -63,6 +64,10 @@ class Engine(ABC):
     def specialises(self, device: torch.device) -> bool:
         """Whether a graph for one set of sizes is faster on ``device`` than a general one, enough to make it."""
         return False
+
+    def forms(self) -> Forms:
+        """Functions of torch that a capture for this engine is to have in another form."""
+        return {}
 
     def options(self) -> Mapping[str, str]:
         """Options that change the compiled code."""

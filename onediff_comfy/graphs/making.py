@@ -133,6 +133,7 @@ class Maker:
                 overrides=self.host.capture_options,
                 check=self.host.check_interrupted,
                 general=general,
+                forms=self.engine.forms(),
                 multiple=self.host.side_multiple(target.module, call.signature.function),
                 prepare=self.host.prepare,
             )

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from onediff_comfy.capture.call import Call, bind, split
+from onediff_comfy.capture.forms import Forms
 from onediff_comfy.capture.target import Target
 from onediff_comfy.capture.trace import Capture, capture
 
@@ -111,6 +112,7 @@ def capture_of() -> Callable[..., Captured]:
         read: tuple[str, ...] = (),
         overrides: Mapping[str, Any] | None = None,
         general: bool = False,
+        forms: Forms | None = None,
         multiple: int = 1,
         check: Callable[[], None] = lambda: None,
         **kwargs: Any,
@@ -127,6 +129,7 @@ def capture_of() -> Callable[..., Captured]:
             overrides=overrides or {},
             check=check,
             general=general,
+            forms=forms or {},
             multiple=multiple,
         )
         return Captured(target, call, made)

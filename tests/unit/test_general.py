@@ -17,7 +17,7 @@ from torch import nn
 
 from onediff_comfy import engines
 from onediff_comfy.capture.call import NotCovered, Signature
-from onediff_comfy.capture.decompose import group_norm
+from onediff_comfy.capture.forms import group_norm
 from onediff_comfy.capture.shapes import ShapeRange
 from onediff_comfy.capture.trace import Binding, Capture
 from onediff_comfy.engines.base import CompiledGraph
@@ -337,10 +337,13 @@ def test_group_norm_of_rows_that_differ_from_each_other() -> None:
     torch.testing.assert_close(group_norm(image, 2), F.group_norm(image, 2), rtol=1e-4, atol=1e-5)
 
 
-def test_general_captures_hold_the_two_stages_and_exact_ones_torchs_own(capture_of: Any) -> None:
-    """An exact graph's reduction has a known length, and Inductor does better by itself."""
+@pytest.mark.parametrize("general", [False, True])
+def test_a_capture_holds_the_form_that_its_engine_wants(capture_of: Any, general: bool) -> None:
     module, x = nn.GroupNorm(4, 8), torch.randn(2, 8, 16, 16)
-    texts = [str(capture_of(module, x, general=general).capture.graph.graph) for general in (True, False)]
+    texts = [
+        str(capture_of(module, x, general=general, forms=engines.choose(name, x.device).forms()).capture.graph.graph)
+        for name in ("inductor", "eager")
+    ]
     assert [("var_mean" in text, "group_norm" in text) for text in texts] == [(True, False), (False, True)]
 
 

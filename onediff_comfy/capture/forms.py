@@ -1,0 +1,134 @@
+"""Functions written otherwise than PyTorch writes them, and traced in the place of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Forms = Mapping[Callable[..., Any], Callable[..., Any]]
+"""What is called, by what the model calls."""
+
+_FUSED_HEAD = 256  # the widest attention head that cuDNN and FlashAttention have kernels for
+_SCORES_AT_ONCE = 1 << 25  # in float32 and once more in 16 bits: 200 MB
+
+
+def linspace(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
+    """``torch.linspace``; arithmetic where the number of steps is a symbol, which export would take for a number."""
+    if not isinstance(steps, torch.SymInt):
+        return torch.linspace(start, end, steps, **options)
+    counted: torch.Tensor = torch.arange(steps, **{"dtype": torch.get_default_dtype(), **options})
+    return start + counted * ((end - start) / torch.sym_max(steps - 1, 1))
+
+
+def group_norm(
+    image: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> torch.Tensor:
+    """``torch.group_norm`` with its statistics taken in two stages, row by row and then over rows.
+
+    A group of one image is up to a million values, and there are few groups: a GPU needs them split
+    into many small sums. Inductor splits a reduction by itself where it knows how long it is, and not
+    where the length is a symbol. Rows are equally long, so by Chan, Golub and LeVeque (1979) the variance
+    of all is the mean of the rows' variances plus the variance of the rows' means; as stable as one pass.
+
+    Args:
+        image: [batch, channels, ..., width]; statistics are taken in float32 at least.
+        groups: divides channels.
+        weight: [channels] or None.
+        bias: [channels] or None.
+        eps: added to the variance.
+
+    Returns:
+        The normalised image, of the image's shape and dtype.
+    """
+    batch, channels = image.shape[:2]
+    width = image.shape[-1] if image.ndim > 2 else 1
+    rows = image.reshape(batch, groups, channels // groups, -1, width)
+    values = rows.to(torch.float32) if image.dtype in (torch.float16, torch.bfloat16) else rows
+    row_variance, row_mean = torch.var_mean(values, dim=(2, 4), correction=0, keepdim=True)
+    spread, mean = torch.var_mean(row_mean, dim=3, correction=0, keepdim=True)
+    rstd = torch.rsqrt(row_variance.mean(dim=3, keepdim=True) + spread + eps)
+    normal = (values - mean) * rstd
+    scale = (1, groups, channels // groups, 1, 1)
+    if weight is not None:
+        normal = normal * weight.reshape(scale)
+    if bias is not None:
+        normal = normal + bias.reshape(scale)
+    return normal.to(image.dtype).reshape(image.shape)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """``scaled_dot_product_attention``; by ``wide_attention`` where no fused kernel takes heads so wide.
+
+    A VAE has one head of 512. PyTorch's remaining kernel needs 4.0 ms for 16384 tokens, where those for
+    narrower heads are several times as fast per operation (H200, bfloat16).
+    """
+    wide = query.shape[-1] > _FUSED_HEAD and query.ndim == 4 and query.dtype in (torch.float16, torch.bfloat16)
+    plain = attn_mask is None and not (dropout_p or is_causal or any(options.values()))
+    if wide and plain and query.device.type == "cuda" and _multiplies_into_float32():
+        return wide_attention()(query * (query.shape[-1] ** -0.5 if scale is None else scale), key, value)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+
+
+def _multiplies_into_float32() -> bool:
+    return "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None
+
+
+@functools.cache
+def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The operator ``onediff_comfy::wide_attention``: softmax(query · keyᵀ) · value by matrix products.
+
+    The operator takes [batch, heads, n or m, width] each, and gives [batch, heads, n, width] in the same dtype.
+    Scores and their softmax are in float32, as in fused kernels.
+    """
+
+    @torch.library.custom_op("onediff_comfy::wide_attention", mutates_args=())
+    def wide_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        heads, keys = query.shape[0] * query.shape[1], key.shape[2]
+        queries, turned, values = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
+        output = torch.empty_like(queries)
+        rows = max(1, _SCORES_AT_ONCE // (heads * keys))
+        for few, into in zip(queries.split(rows, 1), output.split(rows, 1), strict=True):
+            into.copy_(torch.bmm(_product(few, turned).softmax(-1).to(values.dtype), values))
+        return output.unflatten(0, query.shape[:2])
+
+    @wide_attention.register_fake
+    def _(query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor) -> torch.Tensor:
+        return query.new_empty(query.shape)
+
+    return wide_attention
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if left.is_cuda:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
+
+
+SIZELESS: Forms = {torch.linspace: linspace}
+"""Needed wherever sizes are symbols."""
+
+FOR_INDUCTOR: Forms = {
+    torch.group_norm: group_norm,
+    F.group_norm: group_norm,
+    F.scaled_dot_product_attention: attention,
+}
+"""What Inductor does better on, whether or not it knows the sizes."""
