@@ -116,12 +116,16 @@ def test_a_vae_decodes_at_once_and_its_graph_comes_in_without_a_seam(
         assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
         assert not [line for line in server.log_text().splitlines() if "WARNING" in line and "OneDiff" in line]
 
-    # In a new process the graph is loaded while the first image is decoded, and comes in the middle of it: some of its
-    # tiles are eager's, the others the graph's, and nobody is to see which.
+    # In a new process the graph is loaded while the first image is decoded, and comes in the middle of it (or, on a
+    # busy machine, of the next): some of its tiles are eager's, the others the graph's, and nobody is to see which.
     with start_process(server) as second:
         bench, counters = Bench(second, SD, compile="background", encode=False), Counters(second)
-        assert bench.decoded(256, 256, 1, 600, tile_size=64, overlap=32) <= BOUND
-        eager = sum(counters.fallbacks.values())
+        for seed in (600, 601, 602):
+            before = sum(counters.fallbacks.values())
+            assert bench.decoded(384, 256, 1, seed, tile_size=64, overlap=32) <= BOUND
+            if counters.served:
+                break
+        eager = sum(counters.fallbacks.values()) - before
         assert eager > 0 and counters.served > 0 and set(counters.fallbacks) <= MEANWHILE
         assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
         tally(f"tiny VAE in background mode, kept: of one image {eager} tiles eager, {counters.served} from the graph")
