@@ -56,6 +56,7 @@ class OneDiffReport(io.ComfyNode):
     def execute(
         cls, model: Any = None, vae: Any = None, clip: Any = None, control_net: Any = None, after: Any = None
     ) -> io.NodeOutput:
-        text, found, picture = report(model, vae, clip, control_net, cls.hidden.unique_id)
+        things = {"model": model, "vae": vae, "clip": clip, "control_net": control_net}
+        text, found, picture = report(things, cls.hidden.unique_id)
         shown = {} if picture is None else ui.PreviewImage(picture, cls=cls).as_dict()
         return io.NodeOutput(text, json.dumps(found), ui={**shown, "text": (text,), "report": (found,)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from ..graphs.buckets import PRESETS, BucketError  # needs no torch
 from ..messages import joined, message
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER
-from .drift import host_changed
+from .drift import KINDS, host_changed
 from .language import errors_in_their_language, in_their_language
 from .shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
 from .status import status_of
@@ -100,43 +101,76 @@ def speed_up_clip(clip: Any, engine: str, in_background: bool, node_id: str | No
 
 @errors_in_their_language()
 def save_compiled(
-    model: Any, name: str, latent: Any, positive: Any, negative: Any, node_id: str | None
+    things: Mapping[str, Any], name: str, latent: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, str]:
-    """Save the compiled graphs of an accelerated MODEL: the file's path, and what is inside, for people.
+    """Save the compiled graphs of accelerated objects: the file's path, and what is inside, for people.
 
     The node ``node_id`` shows the same.
+
+    Args:
+        things: by keys of ``drift.KINDS``; None for what is not connected.
+        name: of the file.
+        latent: a LATENT of the size to compile for, or None.
+        positive: CONDITIONING to compile a MODEL with, or None.
+        negative: likewise.
+        node_id: the node that shows what was saved.
 
     Raises:
         ValueError: with the words that say what to connect or change.
         RuntimeError: this installation cannot compile at all.
     """
-    _require("MODEL", "warm-up", "files")
+    connected = _connected(things)
+    _require("warm-up", "files", *_kinds(connected))
     from .artifacts import save_graphs
 
-    path, inside = save_graphs(model, name, latent, positive, negative)
+    path, inside = save_graphs(connected, name, latent, positive, negative)
     status_of(node_id)(joined("\n", (path, inside)))
     return path, in_their_language(inside)
 
 
 @errors_in_their_language()
-def load_compiled(model: Any, name: str, strict: bool, node_id: str | None) -> tuple[Any, str]:
-    """An accelerated clone of ``model`` with the graphs of a saved file, and what was inside.
+def load_compiled(
+    things: Mapping[str, Any], name: str, strict: bool, node_id: str | None
+) -> tuple[dict[str, Any], str]:
+    """Accelerated copies of objects with the graphs of a saved file, and what was inside.
 
-    Where this installation cannot compile at all, that is said and ``model`` comes out as it is; but not if ``strict``.
+    Where this installation cannot compile at all, that is said and all come out as they are; but not if ``strict``.
+
+    Args:
+        things: by keys of ``drift.KINDS``; None for what is not connected. What uses its copy is told so by the host.
+        name: of the file.
+        strict: whether a graph that does not fit is an error.
+        node_id: the node that shows what is going on.
 
     Raises:
         ValueError: the file is missing, damaged, not trusted or, when ``strict``, does not fit.
         RuntimeError: this installation cannot compile at all, and ``strict``.
     """
+    connected = _connected(things)
+    needed = [*_kinds(connected), "files"]
     if strict:
-        _require("MODEL", "files")
-    elif _passes_through("MODEL", node_id) or _passes_through("files", node_id):
-        reason = message("not loaded: {reason}", reason=why_not("MODEL", "files"))
-        return model, in_their_language(reason)
+        _require(*needed)
+    elif any(_passes_through(kind, node_id) for kind in needed):
+        reason = message("not loaded: {reason}", reason=why_not(*needed))
+        return dict(things), in_their_language(reason)
+    from comfy_execution.graph_utils import ExecutionBlocker
+
     from .artifacts import load_graphs
 
-    loaded, inside = load_graphs(model, name, strict, node_id)
+    loaded, inside = load_graphs(connected, name, strict, node_id)
+    for kind in things.keys() - loaded.keys():
+        nothing = message("nothing comes out of {kind}, for nothing is connected to it; connect it", kind=kind)
+        loaded[kind] = ExecutionBlocker(in_their_language(nothing))
     return loaded, in_their_language(inside)
+
+
+def _connected(things: Mapping[str, Any]) -> dict[str, Any]:
+    return {kind: thing for kind, thing in things.items() if thing is not None}
+
+
+def _kinds(things: Mapping[str, Any]) -> list[str]:
+    """The host's names of the kinds of ``things``; of nothing, what concerns all kinds."""
+    return [KINDS[kind] for kind in things] or ["everything"]
 
 
 def saved_files() -> list[str]:
@@ -208,38 +242,41 @@ def shape_bucket(
 
 @errors_in_their_language()
 def warm_up(
-    model: Any, buckets: Any, positive: Any, negative: Any, node_id: str | None
+    things: Mapping[str, Any], buckets: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Prepare every bucket of an accelerated MODEL: a summary for people, and the figures of each.
+    """Prepare every bucket of an accelerated MODEL, VAE or both: a summary for people, and the figures of each.
 
     Where this installation cannot compile at all, that is the summary.
 
+    Args:
+        things: "model" and "vae"; None for what is not connected.
+        buckets: a ``BucketSet``.
+        positive: CONDITIONING for the model, or None.
+        negative: likewise.
+        node_id: the node that shows how far it is.
+
     Raises:
-        ValueError: the model is not accelerated.
+        ValueError: nothing is connected, or it is not accelerated, or the model's prompt is missing.
     """
-    reason = why_not("MODEL", "warm-up")
+    connected = _connected(things)
+    reason = why_not("warm-up", *_kinds(connected))
     if reason is not None:
         summary: str = message("nothing prepared: {reason}", reason=reason)
         status_of(node_id)(summary)
         return in_their_language(summary), []
     from .warm_up import warm_up_buckets
 
-    summary, prepared = warm_up_buckets(model, buckets, positive, negative, node_id)
+    summary, prepared = warm_up_buckets(connected, buckets, positive, negative, node_id)
     return in_their_language(summary), prepared
 
 
-def report(
-    model: Any, vae: Any, clip: Any, control_net: Any, node_id: str | None
-) -> tuple[str, dict[str, Any], torch.Tensor | None]:
+def report(things: Mapping[str, Any], node_id: str | None) -> tuple[str, dict[str, Any], torch.Tensor | None]:
     """What served the calls of these objects, and of the process: for people, as data for JSON, and as a picture.
 
     The node ``node_id`` shows the same.
 
     Args:
-        model: a MODEL, or None; likewise the others.
-        vae: a VAE.
-        clip: a CLIP.
-        control_net: a CONTROL_NET.
+        things: by keys of ``drift.KINDS``; None for what is not connected.
         node_id: the node that shows the report.
     """
     reason = why_not("everything")
@@ -251,8 +288,7 @@ def report(
     from .report import text_of
     from .report_picture import as_image
 
-    things = {"model": model, "vae": vae, "clip": clip, "control_net": control_net}
-    found = report_on({kind: thing for kind, thing in things.items() if thing is not None})
+    found = report_on(_connected(things))
     text = in_their_language(text_of(found))
     status_of(node_id)(text)
     try:

@@ -1,12 +1,14 @@
-"""Saving an accelerated MODEL's compiled graphs as one file, and loading such a file."""
+"""Saving the compiled graphs of accelerated objects as one file, and loading such a file."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import folder_paths
+import torch
 
 from ..engines import choose
 from ..engines.base import EngineError
@@ -18,23 +20,24 @@ from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
 from ..store.artifact import Artifact, ArtifactError, pack, unpack
 from ..store.trust import Untrusted
-from .model import accelerate, find_dispatcher
+from .drift import KINDS
+from .kinds import accelerated_by, device_of, dispatcher_of, dtype_of, modules_of, node_of
 from .process import library, store
-from .rehearsal import rehearse
+from .rehearsal import rehearse, rehearse_vae
 
 log = logging.getLogger(__name__)
 
 
 def save_graphs(
-    model: Any, name: str, latent: Any = None, positive: Any = None, negative: Any = None
+    things: Mapping[str, Any], name: str, latent: Any = None, positive: Any = None, negative: Any = None
 ) -> tuple[str, str]:
-    """Write the compiled graphs that serve ``model`` into one file.
+    """Write the compiled graphs that serve accelerated objects into one file.
 
     Args:
-        model: a MODEL that went through OneDiff Model Speedup.
+        things: what went through our speedup nodes, by keys of ``drift.KINDS``.
         name: of the file, without its ending; may name a subfolder.
         latent: sizes to compile for when nothing is compiled yet.
-        positive: conditioning to compile with.
+        positive: conditioning to compile a MODEL with.
         negative: likewise; leave out for a model that is sampled at cfg 1.
 
     Returns:
@@ -45,36 +48,75 @@ def save_graphs(
         OSError: the file could not be written; an older one of that name is as it was.
     """
     path = _path_for(name)
-    dispatcher = _dispatcher_of(model)
-    if not dispatcher.graph_keys():
-        _compile_for(model, latent, positive, negative)
-    artifacts = [artifact for key in dispatcher.graph_keys() if (artifact := store().find(key)) is not None]
-    if not artifacts:
-        reasons = dispatcher.refusals() or [
-            message("its engine's graphs are not kept, or the cache folder cannot be written to")
-        ]
-        raise ValueError(
-            message("there is no compiled graph of this model to save: {reasons}.", reasons=joined("; ", reasons))
-        )
+    _require_something(things)
+    dispatchers = {kind: _dispatcher_of(kind, thing) for kind, thing in things.items()}
+    found: dict[str, Artifact] = {}
+    for kind, dispatcher in dispatchers.items():
+        if not dispatcher.graph_keys():
+            _compile_for(kind, things[kind], latent, positive, negative)
+        kept = {key: artifact for key in dispatcher.graph_keys() if (artifact := store().find(key)) is not None}
+        if not kept:
+            raise ValueError(_nothing_to_save(kind, dispatcher))
+        found |= kept
+    artifacts = list(found.values())
     write_atomically(path, pack(artifacts))
     log.info("OneDiff: saved %d compiled graph(s) to %s", len(artifacts), path)
     return str(path), describe(artifacts)
 
 
-def load_graphs(model: Any, name: str, strict: bool, node_id: str | None) -> tuple[Any, str]:
-    """An accelerated clone of ``model`` with the compiled graphs of a saved file.
+def load_graphs(things: Mapping[str, Any], name: str, strict: bool, node_id: str | None) -> tuple[dict[str, Any], str]:
+    """Accelerated copies of objects, with the compiled graphs of a saved file.
+
+    Of a file with graphs for several objects, those that are for none of ``things`` are left alone.
 
     Args:
-        model: any MODEL; one that is accelerated already keeps its engine.
-        name: of the file, as ``saved_graphs`` lists it.
-        strict: whether a graph that does not fit this machine is an error or is compiled again.
+        things: the host's objects, by keys of ``drift.KINDS``; one that is accelerated already keeps its engine.
+        name: of the file, as ``actions.saved_files`` lists it.
+        strict: whether it is an error, or compiled again, that a graph does not fit this machine or an object has none.
         node_id: the node that shows what is going on.
 
     Returns:
-        The model, and a description of what was in the file.
+        The accelerated copies, and a description of what was in the file and what of it does not fit.
 
     Raises:
         ValueError: the file is missing, damaged or not trusted; or, when strict, does not fit.
+    """
+    _require_something(things)
+    artifacts = _read(name)
+    loaded: dict[str, Any] = {}
+    problems: list[Message] = []
+    for kind, thing in things.items():
+        judged = [(artifact, _other_architecture(artifact, kind, thing)) for artifact in artifacts]
+        own = [artifact for artifact, problem in judged if problem is None]
+        loaded[kind] = _accelerated(kind, thing, (own or artifacts)[0].manifest.engine, name, node_id)
+        if not own:
+            problems += [_does_not_fit(name, kind, problem) for _, problem in judged[:1] if problem is not None]
+        for artifact in own:
+            problem = _other_dtype(artifact, kind, thing) or mismatch(artifact, device_of(kind, thing))
+            if problem is None:
+                _adopt(artifact, name)
+            else:
+                problems.append(_does_not_fit(name, kind, problem))
+    problems = list(dict.fromkeys(problems))
+    if problems and strict:
+        raise ValueError(problems[0])
+    for problem in problems:
+        log.warning("OneDiff: %s; it will be compiled again on first use (choose strict to stop)", problem)
+    return loaded, joined("\n", [describe(artifacts), *problems])
+
+
+def _require_something(things: Mapping[str, Any]) -> None:
+    if not things:
+        raise ValueError(
+            message("nothing is connected: connect at least one of {inputs}.", inputs=", ".join(map(str, KINDS)))
+        )
+
+
+def _read(name: str) -> list[Artifact]:
+    """The graphs in a saved file, checked: whole, and of somebody that this installation trusts.
+
+    Raises:
+        ValueError: the file is missing, damaged or not trusted.
     """
     found = folder_paths.get_full_path(FOLDER, name)
     if found is None:
@@ -87,27 +129,21 @@ def load_graphs(model: Any, name: str, strict: bool, node_id: str | None) -> tup
             store().check(artifact, path)
     except (ArtifactError, Untrusted, OSError) as error:
         raise ValueError(message("{name} was not loaded: {error}", name=name, error=error)) from error
-    clone = model if find_dispatcher(model) is not None else accelerate(model, artifacts[0].manifest.engine, node_id)
-    if find_dispatcher(clone) is None:
+    return artifacts
+
+
+def _accelerated(kind: str, thing: Any, engine: str, name: str, node_id: str | None) -> Any:
+    made = thing if dispatcher_of(kind, thing) is not None else accelerated_by(kind, thing, engine, node_id)
+    if dispatcher_of(kind, made) is None:
         raise ValueError(
             message(
-                "{name} was not loaded: a {kind} has no diffusion model to accelerate",
+                "{name} was not loaded: this {type} cannot be accelerated as a {kind}; the log says why",
                 name=name,
-                kind=type(model).__qualname__,
+                type=type(thing).__qualname__,
+                kind=KINDS[kind],
             )
         )
-    device = model.load_device
-    for artifact in artifacts:
-        problem = _other_architecture(artifact, model) or mismatch(artifact, device)
-        if problem is None:
-            _adopt(artifact, name)
-        elif strict:
-            raise ValueError(message("{name} does not fit: {problem}", name=name, problem=problem))
-        else:
-            log.warning(
-                "OneDiff: %s: %s; it will be compiled again on first use (choose strict to stop)", name, problem
-            )
-    return clone, describe(artifacts)
+    return made
 
 
 def _adopt(artifact: Artifact, name: str) -> None:
@@ -125,6 +161,13 @@ def _adopt(artifact: Artifact, name: str) -> None:
         ) from error
 
 
+# -- whether a graph fits --------------------------------------------------------------------------
+
+
+def _does_not_fit(name: str, kind: str, problem: Message) -> Message:
+    return message("{name} does not fit this {kind}: {problem}", name=name, kind=KINDS[kind], problem=problem)
+
+
 def mismatch(artifact: Artifact, device: Any) -> Message | None:
     """In what the graph was compiled for something else than this machine, or None: field, both values."""
     manifest = artifact.manifest
@@ -136,28 +179,59 @@ def mismatch(artifact: Artifact, device: Any) -> Message | None:
     ours = {**here.environment, **{f"option {name}": value for name, value in here.options.items()}}
     for field in sorted({*theirs, *ours}):
         if theirs.get(field) != ours.get(field):
-            return message(
-                "{field}: compiled for {theirs}, here it is {ours}",
-                field=field,
-                theirs=theirs.get(field),
-                ours=ours.get(field),
-            )
+            return _other(field, theirs.get(field), ours.get(field))
     return None
 
 
-def _other_architecture(artifact: Artifact, model: Any) -> Message | None:
-    """Why the graph cannot be of this model's architecture, or None: it wants weights that are not there."""
-    module = model.model.diffusion_model
-    here = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+def _other(field: str, theirs: Any, ours: Any) -> Message:
+    return message("{field}: compiled for {theirs}, here it is {ours}", field=field, theirs=theirs, ours=ours)
+
+
+def _other_architecture(artifact: Artifact, kind: str, thing: Any) -> Message | None:
+    """Why the graph cannot be of this object's architecture, or None."""
     wanted = [name for kind, name, _ in artifact.manifest.binding["inputs"] if kind == "weight"]
-    missing = [name for name in wanted if name not in here]
-    if missing:
+    missing = [_first_missing(wanted, module) for module in modules_of(kind, thing)]
+    if missing and None not in missing:
         return message(
-            "architecture: compiled for {target}, and this model has no weight {weight}",
+            "architecture: compiled for {target}, and this {kind} has no weight {weight}",
             target=artifact.manifest.target,
+            kind=KINDS[kind],
             weight=missing[0],
         )
+    if kind == "vae":
+        return _other_latents(artifact, thing)
     return None
+
+
+def _first_missing(wanted: Sequence[str], module: torch.nn.Module) -> str | None:
+    here = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    return next((name for name in wanted if name not in here), None)
+
+
+def _other_latents(artifact: Artifact, vae: Any) -> Message | None:
+    """As ``_other_architecture``: decoders of many families have weights of the same names."""
+    manifest = artifact.manifest
+    decodes = any(line.startswith("function ") and line.endswith(".decode") for line in manifest.signature)
+    channels = manifest.shapes["axes"][0][1] if decodes else None
+    if not isinstance(channels, int) or channels == vae.latent_channels:
+        return None
+    return message(
+        "architecture: compiled for {target} with latents of {theirs} channels, and this VAE's have {ours}",
+        target=manifest.target,
+        theirs=channels,
+        ours=vae.latent_channels,
+    )
+
+
+def _other_dtype(artifact: Artifact, kind: str, thing: Any) -> Message | None:
+    """In what dtype else than this object's the graph works, or None."""
+    ours = dtype_of(kind, thing)
+    # One line is "tensor 0 float32[?x?x?x?]@cpu"; images and latents are what has most axes.
+    tensors = [line.split()[2].partition("[") for line in artifact.manifest.signature if line.startswith("tensor ")]
+    theirs, _, _ = max(tensors, key=lambda tensor: tensor[2].count("x"), default=("", "", ""))
+    if ours is None or f"torch.{theirs}" == str(ours):
+        return None
+    return _other("dtype", theirs, str(ours).removeprefix("torch."))
 
 
 def describe(artifacts: list[Artifact]) -> str:
@@ -174,28 +248,65 @@ def describe(artifacts: list[Artifact]) -> str:
     return joined("\n", lines)
 
 
-def _dispatcher_of(model: Any) -> Dispatcher:
-    dispatcher = find_dispatcher(model)
+# -- what is to be saved ---------------------------------------------------------------------------
+
+
+def _dispatcher_of(kind: str, thing: Any) -> Dispatcher:
+    dispatcher = dispatcher_of(kind, thing)
     if dispatcher is None:
-        raise ValueError(message("this MODEL is not accelerated: connect the output of OneDiff Model Speedup."))
+        raise ValueError(
+            message(
+                "this {kind} is not accelerated: connect the output of {node}.", kind=KINDS[kind], node=node_of(kind)
+            )
+        )
     return dispatcher
 
 
-def _compile_for(model: Any, latent: Any, positive: Any, negative: Any) -> None:
+def _nothing_to_save(kind: str, dispatcher: Dispatcher) -> Message:
+    reasons = dispatcher.refusals() or [
+        message("its engine's graphs are not kept, or the cache folder cannot be written to")
+    ]
+    return message(
+        "there is no compiled graph of this {kind} to save: {reasons}.",
+        kind=KINDS[kind],
+        reasons=joined("; ", reasons),
+    )
+
+
+def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: Any) -> None:
     """Compile what an image of this latent's size needs.
 
     Raises:
-        ValueError: there is no latent or no prompt to compile with.
+        ValueError: there is not enough to compile with.
     """
-    if latent is None or positive is None:
+    if kind == "model":
+        if latent is None or positive is None:
+            raise ValueError(
+                message(
+                    "nothing is compiled yet for this model, and compiling needs sizes and a prompt: connect a latent "
+                    "and the positive conditioning (and the negative one, unless you sample at cfg 1), or connect the "
+                    "sampler's LATENT output here, so that saving waits for the first image."
+                )
+            )
+        rehearse(thing, latent["samples"], positive, negative, exact=True)
+    elif kind == "vae":
+        if latent is None:
+            raise ValueError(
+                message(
+                    "nothing is compiled yet for this VAE: connect what was decoded or encoded with it to after, so "
+                    "that saving waits for it, or connect a latent of the size to compile for."
+                )
+            )
+        height, width = (side * thing.spacial_compression_decode() for side in latent["samples"].shape[-2:])
+        rehearse_vae(thing, width, height, len(latent["samples"]), exact=True)
+    else:
         raise ValueError(
             message(
-                "nothing is compiled yet for this model, and compiling needs sizes and a prompt: connect a latent and "
-                "the positive conditioning (and the negative one, unless you sample at cfg 1), or connect the "
-                "sampler's LATENT output here, so that saving waits for the first image."
+                "nothing is compiled yet for this {kind}: connect what was made with it to after, so that saving "
+                "waits for it.",
+                kind=KINDS[kind],
             )
         )
-    rehearse(model, latent["samples"], positive, negative, exact=True)
 
 
 def _path_for(name: str) -> Path:

@@ -20,6 +20,9 @@ from ..messages import Message, message
 
 log = logging.getLogger(__name__)
 
+KINDS = {"model": "MODEL", "vae": "VAE", "clip": "CLIP", "control_net": "CONTROL_NET"}
+"""The kinds of objects that can be accelerated: the host's name of each, by the name of a node's input for it."""
+
 
 @dataclass(frozen=True)
 class Use:
@@ -165,9 +168,15 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         Use("folder_paths", "get_filename_list", ("folder_name",)),
         Use("folder_paths", "get_folder_paths", ("folder_name",)),
         Use("folder_paths", "get_full_path", ("folder_name", "filename")),
+        Use("comfy.model_base", "BaseModel.get_dtype_inference", ("self",)),
+        Use("comfy_execution.graph_utils", "ExecutionBlocker", ("message",)),
     ),
     "VAE": (
-        Use("comfy.sd", "VAE.__init__", mentions=("first_stage_model", "patcher", "vae_dtype")),
+        Use(
+            "comfy.sd",
+            "VAE.__init__",
+            mentions=("first_stage_model", "patcher", "vae_dtype", "latent_channels", "latent_dim"),
+        ),
         Use("comfy.sd", "VAE.spacial_compression_decode", ("self",)),
         *_there("comfy.sd", "VAE.decode", "VAE.decode_tiled", "VAE.encode", "VAE.encode_tiled"),
     ),

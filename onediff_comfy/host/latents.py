@@ -1,4 +1,4 @@
-"""Which sizes a MODEL takes, and empty latents of such sizes."""
+"""Which sizes a MODEL or a VAE takes, and latents of such sizes."""
 
 from __future__ import annotations
 
@@ -61,3 +61,22 @@ def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:
     # The dtype is a setting of newer hosts.
     dtype = getattr(comfy.model_management, "intermediate_dtype", lambda: torch.float32)()
     return torch.zeros(shape, device=comfy.model_management.intermediate_device(), dtype=dtype)
+
+
+def vae_latent_shape(vae: Any, width: int, height: int, batch: int) -> list[int]:
+    """``[batch, channels, (1,) height, width]``: of the latents that ``vae`` decodes to images of this size.
+
+    Args:
+        vae: a VAE; says how many channels and dimensions.
+        width: of the images, in pixels.
+        height: likewise.
+        batch: how many images.
+
+    Raises:
+        BucketError: what the VAE makes has no width and height.
+    """
+    if vae.latent_dim not in (2, 3):
+        raise BucketError(message("this VAE's latents have no width and height"))
+    ratio = vae.spacial_compression_decode()
+    frames = [1] if vae.latent_dim == 3 else []
+    return [batch, vae.latent_channels, *frames, height // ratio, width // ratio]

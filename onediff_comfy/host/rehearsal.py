@@ -1,4 +1,4 @@
-"""One sampling step, thrown away: what an image of that size needs is made, kept and proved."""
+"""One step, or one image, thrown away: what an image of that size needs is made, kept and proved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import contextlib
 from typing import Any
 
 import comfy.sample
+import torch
 
-from .model import find_dispatcher
+from ..graphs.dispatch import Dispatcher
+from .kinds import dispatcher_of
+from .latents import vae_latent_shape
+from .served import serves
 
 
 def rehearse(model: Any, samples: Any, positive: Any, negative: Any = None, exact: bool = False) -> None:
@@ -23,8 +27,33 @@ def rehearse(model: Any, samples: Any, positive: Any, negative: Any = None, exac
     samples = comfy.sample.fix_empty_latent_channels(model, samples)
     noise = comfy.sample.prepare_noise(samples, 0)
     cfg = 1.0 if negative is None else 7.0
-    dispatcher = find_dispatcher(model)
-    with dispatcher.waiting(exact) if dispatcher is not None else contextlib.nullcontext():
+    with _waiting(dispatcher_of("model", model), exact):
         comfy.sample.sample(
             model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
         )
+
+
+def rehearse_vae(vae: Any, width: int, height: int, batch: int, exact: bool = False) -> None:
+    """Decode and encode one image, as far as these are accelerated, and throw it away; as ``rehearse``.
+
+    Args:
+        vae: an accelerated VAE.
+        width: of the image, in pixels.
+        height: likewise.
+        batch: how many at once.
+        exact: a graph for this size alone too, if the size is in the speedup node's buckets.
+
+    Raises:
+        BucketError: what the VAE makes has no width and height.
+    """
+    noise = torch.Generator().manual_seed(0)
+    shape = vae_latent_shape(vae, width, height, batch)
+    with _waiting(dispatcher_of("vae", vae), exact):
+        if serves(vae.first_stage_model, "decode"):
+            vae.decode(torch.randn(shape, generator=noise))
+        if serves(vae.first_stage_model, "encode"):
+            vae.encode(torch.rand((batch, height, width, 3), generator=noise))
+
+
+def _waiting(dispatcher: Dispatcher | None, exact: bool) -> contextlib.AbstractContextManager[None]:
+    return dispatcher.waiting(exact) if dispatcher is not None else contextlib.nullcontext()

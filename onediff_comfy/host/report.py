@@ -8,45 +8,16 @@ from typing import Any
 
 from ..graphs.dispatch import Dispatcher
 from ..messages import Message, joined, message
-from .drift import host_changed, host_changes
+from .drift import KINDS, host_changes
+from .kinds import dispatcher_of
 from .process import accelerated, library, metrics
-
-KINDS = {"model": "MODEL", "vae": "VAE", "clip": "CLIP", "control_net": "CONTROL_NET"}
-"""The kinds of objects that can be accelerated, by the name of the report's input."""
-
-
-def dispatcher_of(kind: str, thing: Any) -> Dispatcher | None:
-    """What serves the calls of a MODEL, VAE, CLIP or CONTROL_NET; None if it is not accelerated.
-
-    Args:
-        kind: a key of ``KINDS``.
-        thing: the host's object.
-    """
-    if host_changed(KINDS[kind]) is not None:
-        return None
-    # Each imports what it needs of the host, which may have changed for another kind.
-    if kind == "model":
-        from .model import find_dispatcher
-
-        return find_dispatcher(thing)
-    if kind == "vae":
-        from .vae import find_vae_dispatcher
-
-        return find_vae_dispatcher(thing)
-    if kind == "clip":
-        from .text_encoder import find_clip_dispatcher
-
-        return find_clip_dispatcher(thing)
-    from .controlnet import find_control_dispatcher
-
-    return find_control_dispatcher(thing)
 
 
 def report(things: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of objects and of the process, as plain data for JSON.
 
     Args:
-        things: the host's objects, by keys of ``KINDS``.
+        things: the host's objects, by keys of ``drift.KINDS``.
 
     Returns:
         ``objects``, as of ``object_report`` for each of ``things``; ``process``, as of ``process_report``; and

@@ -69,6 +69,12 @@ def find_clip_dispatcher(clip: Any) -> Dispatcher | None:
     return None
 
 
+def stacks_of(clip: Any) -> list[torch.nn.Module]:
+    """The modules of a CLIP that are served once it is accelerated; none of something that cannot be."""
+    encoders = getattr(clip, "cond_stage_model", None)
+    return [stack for _, stack in _stacks(encoders)] if isinstance(encoders, torch.nn.Module) else []
+
+
 def _resident_clone(clip: Any) -> Any:
     """A clone whose weights stay in place while they are used, where there is one."""
     clone = resident_clone(clip, "CLIP") if is_dynamic(clip.patcher) else None

@@ -1,9 +1,10 @@
-"""Preparing every bucket of a MODEL before the first image."""
+"""Preparing every bucket of a MODEL, a VAE or both before the first image."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ import comfy.utils
 
 from ..graphs.buckets import Bucket, BucketError, BucketSet, shown
 from ..messages import joined, message
+from .drift import KINDS
+from .kinds import dispatcher_of, node_of
 from .latents import empty_latent
-from .model import find_dispatcher
 from .process import metrics
-from .rehearsal import rehearse
+from .rehearsal import rehearse, rehearse_vae
 from .status import status_of
 
 log = logging.getLogger(__name__)
@@ -45,17 +47,17 @@ class Prepared:
 
 
 def warm_up_buckets(
-    model: Any, buckets: BucketSet, positive: Any, negative: Any, node_id: str | None
+    things: Mapping[str, Any], buckets: BucketSet, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Make one sampling step, thrown away, for every bucket and each of its batch sizes.
+    """Make one sampling step, and decode and encode one image, for every bucket and each of its batch sizes.
 
-    With the first comes the graph for any other size and prompt: a bucket's own is for one prompt length only.
-    An interruption comes out as the host raises it; what was made by then is kept.
+    All of it is thrown away. With the first bucket comes the graph for any other size and prompt: a bucket's own is
+    for one prompt length only. An interruption comes out as the host raises it; what was made by then is kept.
 
     Args:
-        model: an accelerated MODEL.
+        things: an accelerated "model", an accelerated "vae", or both; keys of ``drift.KINDS``.
         buckets: the sizes.
-        positive: CONDITIONING.
+        positive: CONDITIONING; None where there is no model.
         negative: CONDITIONING; None for a model that is sampled at cfg 1.
         node_id: the node that shows how far it is.
 
@@ -63,22 +65,29 @@ def warm_up_buckets(
         A summary for people, and the fields of ``Prepared`` for each bucket and batch size.
 
     Raises:
-        ValueError: the model is not accelerated.
+        ValueError: there is nothing to prepare, something is not accelerated, or the model's prompt is missing.
     """
-    if find_dispatcher(model) is None:
-        raise ValueError(
-            message(
-                "this MODEL is not accelerated: connect the output of OneDiff Model Speedup. "
-                "If it is connected, that node says why it could not accelerate."
+    if not things:
+        raise ValueError(message("nothing is connected: connect at least one of {inputs}.", inputs="model, vae"))
+    for kind, thing in things.items():
+        if dispatcher_of(kind, thing) is None:
+            raise ValueError(
+                message(
+                    "this {kind} is not accelerated: connect the output of {node}. "
+                    "If it is connected, that node says why it could not accelerate.",
+                    kind=KINDS[kind],
+                    node=node_of(kind),
+                )
             )
-        )
+    if "model" in things and positive is None:
+        raise ValueError(message("a model is prepared with a prompt: connect the positive conditioning."))
     singles = [bucket.at(batch) for bucket in buckets.buckets for batch in bucket.batches]
     show, bar = status_of(node_id), comfy.utils.ProgressBar(len(singles), node_id=node_id)
     done: list[Prepared] = []
     for number, bucket in enumerate(singles, start=1):
         show(message("{number} of {of}: {bucket} …", number=number, of=len(singles), bucket=shown(bucket)))
         any_size = all(prepared.problem is not None for prepared in done)  # not there yet
-        done.append(_prepare(model, bucket, positive, negative, any_size))
+        done.append(_prepare(things, bucket, positive, negative, any_size))
         log.log(
             logging.WARNING if done[-1].problem else logging.INFO,
             "OneDiff: warm-up %d of %d: %s",
@@ -92,13 +101,16 @@ def warm_up_buckets(
     return summary, [asdict(prepared) for prepared in done]
 
 
-def _prepare(model: Any, bucket: Bucket, positive: Any, negative: Any, any_size: bool) -> Prepared:
+def _prepare(things: Mapping[str, Any], bucket: Bucket, positive: Any, negative: Any, any_size: bool) -> Prepared:
     before, start, problem = metrics().snapshot(), time.monotonic(), None
     try:
-        samples = empty_latent(model, bucket)
-        if any_size:
-            rehearse(model, samples, positive, negative)
-        rehearse(model, samples, positive, negative, exact=True)
+        for exact in (False, True) if any_size else (True,):
+            if "model" in things:
+                rehearse(things["model"], empty_latent(things["model"], bucket), positive, negative, exact)
+            if "vae" in things:
+                if bucket.frames is not None:
+                    raise BucketError(message("videos are decoded and encoded by ComfyUI itself; disconnect the VAE"))
+                rehearse_vae(things["vae"], bucket.width, bucket.height, bucket.least_batch, exact)
     except comfy.model_management.InterruptProcessingException:  # an Exception in older hosts
         raise
     except Exception as error:

@@ -106,9 +106,10 @@ def passes(kind: str, model: Any) -> tuple[bool, str]:
     nodes: dict[str, Callable[[], bool]] = {
         "everything": lambda: actions.speed_up(model, "eager", False, 0, None, "1") is model,
         "MODEL": lambda: actions.speed_up(model, "eager", False, 0, None, "1") is model,
-        "warm-up": lambda: actions.warm_up(model, None, None, None, "1")[1] == [],
+        "warm-up": lambda: actions.warm_up({"model": model}, None, None, None, "1")[1] == [],
         "files": lambda: (
-            actions.saved_files() == [] and actions.load_compiled(model, "a.graph", False, "1")[0] is model
+            actions.saved_files() == []
+            and actions.load_compiled({"model": model}, "a.graph", False, "1")[0] == {"model": model}
         ),
         "VAE": lambda: actions.speed_up_vae(thing, "eager", False, True, True, None, "1") is thing,
         "CONTROL_NET": lambda: actions.speed_up_control(thing, "eager", False, "1") is thing,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pictures import FAMILIES, Counters, assert_same_picture, assert_untouched, pair_of
 from processes import compile_process_of, outlived, process_of
+from vae_bench import BOUND, SD, Bench
 
 from dev.host import ComfyServer, RunResult
 
@@ -87,3 +88,44 @@ def test_a_server_that_dies_takes_its_compilation_along_and_a_compilation_that_d
         # Nothing was there from before, so it was compiled: here, as the other process could not.
         assert counters.compiled == 1
         assert "compiling in the background failed" in second.log_text()
+
+
+@pytest.mark.timeout(400)
+def test_a_vae_decodes_at_once_and_its_graph_comes_in_without_a_seam(
+    start_server: Callable[..., ComfyServer],
+    start_process: Callable[[ComfyServer], ComfyServer],
+    tally: Callable[[str], None],
+) -> None:
+    with start_server() as server:
+        bench, counters = Bench(server, SD, compile="background", encode=False), Counters(server)
+        start, images = time.monotonic(), 0
+        assert bench.decoded(128, 96, 1, 1) == 0  # the host's own code on the same weights
+        assert counters.served == 0 and sum(counters.fallbacks.values()) == 1
+        while not counters.served:
+            assert time.monotonic() - start < PATIENCE_S, f"no graph after {PATIENCE_S} s; {counters.fallbacks}"
+            time.sleep(2)
+            images += 1
+            assert bench.decoded(128 + 8 * (images % 3), 96, 1, 1 + images) <= BOUND
+        assert set(counters.fallbacks) <= MEANWHILE
+        tally(f"tiny VAE in background mode: {images} images meanwhile, served after {time.monotonic() - start:.0f} s")
+
+        # From now on every call is served, another size's too; and nothing was compiled in this process.
+        settled = Counters(server)
+        assert bench.decoded(264, 120, 2, 500) <= BOUND
+        assert (settled.served, settled.fallbacks) == (1, {})
+        assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
+        assert not [line for line in server.log_text().splitlines() if "WARNING" in line and "OneDiff" in line]
+
+    # In a new process the graph is loaded while the first image is decoded, and comes in the middle of it (or, on a
+    # busy machine, of the next): some of its tiles are eager's, the others the graph's, and nobody is to see which.
+    with start_process(server) as second:
+        bench, counters = Bench(second, SD, compile="background", encode=False), Counters(second)
+        for seed in (600, 601, 602):
+            before = sum(counters.fallbacks.values())
+            assert bench.decoded(384, 256, 1, seed, tile_size=64, overlap=32) <= BOUND
+            if counters.served:
+                break
+        eager = sum(counters.fallbacks.values()) - before
+        assert eager > 0 and counters.served > 0 and set(counters.fallbacks) <= MEANWHILE
+        assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
+        tally(f"tiny VAE in background mode, kept: of one image {eager} tiles eager, {counters.served} from the graph")

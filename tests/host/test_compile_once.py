@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from graph_files import command_line, doctored, error_of, put
 from pictures import FAMILIES, OTHER_SDXL, Counters, assert_same_picture, latent_of
 
-from dev.environment import repository
-from dev.host import ComfyServer, RunResult
+from dev.host import ComfyServer
 from dev.workflows import Workflow
-from onediff_comfy.store.artifact import Artifact, pack, unpack
+from onediff_comfy.store.artifact import pack, unpack
 from onediff_comfy.store.trust import Trust
 
 SDXL = FAMILIES["sdxl"]
@@ -70,11 +67,6 @@ def with_load(workflow: Workflow, file: str, mismatch: str = "compile") -> Workf
     loaded = {**workflow, "load": {"class_type": "OneDiffLoadCompiledGraph", "inputs": inputs}}
     loaded["sampler"]["inputs"]["model"] = ["load", 0]
     return loaded
-
-
-def error_of(result: RunResult) -> str:
-    assert result.error is not None, "the workflow should have failed"
-    return str(result.error["exception_message"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,24 +140,6 @@ def test_save_refuses_a_model_that_is_not_accelerated(server: ComfyServer) -> No
     assert "connect the output of OneDiff Model Speedup" in error_of(server.run(workflow))
 
 
-def put(server: ComfyServer, name: str, content: bytes) -> str:
-    """Drop a file into a running server's folder, as a person would; its name for the Load node."""
-    folder = server.base_dir / "models" / "onediff_graphs"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(content)
-    options = server.get_json("/object_info/OneDiffLoadCompiledGraph")["OneDiffLoadCompiledGraph"]
-    assert name in options["input"]["required"]["file"][1]["options"], "the list did not refresh"
-    return name
-
-
-def command_line(server: ComfyServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``python -m onediff_comfy`` with the folders of a server's installation."""
-    folders = {"ONEDIFF_CACHE_DIR": "onediff-cache", "ONEDIFF_CONFIG_DIR": "onediff-config"}
-    environment = {**os.environ, **{name: str(server.base_dir / folder) for name, folder in folders.items()}}
-    command = [sys.executable, "-m", "onediff_comfy", *arguments]
-    return subprocess.run(command, cwd=repository(), env=environment, capture_output=True, text=True, check=False)
-
-
 def test_load_on_another_machine(saved: Saved, elsewhere: ComfyServer) -> None:
     expected = latent_of(elsewhere.run(FLUX.workflow(5)))
     file = put(elsewhere, "from a friend.graph", saved.path.read_bytes())
@@ -187,16 +161,10 @@ def test_load_on_another_machine(saved: Saved, elsewhere: ComfyServer) -> None:
     assert counters.served == FLUX.steps
 
 
-def doctored(content: bytes, **environment: str) -> Artifact:
-    """The graph of a file as if it had been compiled under another environment."""
-    (artifact,) = unpack(content)
-    fields = json.loads(artifact.manifest_text)
-    fields["environment"] |= environment
-    return Artifact(json.dumps(fields, sort_keys=True, separators=(",", ":")), "", artifact.data)
-
-
 def test_a_mismatch_is_explained_and_compiled_for_again_or_refused(saved: Saved, elsewhere: ComfyServer) -> None:
-    artifact = doctored(saved.path.read_bytes(), torch="2.10.0", architecture="sm_89")
+    (friends,) = unpack(saved.path.read_bytes())
+    other = {"torch": "2.10.0", "architecture": "sm_89"}
+    artifact = doctored(friends, lambda manifest: manifest["environment"].update(other))
     Trust(elsewhere.base_dir / "onediff-config").trust(artifact)
     file = put(elsewhere, "other machine.graph", pack([artifact]))
     message = error_of(elsewhere.run(with_load(FLUX.workflow(6), file, "strict")))
@@ -226,13 +194,12 @@ def test_load_refuses_what_is_no_model(saved: Saved, server: ComfyServer) -> Non
         },
         "kind": {"class_type": "ModelKind", "inputs": {"model": ["load", 0]}},
     }
-    assert "a _NotAModel has no diffusion model" in error_of(server.run(workflow))
+    assert "this _NotAModel cannot be accelerated as a MODEL" in error_of(server.run(workflow))
 
 
 def test_load_names_an_engine_that_cannot_run_here(saved: Saved, server: ComfyServer) -> None:
     (artifact,) = unpack(saved.path.read_bytes())
-    fields = {**json.loads(artifact.manifest_text), "engine": "oneflow"}
-    other = Artifact(json.dumps(fields, sort_keys=True, separators=(",", ":")), "", artifact.data)
+    other = doctored(artifact, lambda manifest: manifest.update(engine="oneflow"))
     Trust(server.base_dir / "onediff-config").trust(other)
     file = put(server, "oneflow.graph", pack([other]))
     message = error_of(server.run(with_load(FLUX.workflow(1), file, "strict")))

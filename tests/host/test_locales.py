@@ -106,5 +106,5 @@ def test_a_result_and_an_error_of_a_node_are_chinese(chinese: ComfyServer) -> No
     save = {"class_type": "OneDiffSaveCompiledGraph", "inputs": {"model": ["loader", 0], "filename": "never"}}
     failed = chinese.run({"loader": FLUX.workflow(1)["loader"], "save": save})
     assert failed.error is not None
-    assert failed.error["exception_message"].strip() == "该模型未加速：请连接“OneDiff 模型加速”的输出。"
+    assert failed.error["exception_message"].strip() == "此 MODEL 未加速：请连接“OneDiff 模型加速”的输出。"
     assert failed.error["exception_type"] == "ValueError"

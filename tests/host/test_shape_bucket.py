@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from graph_files import error_of
 from pictures import FAMILIES, Counters, TinyFamily, latent_of
+from vae_bench import BOUND
 
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer, PromptRejected, RunResult
@@ -282,6 +284,79 @@ def test_a_model_that_is_not_accelerated_is_an_error(own_server: ComfyServer) ->
     assert result.error is not None and result.error["node_id"] == "warm"
     message = result.error["exception_message"]
     assert "not accelerated: connect the output of OneDiff Model Speedup" in message
+
+
+# -- Warm Up for a VAE -------------------------------------------------------------------------
+
+
+def _warmed_vae(buckets: str, kind: str = "sd", **speedup: Any) -> Workflow:
+    """VAE → VAE Speedup with the buckets of a Shape Bucket → Warm Up."""
+    values = {"preset": "custom", "buckets": buckets, "width": 64, "height": 64, "batch_size": 1, "snap": True}
+    inputs = {"vae": ["vae", 0], "engine": "eager", "buckets": ["shape", 0], **speedup}
+    return {
+        "shape": {"class_type": "OneDiffShapeBucket", "inputs": values},
+        "vae": {"class_type": "TinyVAE", "inputs": {"kind": kind, "dtype": "float32", "seed": 0}},
+        "vae_speedup": {"class_type": "OneDiffVAESpeedup", "inputs": inputs},
+        "warm": {"class_type": "OneDiffWarmUp", "inputs": {"vae": ["vae_speedup", 0], "buckets": ["shape", 0]}},
+    }
+
+
+def test_every_bucket_of_a_vae_is_prepared(own_server: ComfyServer) -> None:
+    workflow, counters = _warmed_vae("96x64 b1-2\n64x96"), Counters(own_server)
+    result = own_server.run(workflow)
+    assert result.status == "success", result.error
+    figures = result.outputs["warm"]["warm_up"]
+    assert [figure["bucket"] for figure in figures] == ["96×64 b1", "96×64 b2", "64×96 b1"]
+    # Decoding and encoding, for each size; with the first come those for any size.
+    assert [figure["compiled"] for figure in figures] == [4, 2, 2]
+    assert all(figure["problem"] is None for figure in figures)
+    assert (counters.compiled, counters.fallbacks) == (8, {})
+
+    later = Counters(own_server)
+    workflow["data"] = {
+        "class_type": "TinyLatent",
+        "inputs": {"seed": 1, "width": 96, "height": 64, "batch": 2, "channels": 4},
+    }
+    workflow["decode"] = {"class_type": "VAEDecode", "inputs": {"samples": ["data", 0], "vae": ["warm", 1]}}
+    workflow["plain"] = {"class_type": "VAEDecode", "inputs": {"samples": ["data", 0], "vae": ["vae", 0]}}
+    compared = {"actual": ["decode", 0], "expected": ["plain", 0]}
+    workflow["error"] = {"class_type": "RelativeError", "inputs": compared}
+    result = own_server.run(workflow)
+    assert result.status == "success", result.error
+    assert result.outputs["error"]["error"][0] <= BOUND
+    assert (later.captured, later.compiled, later.served, later.fallbacks) == (0, 0, 1, {})
+
+
+def test_only_what_is_switched_on_of_a_vae_is_prepared(own_server: ComfyServer) -> None:
+    workflow, counters = _warmed_vae("72x64", "taesd", encode=False), Counters(own_server)
+    (figure,) = own_server.run(workflow).outputs["warm"]["warm_up"]
+    assert (figure["compiled"], figure["problem"]) == (2, None)
+    assert (counters.served, counters.fallbacks) == (2, {})
+
+
+def test_a_model_and_its_vae_are_prepared_together(own_server: ComfyServer) -> None:
+    workflow = _warmed(SD15, "168x64\n168x72")
+    workflow |= {name: node for name, node in _warmed_vae("", "flux").items() if name.startswith("vae")}
+    workflow["warm"]["inputs"]["vae"] = ["vae_speedup", 0]
+    result = own_server.run(_only(workflow, "warm"))
+    assert result.status == "success", result.error
+    figures = result.outputs["warm"]["warm_up"]
+    assert [figure["bucket"] for figure in figures] == ["168×64 b1", "168×72 b1"]
+    assert [figure["problem"] for figure in figures] == [None, None]
+    assert figures[1]["compiled"] == 3  # sampling, decoding and encoding, at this size
+
+
+def test_warm_up_says_what_to_connect(own_server: ComfyServer) -> None:
+    workflow = _warmed_vae("64x64")
+    workflow["warm"]["inputs"]["vae"] = ["vae", 0]
+    assert "not accelerated: connect the output of OneDiff VAE Speedup" in error_of(own_server.run(workflow))
+    del workflow["warm"]["inputs"]["vae"]
+    assert "connect at least one of model, vae" in error_of(own_server.run(_only(workflow, "warm")))
+    model = _only(_warmed(FLUX, "64x64"), "warm")
+    del model["warm"]["inputs"]["positive"]
+    assert "connect the positive conditioning" in error_of(own_server.run(model))
+    (figure,) = own_server.run(_warmed_vae("64x64 f9")).outputs["warm"]["warm_up"]
+    assert figure["problem"] == "videos are decoded and encoded by ComfyUI itself; disconnect the VAE"
 
 
 LATENTS = """
