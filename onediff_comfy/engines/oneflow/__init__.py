@@ -68,20 +68,22 @@ class OneFlowGraph(CompiledGraph):
             if self._running is not None and not self._running.reads(variables):
                 session.reset()  # ends this one too
             if self._running is None:
-                self._running = self._ready(variables, inputs)
+                device = max(fed, key=torch.Tensor.numel).device
+                self._running = self._ready(variables, inputs, device)
                 session.entered(self)
                 if self._gone is None:
                     self._gone = weakref.finalize(self, session.left)
                     self._gone.atexit = False
             return self._running(inputs)
 
-    def _ready(self, variables: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Running:
+    def _ready(
+        self, variables: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], device: torch.device
+    ) -> Running:
         from .running import Running
 
         if _broken:
             raise EngineError(_broken[0])
         start = time.monotonic()
-        device = max((*variables, *inputs), key=torch.Tensor.numel).device
         try:
             running = Running(self.program, variables, inputs, device)
         except Exception as error:
@@ -109,7 +111,8 @@ class OneFlowEngine(Engine):
         return _broken[0] if _broken else install.problem(device)
 
     def prepare(self) -> None:
-        install.problem(torch.device("cpu"))  # which imports it, if it can be
+        # Which imports it, if it can be used.
+        install.problem(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def versions(self, device: torch.device) -> Mapping[str, str]:
         return {"oneflow": importlib.metadata.version("oneflow")}

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
@@ -30,15 +29,20 @@ class Kernels:
         return f"{'compute' if self.ptx else 'sm'}_{self.architecture}"
 
 
+RELEASE = "0.9.0"
+"""The release that pip installs, the last that can be."""
+OF_THE_RELEASE = frozenset(map(Kernels, (60, 61, 70, 75, 80, 86)))
+"""What it holds; tests/oneflow reads it off the wheel. For saying so where OneFlow is not installed."""
+
+
 def runs_on(kernels: Kernels, capability: tuple[int, int]) -> bool:
     """Whether a GPU of this compute capability runs them: machine code within its major version, PTX from then on."""
     major, minor = divmod(kernels.architecture, 10)
     return capability >= (major, minor) if kernels.ptx else capability[0] == major and capability[1] >= minor
 
 
-def kernels_in(package: Any) -> frozenset[Kernels]:
-    """The architectures that the libraries of an imported package hold kernels for."""
-    folder = Path(package.__file__).parent
+def kernels_in(folder: Path) -> frozenset[Kernels]:
+    """The architectures that the libraries of a package hold kernels for. It need not be imported."""
     libraries = [*folder.parent.glob("oneflow.libs/liboneflow*.so"), *folder.glob("*.so")]
     return frozenset(found for library in libraries for found in kernels_in_library(library))
 

@@ -12,12 +12,13 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...messages import Message, first_line, message
-from .architectures import kernels_in, runs_on
+from .architectures import OF_THE_RELEASE, RELEASE, Kernels, kernels_in, runs_on
 
 HOW_TO_INSTALL = message(
     'pip install "onediff-comfy[oneflow]" in a Python 3.10 or older (there are no wheels for newer ones)'
@@ -28,11 +29,12 @@ _BELOW = {"numpy": 2, "protobuf": 4}
 
 def problem(device: torch.device) -> Message | None:
     """Why OneFlow cannot serve ``device`` on this machine, with the remedy; None if it can."""
-    if device.type not in ("cpu", "cuda"):
-        return message(
-            "OneFlow computes on the CPU and on NVIDIA GPUs, and this model runs on {device}", device=device.type
-        )
-    return _not_importable() or (_no_kernels(device) if device.type == "cuda" else None)
+    kind = "hip" if device.type == "cuda" and torch.version.hip else device.type  # AMD's GPUs pass for CUDA's
+    if kind not in ("cpu", "cuda"):
+        return message("OneFlow computes on the CPU and on NVIDIA GPUs, and this model runs on {device}", device=kind)
+    if kind == "cpu":
+        return _not_importable()
+    return _no_kernels(device) or _not_importable() or _no_driver()
 
 
 def oneflow() -> Any:
@@ -42,7 +44,7 @@ def oneflow() -> Any:
 
 @functools.cache
 def _not_importable() -> Message | None:
-    if importlib.util.find_spec("oneflow") is None:
+    if _folder() is None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return message(
             "OneFlow is not installed in this Python {version}; {how}, or choose inductor",
@@ -81,23 +83,42 @@ def _explained(error: Exception) -> Message:
 
 
 def _no_kernels(device: torch.device) -> Message | None:
-    """A launch on a GPU without kernels aborts the process, so this is asked before the first one."""
-    if not oneflow().cuda.is_available():
-        return message("OneFlow sees no GPU: its driver is too old for CUDA 11, or the wheel was built without CUDA")
+    """A launch on a GPU without kernels ends the process, so this is asked before the first one.
+
+    And before anything that a person could install or mend: for such a card it would be in vain.
+    """
+    name, kernels = _held()
+    if not kernels:
+        return message("{oneflow} holds no kernels for GPUs; inductor is the engine for this card", oneflow=name)
     capability = torch.cuda.get_device_capability(device)
-    kernels = _kernels()
     if any(runs_on(kernel, capability) for kernel in kernels):
         return None
-    held = ", ".join(str(kernel) for kernel in sorted(kernels))
     return message(
-        "this GPU is sm_{major}{minor}, and the installed OneFlow holds kernels for {held} only; "
+        "this GPU is sm_{major}{minor}, and {oneflow} holds kernels for {held} only; "
         "inductor is the engine for this card",
         major=capability[0],
         minor=capability[1],
-        held=held,
+        oneflow=name,
+        held=", ".join(str(kernel) for kernel in sorted(kernels)),
     )
 
 
 @functools.cache
-def _kernels() -> frozenset[Any]:
-    return kernels_in(oneflow())
+def _held() -> tuple[Message, frozenset[Kernels]]:
+    """The OneFlow that is here, or the one that could be, and what it has kernels for."""
+    folder = _folder()
+    if folder is None:
+        return message("OneFlow {version}, the release that pip installs,", version=RELEASE), OF_THE_RELEASE
+    return message("the installed OneFlow"), kernels_in(folder)
+
+
+def _folder() -> Path | None:
+    """Where OneFlow is installed. It is not imported for this."""
+    spec = importlib.util.find_spec("oneflow")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def _no_driver() -> Message | None:
+    if oneflow().cuda.is_available():
+        return None
+    return message("OneFlow sees no GPU: its driver is too old for CUDA 11")

@@ -57,6 +57,7 @@ class Running:
                     operator.scope_symbol_id = scope
             job_id = internal.JobBuildAndInferCtx_GetCurrentJobId()
             self._graph = internal.nn.graph.CNNGraph(name, job.SerializeToString(), job_id, self._session._session_ctx)
+            session.watch(self._graph)
             with internal.lazy_mode.guard(False):
                 self._outputs = convert_to_tensor_tuple(
                     [
@@ -72,7 +73,8 @@ class Running:
                 [slot.name for slot in program.variables], self._variables
             )
             internal.eager.Sync()
-            self._graph.complie_and_init_runtime()
+            with session.considerate_threads():
+                self._graph.complie_and_init_runtime()
 
     def reads(self, variables: Sequence[torch.Tensor]) -> bool:
         """Whether these tensors lie where it reads."""
