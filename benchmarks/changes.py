@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,9 @@ class _Changes:
         self.options = options
         self.family = FAMILIES[options.model]
         self.device = comfy.model_management.get_torch_device()
-        self.model = load(self.family, self.device)
+        self.folder = tempfile.TemporaryDirectory(prefix="onediff-changes-")
+        file = Path(self.folder.name, "model.safetensors") if options.dynamic_vram else None
+        self.model = load(self.family, self.device, file)
         self.noise = torch.randn(
             1,
             self.family.latent_channels,

@@ -20,6 +20,7 @@ def start_host(dynamic_vram: bool = False) -> None:
     """
     sys.argv = sys.argv[:1]
     sys.path.insert(0, str(comfyui_path()))
+    import cuda_malloc  # noqa: F401 - chooses PyTorch's allocator, as the host's main.py has it do
     import torch
 
     if not torch.cuda.is_available():

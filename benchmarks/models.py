@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,14 @@ FAMILIES = {
 }
 
 
-def load(family: Family, device: torch.device) -> Any:
-    """A ComfyUI MODEL with random weights."""
+def load(family: Family, device: torch.device, file: Path | None = None) -> Any:
+    """A ComfyUI MODEL with random weights.
+
+    Args:
+        family: what to build.
+        device: where the weights are made.
+        file: written and loaded from, as Dynamic VRAM needs it; without, weights stay where they were made.
+    """
     import comfy.sd
 
     with torch.device("meta"):
@@ -154,7 +162,12 @@ def load(family: Family, device: torch.device) -> Any:
         else:
             weight.normal_(0, 0.02, generator=generator)
         weights[name] = weight
-    return comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": family.dtype})
+    options = {"dtype": family.dtype}
+    if file is None:
+        return comfy.sd.load_diffusion_model_state_dict(weights, model_options=options)
+    save_file(weights, file, metadata={"format": "pt"})
+    del weights
+    return comfy.sd.load_diffusion_model(str(file), model_options=options)
 
 
 def conditioning(family: Family, seed: int, tokens: int | None = None) -> list[Any]:

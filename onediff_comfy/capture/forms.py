@@ -84,7 +84,7 @@ def attention(
     wide = query.shape[-1] > _FUSED_HEAD and query.ndim == 4 and query.dtype in (torch.float16, torch.bfloat16)
     plain = attn_mask is None and not (dropout_p or is_causal or any(options.values()))
     if wide and plain and query.device.type == "cuda" and _multiplies_into_float32():
-        return wide_attention()(query * (query.shape[-1] ** -0.5 if scale is None else scale), key, value)
+        return wide_attention()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
 
 
@@ -93,25 +93,26 @@ def _multiplies_into_float32() -> bool:
 
 
 @functools.cache
-def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The operator ``onediff_comfy::wide_attention``: softmax(query · keyᵀ) · value by matrix products.
+def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    """The operator ``onediff_comfy::wide_attention``: softmax(scale · query · keyᵀ) · value by matrix products.
 
     The operator takes [batch, heads, n or m, width] each, and gives [batch, heads, n, width] in the same dtype.
-    Scores and their softmax are in float32, as in fused kernels.
+    Scores, their scale and their softmax are in float32, as in fused kernels.
     """
 
     @torch.library.custom_op("onediff_comfy::wide_attention", mutates_args=())
-    def wide_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def wide_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         heads, keys = query.shape[0] * query.shape[1], key.shape[2]
         queries, turned, values = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
         output = torch.empty_like(queries)
         rows = max(1, _SCORES_AT_ONCE // (heads * keys))
         for few, into in zip(queries.split(rows, 1), output.split(rows, 1), strict=True):
-            into.copy_(torch.bmm(_product(few, turned).softmax(-1).to(values.dtype), values))
+            scores = _product(few, turned).mul_(scale)
+            into.copy_(torch.bmm(scores.softmax(-1).to(values.dtype), values))
         return output.unflatten(0, query.shape[:2])
 
     @wide_attention.register_fake
-    def _(query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor) -> torch.Tensor:
+    def _(query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor, _scale: float) -> torch.Tensor:
         return query.new_empty(query.shape)
 
     return wide_attention

@@ -8,12 +8,20 @@ the recording is thrown away and made again. That takes a few steps' time, never
 What a recording allocates comes from one memory pool per device, shared by all: they run one after
 another on one stream and hand out copies, so each may overwrite what the others left. The pool is
 as large as the largest needs, and its memory comes back when the last recording is gone.
+
+ComfyUI's server has PyTorch take memory by ``cudaMallocAsync``. What is allocated in a recording is then
+part of the recording: the driver provides it at a replay, and shares it among those that do not overlap. To
+free such memory before the first replay is an error in a destructor, which ends the process. So whatever is
+left over, the workspaces of cuBLAS too, is freed while the recording still runs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import threading
+import traceback
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -116,10 +124,13 @@ class RecordingPool:
             released = self.nbytes
             for graph in list(self._graphs):
                 graph.forget_recordings()
+            devices = list(self._handles)
             self._handles.clear()
             self._nbytes.clear()
-            if released:  # PyTorch keeps a pool that nobody uses until it is told to
+            if released:  # PyTorch keeps a pool that nobody uses until it is told to, and so does the driver
                 torch.cuda.empty_cache()
+                for device in devices:
+                    _trim(device)
             return released
 
 
@@ -187,15 +198,16 @@ class RecordedGraph(CompiledGraph):
         self._recordings.pop(sizes, None)
         known, calls = self._seen.get(sizes, ([], 0))
         if known == addresses and calls >= _CALLS_BEFORE_RECORDING:
-            recording = self._record(sizes, addresses, weights, tensors)
-            if recording is not None:
-                return recording.replay(tensors)
+            outputs = self._record(sizes, addresses, weights, tensors)
+            if outputs is not None:
+                return outputs
         self._seen[sizes] = (addresses, calls + 1 if known == addresses else 1)
         return self.inner(weights, tensors)
 
     def _record(
         self, sizes: Sizes, addresses: list[int], weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-    ) -> _Recording | None:
+    ) -> list[torch.Tensor] | None:
+        """The outputs for ``tensors``, from a new recording; None if this graph cannot be recorded."""
         device = tensors[0].device
         while len(self._recordings) >= _MOST_RECORDINGS:
             self._recordings.popitem(last=False)
@@ -214,10 +226,13 @@ class RecordedGraph(CompiledGraph):
                     graph.capture_begin(pool=self._pool.handle(device), capture_error_mode="thread_local")
                     try:
                         outputs = self.inner(weights, own)
+                    except BaseException as error:
+                        traceback.clear_frames(error.__traceback__)  # they hold tensors
+                        raise
                     finally:
+                        # cuBLAS would keep what it allocated while recording, 32 MB, beyond the pool's end.
+                        torch._C._cuda_clearCublasWorkspaces()
                         graph.capture_end()
-                # cuBLAS keeps what it allocated while recording, 32 MB of the pool, beyond the pool's end.
-                torch._C._cuda_clearCublasWorkspaces()
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -230,17 +245,32 @@ class RecordedGraph(CompiledGraph):
                 )
                 return None
             torch.cuda.current_stream(device).wait_stream(side)
-            nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
             alone = self._pool.nbytes == 0
             recording = _Recording(graph, addresses, own, outputs)
             self._pool.count(recording)
+            result = recording.replay(tensors)
+            nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
             if self._pool.grown(device, nbytes):
                 self._recordings[sizes] = recording
             elif alone:
                 self._plain.add(sizes)
         self._on_recorded()
         log.debug("recorded a CUDA graph for %s, %.0f MB", sizes, nbytes / 2**20)
-        return recording
+        return result
+
+
+def _trim(device: torch.device) -> None:
+    """Have the driver give back what recordings that are gone have used; only ``cudaMallocAsync`` leaves it that."""
+    if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+        return
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        handle = ctypes.c_int()
+        error = driver.cuDeviceGet(ctypes.byref(handle), device.index or 0) or driver.cuDeviceGraphMemTrim(handle)
+        if error:
+            log.debug("the driver did not give back the memory of recordings (error %d)", error)
+    except (OSError, AttributeError) as missing:
+        log.debug("the driver cannot be asked to give back the memory of recordings: %s", missing)
 
 
 def _renew_generator(device: torch.device, state: torch.Tensor) -> None:

@@ -18,13 +18,13 @@ def test_wide_attention_is_attention(
     query, key, value = (torch.randn(batch, heads, size, 512, dtype=dtype) for size in (n, m, m))
     exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double())
     eager = F.scaled_dot_product_attention(query, key, value)
-    ours = forms.wide_attention()(query * 512**-0.5, key, value)
+    ours = forms.wide_attention()(query, key, value, 512**-0.5)
     assert (ours.shape, ours.dtype) == (eager.shape, eager.dtype)
-    assert (ours - exact).norm() <= 1.5 * (eager - exact).norm() + 1e-6 * exact.norm()
+    assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
 
 
 def test_wide_attention_is_an_operator_that_can_be_traced() -> None:
-    operands = [torch.randn(1, 2, size, 512) for size in (5, 7, 7)]
+    operands = (*(torch.randn(1, 2, size, 512) for size in (5, 7, 7)), 0.1)
     torch.library.opcheck(forms.wide_attention(), operands, test_utils=("test_schema", "test_faketensor"))
 
 

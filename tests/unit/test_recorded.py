@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -305,3 +308,39 @@ def test_a_graph_that_is_gone_takes_its_recordings_with_it() -> None:
     assert len(run.pool._graphs) == 0
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before
+
+
+_AS_THE_SERVER_DOES = """
+import torch
+from test_recorded import MANY, Recorded, on_gpu
+assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+from onediff_comfy.graphs.recorded import RecordingPool
+pool, weight = RecordingPool(lambda: MANY), on_gpu(256, 256).half()
+one = Recorded(pool=pool)
+other = Recorded(lambda w, x: (x @ w).softmax(-1).repeat(1, 1000).sum(-1) @ (x @ w), pool=pool)
+kept = []
+for _ in range(2):
+    for rows in (64, 256, 64, 256, 64, 256, 64):
+        x = on_gpu(rows, 256).half()
+        kept.append((x, one(weight, x)))
+        if rows == 256:
+            assert other.right(weight, x)
+    moved, weight = weight, weight.clone()
+    for x, output in kept:
+        torch.testing.assert_close(output, one.inner.function(moved, x), rtol=1e-2, atol=1e-2)
+    kept.clear()
+    assert pool.nbytes >= 0 and pool.release() >= 0 and pool.nbytes == 0
+torch.cuda.synchronize()
+print("right", one.made, other.made)
+"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_with_the_allocator_that_the_server_chooses() -> None:
+    """In a process of its own: to free what a recording allocated at the wrong time ends the process."""
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTHONFAULTHANDLER": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    command = [sys.executable, "-c", _AS_THE_SERVER_DOES]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.stdout.split() == ["right", "4", "2"], run.stderr[-4000:]
