@@ -17,6 +17,7 @@ left over, the workspaces of cuBLAS too, is freed while the recording still runs
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -24,7 +25,7 @@ import threading
 import traceback
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,7 @@ class RecordingPool:
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._nbytes: dict[torch.device, int] = {}
+        self._abandoned: list[torch.Tensor] = []  # to free them would end the process
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +85,11 @@ class RecordingPool:
     def count(self, recording: _Recording) -> None:
         """``recording`` was made in the pool of its device, and keeps the pool while it is there."""
         self._alive.add(recording)
+
+    def abandon(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Take what a recording that failed has allocated; it takes no memory, for it was never replayed."""
+        if _belongs_to_recordings():
+            self._abandoned.extend(outputs)
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         """The stream that all recordings of ``device`` are made on: PyTorch reuses memory per stream only."""
@@ -144,7 +151,8 @@ class _Recording:
     def replay(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for own, given in zip(self.tensors, tensors, strict=True):
             own.copy_(given)
-        self.graph.replay()
+        with _memory_errors():
+            self.graph.replay()
         # The next replay, of this or another recording, overwrites the pool; a caller may keep what it is given.
         return [output.clone() for output in self.outputs]
 
@@ -219,8 +227,9 @@ class RecordedGraph(CompiledGraph):
             graph = torch.cuda.CUDAGraph()
             side = self._pool.stream(device)
             side.wait_stream(torch.cuda.current_stream(device))
+            outputs: Sequence[torch.Tensor] = ()
             try:
-                with torch.cuda.stream(side):
+                with _memory_errors(), torch.cuda.stream(side):
                     # thread_local: what other threads do (a graph being loaded, an image being
                     # encoded) must not end this recording, nor this recording them.
                     graph.capture_begin(pool=self._pool.handle(device), capture_error_mode="thread_local")
@@ -233,22 +242,23 @@ class RecordedGraph(CompiledGraph):
                         # cuBLAS would keep what it allocated while recording, 32 MB, beyond the pool's end.
                         torch._C._cuda_clearCublasWorkspaces()
                         graph.capture_end()
-            except torch.OutOfMemoryError:
-                raise
+                torch.cuda.current_stream(device).wait_stream(side)
+                recording = _Recording(graph, addresses, own, outputs)
+                result = recording.replay(tensors)
             except Exception as error:
-                self._unrecordable = True
+                self._pool.abandon(outputs)
                 _renew_generator(device, random_state)
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self._unrecordable = True
                 log.warning(
                     "OneDiff: a graph cannot be recorded (%s: %s) and is launched kernel by kernel",
                     type(error).__name__,
                     error,
                 )
                 return None
-            torch.cuda.current_stream(device).wait_stream(side)
             alone = self._pool.nbytes == 0
-            recording = _Recording(graph, addresses, own, outputs)
             self._pool.count(recording)
-            result = recording.replay(tensors)
             nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
             if self._pool.grown(device, nbytes):
                 self._recordings[sizes] = recording
@@ -259,9 +269,27 @@ class RecordedGraph(CompiledGraph):
         return result
 
 
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """The driver's own error for want of memory, which a replay may meet too, as PyTorch's."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
+
+
+def _belongs_to_recordings() -> bool:
+    """Whether what is allocated while recording is the recording's own."""
+    return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+
+
 def _trim(device: torch.device) -> None:
     """Have the driver give back what recordings that are gone have used; only ``cudaMallocAsync`` leaves it that."""
-    if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+    if not _belongs_to_recordings():
         return
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")

@@ -344,3 +344,17 @@ def test_with_the_allocator_that_the_server_chooses() -> None:
     command = [sys.executable, "-c", _AS_THE_SERVER_DOES]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.stdout.split() == ["right", "4", "2"], run.stderr[-4000:]
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+        (RuntimeError("CUDA error: an illegal memory access"), RuntimeError),
+    ],
+)
+def test_the_drivers_want_of_memory_is_pytorchs(raised: Exception, expected: type[Exception]) -> None:
+    with pytest.raises(RuntimeError) as caught, recorded._memory_errors():
+        raise raised
+    assert caught.type is expected
