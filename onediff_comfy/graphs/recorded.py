@@ -11,8 +11,9 @@ as large as the largest needs, and its memory comes back when the last recording
 
 ComfyUI's server has PyTorch take memory by ``cudaMallocAsync``. What is allocated in a recording is then
 part of the recording: the driver provides it at a replay, and shares it among those that do not overlap. To
-free such memory before the first replay is an error in a destructor, which ends the process. So whatever is
-left over, the workspaces of cuBLAS too, is freed while the recording still runs.
+free such memory outside of the recording is an error in a destructor, which ends the process, or happens
+while a replay still uses it. So nothing outlives a recording that was allocated in it: outputs are copied to
+tensors of ours, and the workspaces of cuBLAS are freed at its end.
 """
 
 from __future__ import annotations
@@ -61,7 +62,6 @@ class RecordingPool:
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._nbytes: dict[torch.device, int] = {}
-        self._abandoned: list[torch.Tensor] = []  # to free them would end the process
 
     @property
     def nbytes(self) -> int:
@@ -85,11 +85,6 @@ class RecordingPool:
     def count(self, recording: _Recording) -> None:
         """``recording`` was made in the pool of its device, and keeps the pool while it is there."""
         self._alive.add(recording)
-
-    def abandon(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Take what a recording that failed has allocated; it takes no memory, for it was never replayed."""
-        if _belongs_to_recordings():
-            self._abandoned.extend(outputs)
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         """The stream that all recordings of ``device`` are made on: PyTorch reuses memory per stream only."""
@@ -149,12 +144,25 @@ class _Recording:
     outputs: Sequence[torch.Tensor]
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        for own, given in zip(self.tensors, tensors, strict=True):
-            own.copy_(given)
+        _copy(tensors, self.tensors)
         with _memory_errors():
             self.graph.replay()
-        # The next replay, of this or another recording, overwrites the pool; a caller may keep what it is given.
+        # The next replay overwrites them, and a caller may keep what it is given.
         return [output.clone() for output in self.outputs]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Calls of one set of sizes, with weights at the same addresses, before they are recorded."""
+
+    addresses: list[int]
+    calls: int
+    outputs: list[torch.Tensor]  # without memory
+
+
+def _copy(source: Sequence[torch.Tensor], destination: Sequence[torch.Tensor]) -> None:
+    for given, own in zip(source, destination, strict=True):
+        own.copy_(given)
 
 
 class RecordedGraph(CompiledGraph):
@@ -172,7 +180,7 @@ class RecordedGraph(CompiledGraph):
         self._pool = pool
         self._on_recorded = on_recorded
         self._recordings: OrderedDict[Sizes, _Recording] = OrderedDict()
-        self._seen: dict[Sizes, tuple[list[int], int]] = {}
+        self._seen: dict[Sizes, _Seen] = {}
         self._plain: set[Sizes] = set()  # sizes too large to record
         self._unrecordable = False
         pool.join(self)
@@ -204,18 +212,25 @@ class RecordedGraph(CompiledGraph):
             self._recordings.move_to_end(sizes)
             return recording.replay(tensors)
         self._recordings.pop(sizes, None)
-        known, calls = self._seen.get(sizes, ([], 0))
-        if known == addresses and calls >= _CALLS_BEFORE_RECORDING:
-            outputs = self._record(sizes, addresses, weights, tensors)
-            if outputs is not None:
-                return outputs
-        self._seen[sizes] = (addresses, calls + 1 if known == addresses else 1)
-        return self.inner(weights, tensors)
+        seen = self._seen.get(sizes)
+        calls = seen.calls if seen is not None and seen.addresses == addresses else 0
+        if seen is not None and calls >= _CALLS_BEFORE_RECORDING:
+            recorded = self._record(sizes, addresses, weights, tensors, seen.outputs)
+            if recorded is not None:
+                return recorded
+        outputs = self.inner(weights, tensors)
+        self._seen[sizes] = _Seen(addresses, calls + 1, [output.to("meta") for output in outputs])
+        return outputs
 
     def _record(
-        self, sizes: Sizes, addresses: list[int], weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+        self,
+        sizes: Sizes,
+        addresses: list[int],
+        weights: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        likes: Sequence[torch.Tensor],
     ) -> list[torch.Tensor] | None:
-        """The outputs for ``tensors``, from a new recording; None if this graph cannot be recorded."""
+        """The outputs for ``tensors``, like ``likes``, from a new recording; None if this graph cannot be recorded."""
         device = tensors[0].device
         while len(self._recordings) >= _MOST_RECORDINGS:
             self._recordings.popitem(last=False)
@@ -224,17 +239,18 @@ class RecordedGraph(CompiledGraph):
             free = torch.cuda.mem_get_info(device)[0]
             random_state = torch.cuda.get_rng_state(device)
             own = [tensor.clone() for tensor in tensors]
+            outputs = [torch.empty_like(like, device=device) for like in likes]
+            torch._C._cuda_clearCublasWorkspaces()  # those of cuBLAS so far, which are not the recording's
             graph = torch.cuda.CUDAGraph()
             side = self._pool.stream(device)
             side.wait_stream(torch.cuda.current_stream(device))
-            outputs: Sequence[torch.Tensor] = ()
             try:
                 with _memory_errors(), torch.cuda.stream(side):
                     # thread_local: what other threads do (a graph being loaded, an image being
                     # encoded) must not end this recording, nor this recording them.
                     graph.capture_begin(pool=self._pool.handle(device), capture_error_mode="thread_local")
                     try:
-                        outputs = self.inner(weights, own)
+                        _copy(self.inner(weights, own), outputs)
                     except BaseException as error:
                         traceback.clear_frames(error.__traceback__)  # they hold tensors
                         raise
@@ -246,7 +262,6 @@ class RecordedGraph(CompiledGraph):
                 recording = _Recording(graph, addresses, own, outputs)
                 result = recording.replay(tensors)
             except Exception as error:
-                self._pool.abandon(outputs)
                 _renew_generator(device, random_state)
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
