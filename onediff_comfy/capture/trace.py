@@ -54,12 +54,15 @@ class Binding:
         constants: tensors that the forward made out of plain numbers; part of the code.
         output: how to put the flat outputs together again.
         folds: which of the call's tensors are handed over folded (see ``shapes.fold``), and by what.
+        waits: whether it waits for the device in its middle, for values that decide on sizes. Such a
+            graph cannot be replayed as a CUDA graph.
     """
 
     inputs: tuple[GraphInput, ...]
     constants: Mapping[str, torch.Tensor]
     output: pytree.TreeSpec
     folds: Mapping[int, int] = field(default_factory=dict)
+    waits: bool = False
 
     @cached_property
     def weight_names(self) -> tuple[str, ...]:
@@ -333,7 +336,7 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
     lines += [f"{name} {tensor_digest(value)}" for name, value in constants.items()]
     lines += _graph_lines(graph)
     lines.append(str(out_spec))
-    binding = Binding(tuple(inputs), constants, out_spec, folds)
+    binding = Binding(tuple(inputs), constants, out_spec, folds, any(map(_waits_for_values, graph.graph.nodes)))
     shapes = _shapes(graph, binding, batch)
     if shapes.general:
         lines.append(repr(shapes))
@@ -359,6 +362,19 @@ def _draws_random_numbers(node: torch.fx.Node) -> bool:
     if not isinstance(operator, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
     return not any(part in operator.name() for part in ("dropout", "attention"))
+
+
+def _waits_for_values(node: torch.fx.Node) -> bool:
+    """Whether an operator's result has a size, or is a number, that only its arguments' values tell."""
+    operator = node.target
+    if not isinstance(operator, torch._ops.OpOverload):
+        return False
+    if operator is torch.ops.aten.index.Tensor:  # by a mask, not by positions
+        indices = [index.meta["val"] for index in node.args[1] if index is not None]  # type: ignore[union-attr]
+        return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    if operator is torch.ops.aten.repeat_interleave.Tensor and node.kwargs.get("output_size") is not None:
+        return False
+    return not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(operator.tags)
 
 
 def _shapes(graph: torch.fx.GraphModule, binding: Binding, batch: int | None) -> ShapeRange:

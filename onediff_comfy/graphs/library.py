@@ -354,7 +354,7 @@ class GraphLibrary:
 
     def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
         """Into the cache, recorded where that helps."""
-        if engine.recorded and device.type == "cuda":
+        if engine.recorded and device.type == "cuda" and not graph.binding.waits:
             graph = RecordedGraph(graph, self.recordings, lambda: self.metrics.count("recorded"))
         self.cache.put(graph_key, graph)
         return graph

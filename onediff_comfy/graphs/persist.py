@@ -87,6 +87,7 @@ def _binding_to_json(binding: Binding) -> dict[str, object]:
         "inputs": [[item.kind, item.name, item.index] for item in binding.inputs],
         "output": pytree.treespec_dumps(binding.output),
         "folds": [[index, factor] for index, factor in binding.folds.items()],
+        "waits": binding.waits,
     }
 
 
@@ -94,4 +95,5 @@ def _binding_from_json(fields: Mapping[str, object], constants: Mapping[str, tor
     inputs, output, folds = fields["inputs"], fields["output"], fields["folds"]
     assert isinstance(inputs, list) and isinstance(output, str) and isinstance(folds, list)
     tree = pytree.treespec_loads(output)
-    return Binding(tuple(GraphInput(*item) for item in inputs), constants, tree, dict(folds))
+    waits = bool(fields.get("waits", False))  # artifacts from before had none that did
+    return Binding(tuple(GraphInput(*item) for item in inputs), constants, tree, dict(folds), waits)
