@@ -245,8 +245,7 @@ def _off(actual: Any, expected: Any) -> float:
 
 def _prepare(running: ComfyServer, model: str, engine: str | None, picture: Picture) -> None:
     if picture.unload:
-        running.post("/free", {"unload_models": True, "free_memory": True})
-        time.sleep(1)  # the host does it between prompts
+        running.free()
     if picture.other_first:
         other = next(name for name in MODELS if name != model)
         _latents(running.run(_workflow(other, engine, replace(SEQUENCE[0], seed=1000 + picture.seed))))

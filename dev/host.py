@@ -219,6 +219,20 @@ class ComfyServer:
 
     # -- HTTP ----------------------------------------------------------------------------------
 
+    def free(self) -> None:
+        """Have the host unload all models and forget all results, before the next prompt runs.
+
+        It does so between two prompts. One that waits already would still be answered from its results, so
+        another that needs nothing goes first.
+        """
+        self.post("/free", {"unload_models": True, "free_memory": True})
+        self.run(
+            {
+                "text": {"class_type": "PrimitiveString", "inputs": {"value": ""}},
+                "shown": {"class_type": "PreviewAny", "inputs": {"source": ["text", 0]}},
+            }
+        )
+
     def get_json(self, path: str) -> Any:
         """The JSON that ``GET path`` answers.
 

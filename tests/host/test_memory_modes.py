@@ -54,7 +54,7 @@ def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(
         expected = latent_of(own.run(FLUX.workflow(1, "eager")))
         assert [thing["kind"] for thing in own.get_json("/onediff/report")["objects"]] == ["MODEL"]
         for _ in range(2):
-            own.post("/free", {"unload_models": True, "free_memory": True})
+            own.free()
             own.run({"collect": {"class_type": "CollectGarbage", "inputs": {}}})
             found = own.get_json("/onediff/report")
             assert found["objects"] == [], "something keeps what was unloaded"

@@ -39,7 +39,7 @@ def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, f
     assert (second.compiled, second.captured, second.served) == (0, 0, family.steps)
 
     # Everything is thrown away and made again: loader, node, model object. The graph stays.
-    server.post("/free", {"unload_models": True, "free_memory": True})
+    server.free()
     again = Counters(server)
     assert_same_picture(latent_of(server.run(family.workflow(1, "inductor", size=OWN_SIZE))), plain[0])
     assert (again.compiled, again.captured, again.served) == (0, 0, family.steps)

@@ -443,7 +443,7 @@ def test_the_command_warms_a_server_up_and_makes_no_image(own_server: ComfyServe
     assert all(line.endswith("1 compiled, 0 loaded  ready") for line in lines)
     assert "2 of 3: 128×64 b2 …" in done.stderr.splitlines()
 
-    own_server.post("/free", {"unload_models": True, "free_memory": True})
+    own_server.free()
     again = _command(workflow, tmp_path, "--server", f"{own_server.url}/", "--json")
     assert again.returncode == 0, again.stderr
     figures = json.loads(again.stdout)

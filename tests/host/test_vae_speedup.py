@@ -57,7 +57,7 @@ def test_a_new_process_serves_new_sizes_without_capturing_or_compiling(
 def test_the_vae_is_loaded_anew_and_its_graphs_stay(server: ComfyServer) -> None:
     bench = Bench(server, SD, "eager")
     assert bench.decoded(128, 96, 1, 50) <= BOUND
-    server.post("/free", {"unload_models": True, "free_memory": True})
+    server.free()
     counters = Counters(server)
     assert bench.decoded(128, 96, 1, 50) <= BOUND
     assert (counters.captured, counters.compiled, counters.served, counters.fallbacks) == (0, 0, 1, {})
