@@ -206,11 +206,21 @@ class Editor:
         """
         size = self.page.viewport_size
         assert size is not None
-        self.page.mouse.dblclick(size["width"] / 2, size["height"] * 0.96)
-        self.page.get_by_role("combobox").first.wait_for()
+        self._open_search(size["width"] / 2, size["height"] * 0.96)
         self.page.keyboard.type(words)
         self.page.get_by_role("option").filter(has_text=title).first.wait_for()
         self.page.keyboard.press("Escape")
+
+    def _open_search(self, x: float, y: float, tries: int = 5) -> None:
+        """Double click there; again if nothing comes of it, as happens while the canvas is being drawn."""
+        for left in reversed(range(tries)):
+            self.page.mouse.dblclick(x, y)
+            try:
+                self.page.get_by_role("combobox").first.wait_for(timeout=4000)
+                return
+            except PlaywrightTimeout:
+                if not left:
+                    raise
 
     def screenshot(self, path: Path) -> None:
         self.page.screenshot(path=path)
