@@ -104,7 +104,7 @@ def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, floa
     def wide_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         heads, keys = query.shape[0] * query.shape[1], key.shape[2]
         queries, turned, values = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
-        output = torch.empty_like(queries)
+        output = query.new_empty(queries.shape)  # contiguous, however the arguments lie
         rows = max(1, _SCORES_AT_ONCE // (heads * keys))
         for few, into in zip(queries.split(rows, 1), output.split(rows, 1), strict=True):
             scores = _product(few, turned).mul_(scale)

@@ -23,12 +23,14 @@ def test_wide_attention_is_attention(
     assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
 
 
-def test_wide_attention_is_an_operator_that_can_be_traced() -> None:
-    operands = (*(torch.randn(1, 2, size, 512) for size in (5, 7, 7)), 0.1)
+@pytest.mark.parametrize("heads_last", [False, True])
+def test_wide_attention_is_an_operator_that_can_be_traced(heads_last: bool) -> None:
+    shapes = [(1, size, 2, 512) if heads_last else (1, 2, size, 512) for size in (5, 7, 7)]
+    operands = (*(torch.randn(shape).transpose(1, 2 if heads_last else 1) for shape in shapes), 0.1)
     torch.library.opcheck(forms.wide_attention(), operands, test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": torch.zeros(6, 6)}, {}])
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": torch.randn(6, 6)}, {}])
 def test_other_attention_stays_as_it_is(options: dict[str, torch.Tensor | bool]) -> None:
     query, key, value = torch.randn(3, 1, 2, 6, 300).unbind()
     expected = F.scaled_dot_product_attention(query, key, value, **options)
