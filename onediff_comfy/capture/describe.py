@@ -250,6 +250,22 @@ def _constant(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
+def argument_text(value: Any, name: Callable[[torch.fx.Node], str]) -> str:
+    """The arguments of a graph's node as canonical text.
+
+    Args:
+        value: what a node holds as ``args`` or ``kwargs``, or a part of it.
+        name: the text for another node.
+    """
+    if isinstance(value, torch.fx.Node):
+        return name(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(argument_text(item, name) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {argument_text(item, name)}' for key, item in sorted(value.items()))}}}"
+    return value.hex() if isinstance(value, float) else repr(value)
+
+
 def tensor_digest(tensor: torch.Tensor) -> str:
     """sha256 over a tensor's values (on the CPU, contiguous), for constants that belong to the code."""
     if tensor.is_meta:

@@ -22,6 +22,8 @@ import torch.utils._pytree as pytree
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import Graph, GraphModule, Node
 
+from .describe import argument_text
+
 # A function cannot be fused with what is around it, so small parts and rare ones are left where they are.
 _SMALLEST = 24  # nodes
 _RAREST = 3  # times
@@ -122,22 +124,13 @@ def _region(nodes: tuple[Node, ...]) -> _Region:
         return f"%{inside[node]}" if node in inside else f"${inputs.setdefault(node, len(inputs))}"
 
     lines = [
-        f"{node.target} {_text(node.args, name)} {_text(node.kwargs, name)} -> {_described(node)}" for node in nodes
+        f"{node.target} {argument_text(node.args, name)} {argument_text(node.kwargs, name)} -> {_described(node)}"
+        for node in nodes
     ]
     outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
     lines += [f"input {_described(node)}" for node in inputs]
     lines += [f"output {inside[node]}" for node in outputs]
     return _Region(nodes, tuple(inputs), outputs, "\n".join(lines))
-
-
-def _text(value: Any, name: Any) -> str:
-    if isinstance(value, Node):
-        return str(name(value))
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_text(item, name) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_text(item, name)}' for key, item in sorted(value.items()))}}}"
-    return repr(value)
 
 
 def _described(node: Node) -> str:

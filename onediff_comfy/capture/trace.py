@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..messages import first_line, message
 from .call import Call, NotCovered
-from .describe import tensor_digest
+from .describe import argument_text, tensor_digest
 from .forms import SIZELESS, Forms
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
@@ -391,16 +391,8 @@ def _graph_lines(graph: torch.fx.GraphModule) -> Iterator[str]:
         # Symbols and their ranges are in the digest by themselves, under names that are the same everywhere.
         return tuple("*" if isinstance(size, torch.SymInt) else size for size in sizes)
 
-    def text(value: Any) -> str:
-        if isinstance(value, torch.fx.Node):
-            return f"%{positions[value]}"
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(map(text, value))}]"
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{k}: {text(v)}' for k, v in sorted(value.items()))}}}"
-        if isinstance(value, float):
-            return value.hex()
-        return repr(value)
+    def name(node: torch.fx.Node) -> str:
+        return f"%{positions[node]}"
 
     for position, node in enumerate(graph.graph.nodes):
         positions[node] = position
@@ -418,4 +410,5 @@ def _graph_lines(graph: torch.fx.GraphModule) -> Iterator[str]:
             if isinstance(attribute, torch.fx.GraphModule):
                 yield from (f"  {line}" for line in _graph_lines(attribute))
         else:
-            yield f"%{position} = {node.op} {node.target} {text(node.args)} {text(node.kwargs)}"
+            arguments = f"{argument_text(node.args, name)} {argument_text(node.kwargs, name)}"
+            yield f"%{position} = {node.op} {node.target} {arguments}"

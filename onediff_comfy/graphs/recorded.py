@@ -297,14 +297,9 @@ def _memory_errors() -> Iterator[None]:
         raise
 
 
-def _belongs_to_recordings() -> bool:
-    """Whether what is allocated while recording is the recording's own."""
-    return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
-
-
 def _trim(device: torch.device) -> None:
     """Have the driver give back what recordings that are gone have used; only ``cudaMallocAsync`` leaves it that."""
-    if not _belongs_to_recordings():
+    if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
         return
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onediff_comfy.capture.call import split
 from onediff_comfy.capture.regions import share_regions
-from onediff_comfy.capture.target import Target
-from onediff_comfy.capture.trace import Capture, capture
+from onediff_comfy.capture.trace import Capture
 from onediff_comfy.engines import inductor
 from onediff_comfy.engines.inductor import InductorEngine
 
@@ -66,79 +67,54 @@ class Transformer(nn.Module):
         return self.last(tokens.transpose(1, 2).unflatten(2, (h, w)))
 
 
-def _captured(module: nn.Module, general: bool) -> Capture:
-    arguments = {"x": torch.zeros(2, 4, 8, 12), "context": torch.zeros(2, 5, 6)}
-    call = split(arguments, function="forward", options_name="options", options_read=frozenset())
-    return capture(
-        Target(module),
-        module.forward,
-        call,
-        options_name="options",
-        options={},
-        overrides={},
-        check=lambda: None,
-        general=general,
-        multiple=2,
-    )
+@pytest.fixture
+def captured_of(capture_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Captures a module of an image and a context."""
+    return functools.partial(capture_of, multiple=2, x=torch.zeros(2, 4, 8, 12), context=torch.zeros(2, 5, 6))
 
 
 def _calls(graph: torch.fx.GraphModule) -> Counter[str]:
     return Counter(str(node.target) for node in graph.graph.nodes if node.op == "get_attr")
 
 
-def _inputs(captured: Capture, module: nn.Module, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    weights = dict(module.named_parameters()) | dict(module.named_buffers())
-    return captured.binding.feed([weights[name] for name in captured.binding.weight_names], tensors)
+def _inputs(captured: Any, context: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+    binding = captured.capture.binding
+    return binding.feed(captured.target.weights(binding.weight_names, torch.device("cpu")), (context, x))
 
 
 @pytest.mark.parametrize("general", [False, True])
-def test_equal_blocks_are_one_function(general: bool) -> None:
-    captured = _captured(Transformer((16, 16, 16, 16, 32, 32, 32, 8)), general)
+def test_equal_blocks_are_one_function(captured_of: Callable[..., Any], general: bool) -> None:
+    captured = captured_of(Transformer((16, 16, 16, 16, 32, 32, 32, 8)), general=general).capture
     shared = share_regions(captured.graph)
     assert sorted(_calls(shared).values()) == [3, 4]  # the one of width 8 is alone
     assert len(shared.graph.nodes) < len(captured.graph.graph.nodes) / 2
     assert not _calls(captured.graph), "the capture itself must stay as it was"
 
 
-def test_it_computes_the_same_with_other_weights_in_every_place() -> None:
+def test_it_computes_the_same_with_other_weights_in_every_place(captured_of: Callable[..., Any]) -> None:
     module = Transformer((16, 16, 16, 16))
-    captured = _captured(module, general=True)
-    shared = share_regions(captured.graph)
+    captured = captured_of(module, general=True)
+    shared = share_regions(captured.capture.graph)
     for size in ((2, 4, 8, 12), (3, 4, 6, 4)):
         x, context = torch.randn(size), torch.randn(size[0], 7, 6)
-        inputs = _inputs(captured, module, context, x)
+        inputs = _inputs(captured, context, x)
         with torch.no_grad():
-            torch.testing.assert_close(shared(*inputs)[0], captured.graph(*inputs)[0], rtol=0, atol=0)
+            torch.testing.assert_close(shared(*inputs)[0], captured.run(context, x), rtol=0, atol=0)
             torch.testing.assert_close(shared(*inputs)[0], module(x, context))
 
 
-def test_blocks_that_compute_something_else_are_not_confused() -> None:
+def test_blocks_that_compute_something_else_are_not_confused(captured_of: Callable[..., Any]) -> None:
     module = Transformer((16, 16, 16, 16, 16, 16))
     for index in (1, 3, 5):
         module.blocks[index].heads = 4
     module.blocks[4].norms[0].eps = 1e-3
-    captured = _captured(module, general=True)
-    shared = share_regions(captured.graph)
+    captured = captured_of(module, general=True)
+    shared = share_regions(captured.capture.graph)
     assert list(_calls(shared).values()) == [3]  # those of four heads; of the other three one has another eps
     x, context = torch.randn(2, 4, 8, 12), torch.randn(2, 5, 6)
-    inputs = _inputs(captured, module, context, x)
+    inputs = _inputs(captured, context, x)
     with torch.no_grad():
         torch.testing.assert_close(shared(*inputs)[0], module(x, context))
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        pytest.param(Transformer((16, 16)), id="twice only"),
-        pytest.param(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(40))), id="convolutions"),
-    ],
-)
-def test_what_does_not_repeat_enough_is_left_alone(module: nn.Module) -> None:
-    if isinstance(module, nn.Sequential):
-        blocks = nn.Sequential(*(nn.Sequential(*module[i : i + 10]) for i in range(0, 40, 10)))
-        module = _WithContext(blocks)
-    captured = _captured(module, general=True)
-    assert share_regions(captured.graph) is captured.graph
 
 
 class _WithContext(nn.Module):
@@ -151,18 +127,29 @@ class _WithContext(nn.Module):
 
 
 class _Views(nn.Module):
-    """Blocks whose result is a view of what they were given, which a subgraph must not return."""
+    """Gives a view of what it was given, which a subgraph must not return."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(15):
+        for _ in range(16):  # an even number of times: all of them see the same sizes
             x = x.transpose(1, 2).unsqueeze(0).squeeze(0)
         return x
 
 
-def test_blocks_that_give_views_are_left_alone() -> None:
-    module = _WithContext(nn.Sequential(*(_Views() for _ in range(4))))
-    captured = _captured(module, general=False)
-    assert share_regions(captured.graph) is captured.graph
+def _convolutions() -> nn.Module:
+    return nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(30)))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(Transformer((16, 16)), id="twice only"),
+        pytest.param(_WithContext(nn.Sequential(*(_convolutions() for _ in range(4)))), id="convolutions"),
+        pytest.param(_WithContext(nn.Sequential(*(_Views() for _ in range(4)))), id="views"),
+    ],
+)
+def test_what_cannot_be_shared_or_is_rare_is_left_alone(captured_of: Callable[..., Any], module: nn.Module) -> None:
+    graph = captured_of(module).capture.graph
+    assert share_regions(graph) is graph
 
 
 _LOADED = """
@@ -176,12 +163,14 @@ print("equal")
 """
 
 
-def test_inductor_compiles_saves_and_loads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_compiles_saves_and_loads_them(
+    captured_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One artifact for all sizes, and the same in a process that has no compiler cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "here"))
     module = Transformer((16, 16, 16, 16))
-    captured = _captured(module, general=True)
-    engine = InductorEngine()
+    made = captured_of(module, general=True)
+    captured, engine = made.capture, InductorEngine()
     compiled = []
     whole = inductor._compile
     monkeypatch.setattr(inductor, "_compile", lambda c, graph: compiled.append(graph) or whole(c, graph))
@@ -193,7 +182,7 @@ def test_inductor_compiles_saves_and_loads_them(tmp_path: Path, monkeypatch: pyt
             weights = dict(module.named_parameters())
             (actual,) = graph([weights[name] for name in captured.binding.weight_names], (context, x))
             torch.testing.assert_close(actual, module(x, context))
-    inputs = [tensor.detach() for tensor in _inputs(captured, module, context, x)]
+    inputs = [tensor.detach() for tensor in _inputs(made, context, x)]
     saved = (engine.to_parts(graph), captured.binding, captured.shapes, inputs, actual)
     (tmp_path / "saved").write_bytes(pickle.dumps(saved))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "there"))
@@ -202,9 +191,9 @@ def test_inductor_compiles_saves_and_loads_them(tmp_path: Path, monkeypatch: pyt
 
 
 def test_where_it_fails_the_graph_is_compiled_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    captured_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    captured = _captured(Transformer((16, 16, 16)), general=False)
+    captured = captured_of(Transformer((16, 16, 16))).capture
     seen = []
 
     def compile_(_capture: Capture, graph: torch.fx.GraphModule) -> str:
