@@ -347,7 +347,42 @@ def test_a_capture_holds_the_form_that_its_engine_wants(capture_of: Any, general
     assert [("var_mean" in text, "group_norm" in text) for text in texts] == [(True, False), (False, True)]
 
 
+class InPlace(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y += x.mean()
+        return y
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_no_operator_of_a_capture_writes_to_a_tensor(capture_of: Any, general: bool) -> None:
+    captured = capture_of(InPlace(), torch.randn(2, 4, 8, 12), general=general)
+    operators = [node.target for node in captured.capture.graph.graph.nodes if node.op == "call_function"]
+    assert not [operator for operator in operators if getattr(getattr(operator, "_schema", None), "is_mutable", False)]
+    x = torch.randn(2, 4, 8, 12)
+    torch.testing.assert_close(captured.run_on(InPlace(), x), InPlace()(x))
+
+
 # -- dispatch ----------------------------------------------------------------------------------
+
+
+def test_a_graph_is_captured_in_the_forms_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        traced.append(x)
+        return torch.tanh(x)
+
+    monkeypatch.setattr(EagerEngine, "forms", lambda _self: {torch.tanh: double})
+    dispatcher, module = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST), Tanh()
+    with torch.no_grad():
+        dispatcher(module, module.forward, (torch.randn(2, 4, 8, 12),), {})
+    assert traced
+
+
+class Tanh(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x)
 
 
 class Small(nn.Module):

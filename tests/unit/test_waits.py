@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from onediff_comfy.engines.eager import EagerGraph
+from onediff_comfy.engines.inductor import InductorEngine
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.graphs.persist import _binding_from_json, _binding_to_json
+from onediff_comfy.graphs.recorded import RecordedGraph
+from onediff_comfy.metrics import Metrics
 
 
 class Net(nn.Module):
@@ -42,3 +48,13 @@ def test_artifacts_from_before_do_not_wait(capture_of: Any) -> None:
     fields = _binding_to_json(binding)
     del fields["waits"]
     assert _binding_from_json(fields, binding.constants) == binding
+
+
+@pytest.mark.parametrize(("function", "recorded"), [(lambda x: x[x > 0], False), (torch.relu, True)])
+def test_they_are_not_recorded(
+    capture_of: Any, function: Callable[[torch.Tensor], torch.Tensor], recorded: bool
+) -> None:
+    library = GraphLibrary(GraphCache(1 << 30), Metrics())
+    graph = EagerGraph(capture_of(Net(function), torch.randn(2, 4)).capture)
+    kept = library._put("key", graph, InductorEngine(), torch.device("cuda"))
+    assert isinstance(kept, RecordedGraph) is recorded
