@@ -46,7 +46,7 @@ did they differ by more than {bound:g} of their range.
 """
 
 
-def measure_all(folder: Path, timeout_s: float = 1500) -> list[Cell]:
+def measure_all(folder: Path, timeout_s: float = 3400) -> list[Cell]:
     """Run the whole matrix, families beside each other.
 
     Raises:
@@ -68,7 +68,7 @@ def _ensure_checkpoints() -> Path:
     return folder
 
 
-def measure(report: Path, *arguments: str, timeout_s: float = 900) -> list[Cell]:
+def measure(report: Path, *arguments: str, timeout_s: float = 1700) -> list[Cell]:
     """Run the matrix in a process of its own.
 
     Args:

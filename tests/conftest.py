@@ -1,10 +1,18 @@
-"""What all tests share: figures that a run should end with."""
+"""What all tests share: figures that a run should end with, and kernels that an earlier test has compiled."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+_REPOSITORY = Path(__file__).parent.parent
+if shutil.which("g++") and os.name == "posix":  # every process that a test starts inherits it
+    os.environ.setdefault("CXX", str(_REPOSITORY / "dev" / "cached-g++"))
+    os.environ.setdefault("CACHED_CXX_DIR", str(_REPOSITORY / ".cache" / "kernels"))
 
 pytest_plugins = ["servers"]  # of tests/host; one server for these and for the browser's
 

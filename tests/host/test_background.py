@@ -39,7 +39,6 @@ def _until_served(server: ComfyServer, counters: Counters, seed: int) -> int:
     raise AssertionError("unreachable")
 
 
-@pytest.mark.timeout(400)
 def test_images_are_made_at_eager_speed_until_another_process_has_compiled(
     start_server: Callable[..., ComfyServer], tally: Callable[[str], None]
 ) -> None:
@@ -66,7 +65,6 @@ def test_images_are_made_at_eager_speed_until_another_process_has_compiled(
         tally(f"tiny Flux in background mode: {images} images meanwhile, served after {took:.0f} s")
 
 
-@pytest.mark.timeout(500)
 def test_a_server_that_dies_takes_its_compilation_along_and_a_compilation_that_dies_costs_no_image(
     start_server: Callable[..., ComfyServer],
 ) -> None:
@@ -90,7 +88,6 @@ def test_a_server_that_dies_takes_its_compilation_along_and_a_compilation_that_d
         assert "compiling in the background failed" in second.log_text()
 
 
-@pytest.mark.timeout(400)
 def test_a_vae_decodes_at_once_and_its_graph_comes_in_without_a_seam(
     start_server: Callable[..., ComfyServer],
     start_process: Callable[[ComfyServer], ComfyServer],

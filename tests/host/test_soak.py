@@ -19,7 +19,6 @@ from dev.host import ComfyServer
 IMAGES = 1000
 
 
-@pytest.mark.timeout(900)
 def test_a_thousand_images_in_too_little_memory(
     server: ComfyServer, tmp_path: Path, tally: Callable[[str], None]
 ) -> None:
@@ -38,7 +37,7 @@ def test_a_thousand_images_in_too_little_memory(
         env={**os.environ, **{name: str(folder) for name, folder in folders.items()}},
         capture_output=True,
         text=True,
-        timeout=850,
+        timeout=1700,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
