@@ -15,6 +15,7 @@ from .nodes.old_workflows import (
 )
 from .nodes.report import OneDiffReport
 from .nodes.shape_bucket import OneDiffShapeBucket
+from .nodes.step_cache import OneDiffStepCache
 from .nodes.vae_speedup import OneDiffVAESpeedup
 from .nodes.warm_up import OneDiffWarmUp
 from .onediff_comfy.host.drift import host_changes
@@ -37,6 +38,7 @@ class OneDiffExtension(ComfyExtension):
             OneDiffVAESpeedup,
             OneDiffControlNetSpeedup,
             OneDiffCLIPSpeedup,
+            OneDiffStepCache,
             OneDiffSaveCompiledGraph,
             OneDiffLoadCompiledGraph,
             OneDiffShapeBucket,

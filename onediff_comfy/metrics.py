@@ -14,6 +14,7 @@ _COUNTED = (
     "recorded",
     "specialised",
     "served",
+    "reused",
     "proved",
     "retired",
     "evicted",
@@ -27,7 +28,8 @@ class Metrics:
 
     ``compiled`` and ``loaded`` count graphs, ``recorded`` CUDA graph recordings, ``specialised`` sizes
     that got a graph of their own because they came often; ``served`` counts
-    calls answered by a compiled graph; ``fallbacks`` counts calls answered by eager, by reason.
+    calls answered by a compiled graph, ``reused`` those of them that took deep layers from an earlier
+    step; ``fallbacks`` counts calls answered by eager, by reason.
 
     Args:
         total: further counters that count along: one accelerated object's are part of the process's.

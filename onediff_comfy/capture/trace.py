@@ -38,9 +38,12 @@ _AUTO = torch.export.Dim.AUTO  # symbolic, unless the forward insists on this ve
 
 @dataclass(frozen=True)
 class GraphInput:
-    """Where a graph's placeholder gets its value: a weight or a constant by name, or a call's tensor by index."""
+    """Where a graph's placeholder gets its value: a weight or a constant by name, or a call's tensor by index.
 
-    kind: Literal["weight", "constant", "tensor"]
+    A *feature* is a tensor that comes from another graph of the same forward, after the call's own.
+    """
+
+    kind: Literal["weight", "constant", "tensor", "feature"]
     name: str
     index: int = -1
 
@@ -75,7 +78,7 @@ class Binding:
             next(remaining)
             if item.kind == "weight"
             else self._tensor(tensors, item.index)
-            if item.kind == "tensor"
+            if item.kind in ("tensor", "feature")
             else self.constants[item.name]
             for item in self.inputs
         ]
@@ -93,12 +96,14 @@ class Capture:
             returns a flat tuple of tensors.
         digest: sha256 of the graph's canonical text, binding, constants and range of sizes.
         batch: which of the call's tensors has the batch as its first axis.
+        brief: the same forward with most of its work left out (see ``capture.reuse``), if there is such.
     """
 
     graph: torch.fx.GraphModule
     binding: Binding
     digest: str
     batch: int | None = None
+    brief: Capture | None = None
 
     @property
     def shapes(self) -> ShapeRange:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ from .making import HostServices, Maker, describe
 from .recorded import RecordedGraph
 from .run import Run
 from .specialise import Specialiser
+from .step_cache import ReusableGraph, StepCache
 from .timing import EAGER, RunTimes
 
 log = logging.getLogger(__name__)
@@ -143,11 +144,21 @@ class Dispatcher:
         self._on_its_way: tuple[str, Callable[[], str | None]] | None = None  # why not yet, and how far
         self._shown = 0.0
         self._run = Run(library, self.run_times)
+        self._step_cache: StepCache | None = None
+        self._reusable = False
         self._eager_is_warm = False
         self._time_again: tuple[str, tuple[int, ...]] | None = None
 
-    def begin_run(self) -> None:
-        """A sampling run begins: modules are looked at again, for extensions may have changed them since."""
+    def begin_run(self, step_cache: StepCache | None = None) -> None:
+        """A sampling run begins: modules are looked at again, for extensions may have changed them since.
+
+        Args:
+            step_cache: decides in each step of this run whether deep layers are computed; without one they always are.
+        """
+        if self._reusable != (step_cache is not None):  # other graphs serve then
+            self._reusable = not self._reusable
+            self._routes.clear()
+        self._step_cache = step_cache
         self._unchecked = set(self._targets)
         self._specialiser.begin_run()
         self._run = Run(self._library, self.run_times)
@@ -159,6 +170,9 @@ class Dispatcher:
             module: what was run.
             what: what it made, for people: ``1024×1024 b1``.
         """
+        if self._step_cache is not None:
+            self._step_cache.forget()
+            self.metrics.count("reused", self._step_cache.reused)
         self._library.recordings.release_if_short()
         if not self._run.calls:
             self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
@@ -260,7 +274,8 @@ class Dispatcher:
         elif not graph.shapes.general and self._specialiser.regretted(target, call, route.graph_key, self.run_times):
             del self._routes[target.fingerprint, call.signature]
         weights = target.weights(graph.binding.weight_names, _device_of(call))
-        return _Found(target, call, route, graph, weights)
+        stream = (target.fingerprint, call.signature, self._host.stream(arguments.get(self._host.options_name) or {}))
+        return _Found(target, call, route, graph, weights, stream)
 
     def _target(self, module: torch.nn.Module) -> Target:
         key = id(module)
@@ -374,7 +389,7 @@ class Dispatcher:
 
     def _maker(self, device: torch.device) -> Maker:
         engine = choose(self._engine, device)
-        return Maker(engine, device, compiler(engine, device), self._host)
+        return Maker(engine, device, compiler(engine, device, self._reusable), self._host)
 
     def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
         """Whether this call waits for a graph for its sizes alone."""
@@ -475,9 +490,11 @@ class Dispatcher:
         self, found: _Found, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         graph, call = found.graph, found.call
+        kind = (found.route.graph_key, found.route.sizes)
+        compared = not self._library.is_proved(*kind) or kind == self._time_again
         try:
             with self.run_times.measured(found.route.graph_key, call.signature, _device_of(call)):
-                flat = self._call(graph, found.weights, call.tensors)
+                flat = self._call(found, exactly=compared)
         except torch.OutOfMemoryError as error:
             raise NotCovered(message("the compiled graph ran out of memory")) from error
         except Exception as error:
@@ -490,8 +507,7 @@ class Dispatcher:
             self._refuse(found.target, call, reason)
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
-        kind = (found.route.graph_key, found.route.sizes)
-        if not self._library.is_proved(*kind) or kind == self._time_again:
+        if compared:
             with self.run_times.measured(EAGER, call.signature, _device_of(call)):
                 expected = forward(*args, **kwargs)
             self._prove(found, output, expected)
@@ -512,13 +528,17 @@ class Dispatcher:
         leaves, tree = pytree.tree_flatten(arguments)
         cut = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf) and leaf.ndim and len(leaf) == parted.batch]
         outputs: list[list[torch.Tensor]] = []
-        for pieces in split_batch([leaves[i] for i in cut], parted.batch, parted.parts):
-            own = list(leaves)
-            for i, piece in zip(cut, pieces, strict=True):
-                own[i] = piece
-            part = {**pytree.tree_unflatten(own, tree), **options}
-            flat, output_tree = pytree.tree_flatten(self(module, forward, (), part))
-            outputs.append(flat)
+        step_cache, self._step_cache = self._step_cache, None  # one part is no earlier step of another
+        try:
+            for pieces in split_batch([leaves[i] for i in cut], parted.batch, parted.parts):
+                own = list(leaves)
+                for i, piece in zip(cut, pieces, strict=True):
+                    own[i] = piece
+                part = {**pytree.tree_unflatten(own, tree), **options}
+                flat, output_tree = pytree.tree_flatten(self(module, forward, (), part))
+                outputs.append(flat)
+        finally:
+            self._step_cache = step_cache
         output = pytree.tree_unflatten(join(outputs, parted.parts), output_tree)
         if parted in self._trusted_parts:
             return output
@@ -532,21 +552,30 @@ class Dispatcher:
         self._routes = {key: route for key, route in self._routes.items() if not isinstance(route, _Parted)}
         return expected
 
-    def _call(
-        self, graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-    ) -> Sequence[torch.Tensor]:
-        """Run a graph; where memory runs out, give back all that recordings hold and run it once more."""
+    def _call(self, found: _Found, exactly: bool) -> Sequence[torch.Tensor]:
+        """Run a graph; where memory runs out, give back all that recordings hold and run it once more.
+
+        Args:
+            exactly: nothing of earlier steps is reused.
+        """
+        graph, step_cache = found.graph, self._step_cache
         if isinstance(graph, RecordedGraph) and not self._recorded:
             graph = graph.inner
+
+        def run() -> Sequence[torch.Tensor]:
+            if step_cache is None or not isinstance(graph, ReusableGraph):
+                return graph(found.weights, found.call.tensors)
+            return step_cache.call(graph, found.stream, found.weights, found.call.tensors, exactly)
+
         try:
-            return graph(weights, tensors)
+            return run()
         except torch.OutOfMemoryError:
             released = self._library.recordings.release()
             log.warning(
                 "OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20
             )
         torch.cuda.empty_cache()
-        return graph(weights, tensors)
+        return run()
 
     def _prove(self, found: _Found, actual: Any, expected: Any) -> None:
         """Compare a new graph's first output with eager's; retire the graph if rounding cannot explain it.
@@ -556,7 +585,7 @@ class Dispatcher:
         """
         dtypes = {tensor.dtype for tensor in (*found.weights, *found.call.tensors)}
         allowed = proof.limit(dtypes, _device_of(found.call))
-        error = _difference(actual, expected)
+        error = max(_difference(actual, expected), self._brief_difference(found, expected))
         if not error <= allowed:
             reason = message(
                 "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
@@ -581,6 +610,14 @@ class Dispatcher:
             self._eager_is_warm, self._time_again = True, kind
         self._library.proved(*kind)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
+
+    def _brief_difference(self, found: _Found, expected: Any) -> float:
+        """How far the graph is off that reuses what a call found for that very call, where it differs by rounding."""
+        features = self._step_cache.features(found.stream) if self._step_cache is not None else None
+        if features is None or not isinstance(found.graph, ReusableGraph):
+            return 0.0
+        flat, _ = found.graph.reuse(found.weights, found.call.tensors, features)
+        return _difference(pytree.tree_unflatten(flat, found.graph.binding.output), expected)
 
     def _fall_back(self, module: torch.nn.Module, reason: str, quiet: bool = False) -> None:
         self._run.eager_answered(reason)
@@ -614,6 +651,7 @@ class _Found:
     route: _Served
     graph: CompiledGraph
     weights: Sequence[torch.Tensor]
+    stream: Hashable  # what it shares with the same call in other steps of a run
 
 
 def _progress(background: Background, key: str) -> str | None:

@@ -49,9 +49,21 @@ class Compiler:
     options: Mapping[str, str]
     environment: Mapping[str, str]
 
+    @property
+    def reusable(self) -> bool:
+        """Whether forwards are compiled whole and brief."""
+        return _REUSE in self.options
 
-def compiler(engine: Engine, device: torch.device) -> Compiler:
-    """Describe ``engine`` as it would compile for ``device`` in this process."""
+
+_REUSE = "reuse"
+
+
+def compiler(engine: Engine, device: torch.device, reusable: bool = False) -> Compiler:
+    """Describe ``engine`` as it would compile for ``device`` in this process.
+
+    Args:
+        reusable: whether forwards are compiled whole and brief (see ``capture.reuse``).
+    """
     environment = {
         "torch": torch.__version__,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -61,7 +73,7 @@ def compiler(engine: Engine, device: torch.device) -> Compiler:
         **_numeric_settings(),
         **engine.versions(device),
     }
-    return Compiler(engine.name, dict(engine.options()), environment)
+    return Compiler(engine.name, {**engine.options(), **({_REUSE: "first block"} if reusable else {})}, environment)
 
 
 def _hardware(device: torch.device) -> dict[str, str]:

@@ -26,6 +26,7 @@ from .jobs import Jobs
 from .key import GraphKey
 from .persist import Origin, from_artifact, to_artifact
 from .recorded import RecordedGraph, RecordingPool
+from .step_cache import ReusableGraph
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +328,7 @@ class GraphLibrary:
         log.info("OneDiff: compiling %s with %s", origin.target, engine.name)
         start = time.monotonic()
         try:
-            graph = engine.compile(capture)
+            graph = _compiled(capture, engine)
         except BaseException:
             self.metrics.count("failed")
             raise
@@ -355,9 +356,15 @@ class GraphLibrary:
     def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
         """Into the cache, recorded where that helps."""
         if engine.recorded and device.type == "cuda" and not graph.binding.waits:
-            graph = RecordedGraph(graph, self.recordings, lambda: self.metrics.count("recorded"))
+            if isinstance(graph, ReusableGraph):
+                graph = ReusableGraph(self._recorded(graph.whole), self._recorded(graph.brief))
+            else:
+                graph = self._recorded(graph)
         self.cache.put(graph_key, graph)
         return graph
+
+    def _recorded(self, graph: CompiledGraph) -> RecordedGraph:
+        return RecordedGraph(graph, self.recordings, lambda: self.metrics.count("recorded"))
 
     def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, seconds: float) -> None:
         assert self._store is not None
@@ -372,3 +379,11 @@ class GraphLibrary:
             self.metrics.count("not_kept")
             log.warning("OneDiff: the compiled graph could not be kept for the next start: %s", error)
             log.debug("keeping %s failed", key.digest, exc_info=True)
+
+
+def _compiled(capture: Capture, engine: Engine) -> CompiledGraph:
+    if capture.brief is None:
+        return engine.compile(capture)
+    # The brief one first: compiling may narrow the sizes that both hold for, and the whole one's range is asked.
+    brief = engine.compile(capture.brief)
+    return ReusableGraph(engine.compile(capture), brief)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from ..capture.call import Call, NotCovered, Signature
+from ..capture.reuse import with_brief
 from ..capture.target import Target
 from ..capture.trace import capture
 from ..engines.base import CompiledGraph, Engine
@@ -39,6 +40,8 @@ class HostServices:
             and the function's qualified name.
         prepare: makes layers fit to be traced, by setting attributes; they are put back after the capture.
         settings: what another process must take over to see the same host.
+        stream: given the bag of options of a call, what it has in common with the same call in other steps of a run:
+            which prompts it is for.
     """
 
     identity: str
@@ -49,6 +52,7 @@ class HostServices:
     side_multiple: Callable[[torch.nn.Module, str], int] = lambda _module, _function: 1
     prepare: Callable[[Iterable[torch.nn.Module]], None] = lambda _layers: None
     settings: Callable[[], Mapping[str, Any]] = dict
+    stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: None
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ class Maker:
                 prepare=self.host.prepare,
             )
             library.metrics.count("captured")
+            if self.compiler.reusable:
+                captured = with_brief(captured)
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
         key = GraphKey(captured.digest, self.compiler)
         wrong = library.retired(key.digest)

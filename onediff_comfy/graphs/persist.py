@@ -15,9 +15,12 @@ from ..capture.trace import Binding, GraphInput
 from ..engines.base import CompiledGraph, Engine
 from ..store.artifact import Artifact, Manifest, Part
 from .key import GraphKey
+from .step_cache import ReusableGraph
 
 _CONSTANTS = "constants"
 _ENGINE = "engine/"
+_BRIEF = "brief/"
+_BRIEF_BINDING = "brief"
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,12 @@ def to_artifact(
     graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, compile_seconds: float
 ) -> Artifact | None:
     """The graph as an unsealed artifact; None if this engine's graphs are not worth keeping."""
-    parts = engine.to_parts(graph)
-    if parts is None:
-        return None
-    data = {_ENGINE + name: content for name, content in parts.items()}
+    data: dict[str, bytes] = {}
+    for prefix, part in _graphs(graph).items():
+        parts = engine.to_parts(part)
+        if parts is None:
+            return None
+        data.update((prefix + name, content) for name, content in parts.items())
     data[_CONSTANTS] = safetensors.torch.save(dict(graph.binding.constants))
     manifest = Manifest(
         key=key.digest,
@@ -57,7 +62,7 @@ def to_artifact(
         environment=dict(key.compiler.environment),
         signature=list(origin.signature),
         shapes=graph.shapes.to_json(),
-        binding=_binding_to_json(graph.binding),
+        binding=_bindings_to_json(graph),
         calls=[origin.call_key],
         options_read={origin.fingerprint: sorted(origin.options_read)},
         parts={name: Part.of(content) for name, content in data.items()},
@@ -77,9 +82,27 @@ def from_artifact(artifact: Artifact, engine: Engine, device: torch.device) -> C
     """
     data = artifact.data
     constants = {name: value.to(device) for name, value in safetensors.torch.load(data[_CONSTANTS]).items()}
-    binding = _binding_from_json(artifact.manifest.binding, constants)
-    parts = {name.removeprefix(_ENGINE): content for name, content in data.items() if name.startswith(_ENGINE)}
-    return engine.from_parts(binding, ShapeRange.from_json(artifact.manifest.shapes), parts)
+    shapes = ShapeRange.from_json(artifact.manifest.shapes)
+
+    def graph(fields: Mapping[str, object], prefix: str) -> CompiledGraph:
+        parts = {name.removeprefix(prefix): content for name, content in data.items() if name.startswith(prefix)}
+        return engine.from_parts(_binding_from_json(fields, constants), shapes, parts)
+
+    whole = graph(artifact.manifest.binding, _ENGINE)
+    brief = artifact.manifest.binding.get(_BRIEF_BINDING)
+    return whole if brief is None else ReusableGraph(whole, graph(brief, _BRIEF))
+
+
+def _graphs(graph: CompiledGraph) -> Mapping[str, CompiledGraph]:
+    """What an engine has made, by the prefix that its parts get."""
+    return {_ENGINE: graph.whole, _BRIEF: graph.brief} if isinstance(graph, ReusableGraph) else {_ENGINE: graph}
+
+
+def _bindings_to_json(graph: CompiledGraph) -> dict[str, object]:
+    fields = _binding_to_json(graph.binding)
+    if isinstance(graph, ReusableGraph):
+        fields[_BRIEF_BINDING] = _binding_to_json(graph.brief.binding)
+    return fields
 
 
 def _binding_to_json(binding: Binding) -> dict[str, object]:

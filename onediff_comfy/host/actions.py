@@ -99,6 +99,21 @@ def speed_up_clip(clip: Any, engine: str, in_background: bool, node_id: str | No
     return accelerate_clip(clip, engine, node_id, in_background)
 
 
+def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
+    """``model`` with a step cache; or as it came, with a warning, where it is not accelerated.
+
+    Args:
+        model: a ComfyUI MODEL.
+        threshold: how much a first block's result may change before all layers are computed again; 0 for never.
+        node_id: the node that shows how many calls were reused.
+    """
+    if _passes_through("MODEL", node_id):
+        return model
+    from .model import with_step_cache
+
+    return with_step_cache(model, threshold, node_id)
+
+
 @errors_in_their_language()
 def save_compiled(
     things: Mapping[str, Any], name: str, latent: Any, positive: Any, negative: Any, node_id: str | None

@@ -12,6 +12,7 @@ import copy
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,10 +23,14 @@ from ..capture.call import Signature
 from ..capture.shapes import batch_tensor
 from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher, no_sizes
-from ..messages import message
+from ..graphs.step_cache import StepCache
+from ..messages import Message, message
 from .attach import KEY, dispatcher_for, is_dynamic, pass_through, release_on_detach, resident_clone
 from .latents import latent_ratio
 from .served import ServedModule
+from .status import status_of
+
+_STEP_CACHE = f"{KEY}_step_cache"
 
 
 def accelerate(
@@ -67,6 +72,40 @@ def accelerate(
         clone.add_wrapper_with_key(place, KEY, wrapper)
     release_on_detach(clone)
     return clone
+
+
+@dataclass(frozen=True)
+class _StepCacheRequest:
+    """That a patcher's runs are to reuse what deep layers computed, and who asked for it."""
+
+    threshold: float
+    node_id: str | None
+
+
+def with_step_cache(model: Any, threshold: float, node_id: str | None = None) -> Any:
+    """A clone of an accelerated MODEL whose runs reuse what deep layers computed in an earlier step.
+
+    Args:
+        model: what ``accelerate`` gave, or a clone of it.
+        threshold: see ``StepCache``; at 0 every step is computed.
+        node_id: the node that shows how many calls were reused.
+
+    Returns:
+        The clone; or, where ``model`` is not accelerated, itself, after a warning that says so.
+    """
+    if find_dispatcher(model) is None:
+        reason = message("this model is not accelerated; connect the output of OneDiff Model Speedup")
+        return pass_through(model, reason, node_id, name="the model")
+    clone = model.clone()
+    clone.set_attachments(_STEP_CACHE, _StepCacheRequest(threshold, node_id))
+    return clone
+
+
+def _reused(step_cache: StepCache) -> Message:
+    """What a step cache did in a run, for people."""
+    if not step_cache.calls:
+        return message("no step was reused: no graph of this model has blocks that could be left out")
+    return message("{reused} of {calls} calls reused", reused=step_cache.reused, calls=step_cache.calls)
 
 
 def find_dispatcher(model: Any) -> Dispatcher | None:
@@ -178,9 +217,13 @@ class _RunWrapper:
         self._dispatcher = dispatcher
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-        self._dispatcher.begin_run()
-        result = executor(*args, **kwargs)
         patcher = executor.class_obj.model_patcher
+        asked: _StepCacheRequest | None = patcher.get_attachment(_STEP_CACHE)
+        step_cache = StepCache(asked.threshold) if asked is not None and asked.threshold else None
+        self._dispatcher.begin_run(step_cache)
+        result = executor(*args, **kwargs)
+        if asked is not None and step_cache is not None:
+            status_of(asked.node_id)(_reused(step_cache))
         self._dispatcher.end_run(patcher.model.diffusion_model, _size_of(result, latent_ratio(patcher)))
         return result
 

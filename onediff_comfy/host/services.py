@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ def _side_multiple(module: torch.nn.Module, function: str) -> int:
     return patch_side(module)
 
 
+def _prompts(options: Mapping[str, Any]) -> Hashable:
+    """Which conditionings a call is for, in the order of its batch."""
+    return tuple(options.get("uuids") or ()), tuple(options.get("cond_or_uncond") or ())
+
+
 @functools.cache
 def _identity() -> str:
     """sha256 over the host's model code: whatever steers a capture, any edit of it gives another."""
@@ -103,4 +108,5 @@ def host_services() -> HostServices:
         side_multiple=_side_multiple,
         prepare=_whole_vae_attention,
         settings=settings,
+        stream=_prompts,
     )

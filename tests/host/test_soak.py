@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import soak
 
 from dev.checkpoints import checkpoint_file
