@@ -14,9 +14,9 @@ endif
 
 help:
 	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
-	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, the coverage matrix, and OneFlow"
-	@echo "             in a Python 3.10 of its own, if one is found (an hour on two cores)"
-	@echo "make test-all   these and every model family"
+	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
+	@echo "             its own, if one is found (35 minutes on two cores)"
+	@echo "make test-all   these, every model family, and the coverage matrix: each patch with each family and engine"
 	@echo "make test-families, test-coverage, test-oneflow   each by itself"
 	@echo "make bench   every number in the README (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
@@ -42,10 +42,9 @@ lint: setup
 
 test: lint
 	$(ENV_PYTHON) -m pytest
-	$(MAKE) test-coverage
 	$(MAKE) test-oneflow
 
-test-all: test test-families
+test-all: test test-families test-coverage
 
 test-families: setup
 	$(ENV_PYTHON) -m pytest tests/families
