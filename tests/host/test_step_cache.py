@@ -1,0 +1,140 @@
+"""The Step Cache node in a real ComfyUI: steps are reused, eager's picture is not far, and the rest still composes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, latent_of
+
+from dev.host import ComfyServer
+from dev.workflows import Workflow
+
+SDXL = dataclasses.replace(FAMILIES["sdxl"], steps=12)
+"""One of its blocks goes around the others; a brief call is a third of a whole one."""
+FLUX = dataclasses.replace(FAMILIES["flux"], steps=12)
+"""A chain of two blocks."""
+TURBO = dataclasses.replace(SDXL, steps=3)
+"""As distilled models are sampled."""
+
+
+def _cached(
+    threshold: float, seed: int = 1, engine: str | None = "eager", family: TinyFamily = SDXL, **more: Any
+) -> Workflow:
+    workflow: Workflow = family.workflow(seed, engine, **more)
+    for name in ("decode", "save"):
+        del workflow[name]
+    model = workflow["sampler"]["inputs"]["model"]
+    workflow["steps"] = {"class_type": "OneDiffStepCache", "inputs": {"model": model, "threshold": threshold}}
+    workflow["sampler"]["inputs"]["model"] = ["steps", 0]
+    return workflow
+
+
+def _plain(seed: int = 1, family: TinyFamily = SDXL, **more: Any) -> Workflow:
+    workflow: Workflow = family.workflow(seed, **more)
+    for name in ("decode", "save"):
+        del workflow[name]
+    return workflow
+
+
+def _texts(result: Any, node: str) -> list[str]:
+    return [text for where, text in result.texts if where == node]
+
+
+def _off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square difference, as a share of the range."""
+    return float((actual - expected).square().mean().sqrt() / (expected.max() - expected.min()))
+
+
+@pytest.mark.parametrize(("family", "engine"), [(SDXL, "eager"), (FLUX, "inductor")], ids=["sdxl", "flux"])
+def test_the_higher_the_threshold_the_more_is_reused_and_at_zero_it_is_eagers_picture(
+    server: ComfyServer, family: TinyFamily, engine: str
+) -> None:
+    expected = latent_of(server.run(_plain(family=family)))
+    counters = Counters(server)
+    result = server.run(_cached(0.0, engine=engine, family=family))
+    assert_same_picture(latent_of(result), expected)
+    assert (counters.reused, counters.served) == (0, 12)
+
+    first = Counters(server)
+    reused, off = [], []
+    for threshold in (0.2, 0.5, 1.0):
+        counters = Counters(server)
+        result = server.run(_cached(threshold, engine=engine, family=family))
+        off.append(_off(latent_of(result), expected))
+        reused.append(counters.reused)
+        assert counters.served == 12 and counters.fallbacks == {}
+        assert _texts(result, "steps")[-1] == f"{counters.reused} of 12 calls reused"
+    assert 0 < reused[0] < reused[1] <= reused[2] <= 9
+    assert 0 < off[0] < off[2] < 0.1
+    assert first.compiled == 1  # whole and brief are one graph; none for another threshold
+
+    again = Counters(server)
+    for more in ({"size": (160, 96)}, {"batch": 2}, {"seed": 5}):
+        latent_of(server.run(_cached(0.5, engine=engine, family=family, **more)))
+    assert (again.captured, again.compiled, again.fallbacks) == (0, 0, {})
+    assert again.reused >= 3
+
+
+def test_without_the_node_nothing_of_it_is_left(server: ComfyServer) -> None:
+    expected = latent_of(server.run(_plain(seed=2)))
+    latent_of(server.run(_cached(1.0, seed=2)))
+    counters = Counters(server)
+    workflow = _cached(1.0, seed=2)
+    workflow["sampler"]["inputs"]["model"] = workflow.pop("steps")["inputs"]["model"]
+    assert_same_picture(latent_of(server.run(workflow)), expected)
+    assert (counters.reused, counters.compiled) == (0, 0)
+
+
+def test_prompts_that_are_sampled_one_by_one_are_reused_in_the_same_steps(server: ComfyServer) -> None:
+    # Prompts of 77 tokens and five times as many do not go into one call.
+    workflow = _cached(0.5, seed=3)
+    workflow["negative"]["inputs"]["tokens"] = 385
+    counters = Counters(server)
+    result = server.run(workflow)
+    latent_of(result)
+    assert counters.served == 24
+    assert counters.reused > 0 and counters.reused % 2 == 0
+    assert _texts(result, "steps")[-1] == f"{counters.reused} of 24 calls reused"
+
+
+def test_beside_the_hosts_own_cache_every_call_that_comes_is_answered(server: ComfyServer) -> None:
+    workflow = _cached(0.5, seed=4)
+    inputs = {
+        "model": ["steps", 0],
+        "reuse_threshold": 0.2,
+        "start_percent": 0.15,
+        "end_percent": 0.95,
+        "verbose": False,
+    }
+    workflow["easy"] = {"class_type": "EasyCache", "inputs": inputs}
+    workflow["sampler"]["inputs"]["model"] = ["easy", 0]
+    expected, counters = latent_of(server.run(_plain(seed=4))), Counters(server)
+    result = server.run(workflow)
+    assert _off(latent_of(result), expected) < 0.1
+    assert 3 <= counters.served <= 12 and counters.fallbacks == {}
+    assert _texts(result, "steps")[-1] == f"{counters.reused} of {counters.served} calls reused"
+
+
+def test_a_picture_of_few_steps_is_eagers_whatever_the_threshold(server: ComfyServer) -> None:
+    expected = latent_of(server.run(_plain(6, TURBO)))
+    result = server.run(_cached(1.0, 6, family=TURBO))
+    assert_same_picture(latent_of(result), expected)
+    assert _texts(result, "steps")[-1] == "0 of 3 calls reused"
+
+
+def test_a_model_that_is_not_accelerated_passes_through_and_says_so(server: ComfyServer) -> None:
+    expected = latent_of(server.run(_plain(seed=7)))
+    result = server.run(_cached(1.0, seed=7, engine=None))
+    assert torch.equal(latent_of(result), expected)
+    (text,) = _texts(result, "steps")
+    assert "this model is not accelerated" in text
+
+
+def test_the_node_explains_itself(server: ComfyServer) -> None:
+    info = server.get_json("/object_info/OneDiffStepCache")["OneDiffStepCache"]
+    assert info["category"] == "OneDiff" and info["description"] and all(info["output_tooltips"])
+    assert list(info["input"]["required"]) == ["model", "threshold"]
+    assert all(options["tooltip"] for _, options in info["input"]["required"].values())

@@ -1,0 +1,237 @@
+"""graphs/step_cache.py: which steps are computed, and that runs, streams and processes keep apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from steps import Transformer, transformer_call
+from torch import nn
+
+from onediff_comfy.engines.base import CompiledGraph
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.dispatch import Dispatcher
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.graphs.step_cache import Features, ReusableGraph, StepCache, change
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.store.store import GraphStore
+from onediff_comfy.store.trust import Trust
+
+
+class Scripted(ReusableGraph):
+    """Answers with the number of the whole call that the answer rests on; its early result is the call's tensor."""
+
+    def __init__(self) -> None:
+        self.whole_calls = 0
+
+    def compute(self, weights: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Features]:
+        self.whole_calls += 1
+        number = torch.tensor(float(self.whole_calls))
+        return [number], Features(tensors[0], number)
+
+    def reuse(
+        self, weights: Any, tensors: Sequence[torch.Tensor], features: Features
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return [features.deep], tensors[0]
+
+
+def steps_of(threshold: float, early: Sequence[float], streams: Sequence[str] = ("positive",)) -> str:
+    """Which steps were computed (C) and which reused (r), for a first block whose result is ``early``."""
+    graph, cache, done = Scripted(), StepCache(threshold), ""
+    for value in early:
+        kinds = set()
+        for stream in streams:
+            before = graph.whole_calls
+            cache.call(graph, stream, [], [torch.tensor([value])])
+            kinds.add("C" if graph.whole_calls > before else "r")
+        assert len(kinds) == 1  # all streams of a step are treated alike
+        done += kinds.pop()
+    assert cache.calls == len(early) * len(streams)
+    assert cache.reused == done.count("r") * len(streams)
+    return done
+
+
+def growing(rate: float, steps: int = 10) -> list[float]:
+    return [(1 + rate) ** step for step in range(steps)]
+
+
+def test_as_many_steps_are_reused_as_the_expected_change_allows() -> None:
+    # 2% a step: the change is first known in the fourth step; 2 steps are 4%, 3 would be 6%.
+    assert steps_of(0.05, growing(0.02)) == "CCCrrCrrCr"
+    assert steps_of(0.03, growing(0.02)) == "CCCrCrCrCr"
+    assert steps_of(0.01, growing(0.02)) == "CCCCCCCCCC"
+
+
+def test_what_does_not_change_is_computed_three_times() -> None:
+    assert steps_of(0.01, [1.0] * 10) == "CCCrrrrrrr"
+
+
+def test_a_sudden_change_is_answered_as_soon_as_it_is_known() -> None:
+    values = [1.0] * 6 + [2.0, 2.0, 2.0, 2.0]
+    assert steps_of(0.1, values) == "CCCrrrrrCC"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_result_that_is_no_number_reuses_nothing_afterwards(bad: float) -> None:
+    assert steps_of(1.0, [1.0, 1.0, 1.0, bad, bad, bad, bad])[-2:] == "CC"
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30))
+def test_at_zero_every_step_is_computed(early: list[float]) -> None:
+    assert set(steps_of(0.0, early)) == {"C"}
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30), st.floats(0.01, 1.0))
+def test_streams_of_one_step_are_treated_alike(early: list[float], threshold: float) -> None:
+    alone = steps_of(threshold, early)
+    assert steps_of(threshold, early, ("positive", "negative", "another")) == alone
+    assert alone[:3] == "C" * len(alone[:3])
+
+
+def test_a_stream_that_joins_late_is_computed_though_the_others_are_not() -> None:
+    graph, cache = Scripted(), StepCache(0.5)
+    for _ in range(5):
+        cache.call(graph, "positive", [], [torch.ones(1)])
+    assert graph.whole_calls == 3
+    cache.call(graph, "area", [], [torch.ones(1)])
+    assert graph.whole_calls == 4
+    cache.call(graph, "positive", [], [torch.ones(1)])
+    cache.call(graph, "area", [], [torch.ones(1)])
+    assert graph.whole_calls == 4
+
+
+def test_an_exact_call_is_computed_and_serves_later_ones() -> None:
+    graph, cache = Scripted(), StepCache(0.5)
+    for _ in range(4):
+        cache.call(graph, None, [], [torch.ones(1)])
+    assert graph.whole_calls == 3
+    (answer,) = cache.call(graph, None, [], [torch.ones(1)], exactly=True)
+    assert answer == 4
+    (answer,) = cache.call(graph, None, [], [torch.ones(1)])
+    assert answer == 4
+
+
+def test_a_change_is_relative_and_taken_in_float32() -> None:
+    before = torch.tensor([1e-4, -3e-4], dtype=torch.float16)
+    assert float(change(before * 1.5, before)) == pytest.approx(0.5, rel=1e-2)
+    large = torch.full((70000,), 1.0, dtype=torch.float16)  # whose sum float16 does not hold
+    assert float(change(large * 2, large)) == pytest.approx(1.0)
+
+
+# -- in a dispatcher ---------------------------------------------------------------------------
+
+
+def library_in(folder: Path) -> GraphLibrary:
+    return GraphLibrary(GraphCache(1 << 30), Metrics(), GraphStore(folder / "store", Trust(folder / "config")))
+
+
+class Sampled:
+    """A dispatcher over a model that runs of several steps are made with."""
+
+    def __init__(
+        self, library: GraphLibrary, engine: str = "inductor", module: nn.Module | None = None, **host: Any
+    ) -> None:
+        self.library, self.module = library, module if module is not None else Transformer()
+        services = HostServices("host 1", "options", {}, lambda: None, lambda _layers: None, **host)
+        self.dispatcher = Dispatcher(engine, library, services)
+
+    def run(self, threshold: float | StepCache | None, seed: int = 0, steps: int = 8) -> tuple[float, int]:
+        """The largest relative error of a step, and how many were reused."""
+        x, timestep, context = transformer_call_of(seed)
+        step_cache = StepCache(threshold) if isinstance(threshold, float) else threshold
+        self.dispatcher.begin_run(step_cache)
+        worst = 0.0
+        for step in range(steps):
+            call = x * (1 + 0.001 * step), timestep, context
+            with torch.no_grad():
+                expected = self.module(*call)
+                actual = self.dispatcher(self.module, self.module.forward, call, {})
+            worst = max(worst, float((actual - expected).norm() / expected.norm()))
+        self.dispatcher.end_run(self.module)
+        return worst, step_cache.reused if step_cache is not None else 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: n for name, n in self.library.metrics.snapshot().items() if isinstance(n, int) and n}
+
+
+def transformer_call_of(seed: int) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(seed)
+    return transformer_call()
+
+
+def test_runs_with_and_without_it_have_graphs_of_their_own_and_a_new_process_loads_both(tmp_path: Path) -> None:
+    sampled = Sampled(library_in(tmp_path))
+    exact, _ = sampled.run(None)
+    assert exact < 1e-5
+    off, reused = sampled.run(1e-9)
+    assert (off < 1e-5, reused) == (True, 0)
+    lossy, reused = sampled.run(0.1)
+    assert reused == 5 and 1e-5 < lossy < 0.1
+    assert sampled.run(None) == (exact, 0)
+    assert sampled.counts == {"captured": 2, "compiled": 2, "proved": 2, "served": 32, "reused": 5}
+    assert sampled.library.metrics.snapshot()["fallbacks"] == {}
+
+    other = Sampled(library_in(tmp_path))
+    other.module.load_state_dict(sampled.module.state_dict())
+    assert other.run(0.1)[1] == 5
+    assert other.run(None)[0] < 1e-5
+    assert other.counts == {"loaded": 2, "served": 16, "reused": 5}
+
+
+def test_nothing_of_a_run_is_left_for_the_next(tmp_path: Path) -> None:
+    sampled = Sampled(library_in(tmp_path), "eager")
+    assert sampled.run(0.5, seed=1)[1] == sampled.run(0.5, seed=2)[1] == 5
+
+
+def test_calls_for_other_prompts_are_streams_of_their_own(tmp_path: Path) -> None:
+    prompts = iter("abababababababab")
+    sampled = Sampled(library_in(tmp_path), "eager", stream=lambda _options: next(prompts))
+    # Each step has two calls: 16 calls are 8 steps, of which 5 are reused for both.
+    assert sampled.run(0.5, steps=16)[1] == 10
+
+
+def test_a_model_that_cannot_be_cut_is_served_as_without_it(tmp_path: Path) -> None:
+    sampled = Sampled(library_in(tmp_path), "eager", module=Transformer(1))
+    step_cache = StepCache(1.0)
+    assert sampled.run(step_cache)[0] < 1e-5
+    assert (step_cache.calls, step_cache.reused) == (0, 0)
+    assert sampled.counts["served"] == 8
+
+
+def test_a_brief_graph_that_is_wrong_retires_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reuse = ReusableGraph.reuse
+
+    def off(graph: ReusableGraph, *arguments: Any) -> Any:
+        outputs, early = reuse(graph, *arguments)
+        return [output * 1.01 for output in outputs], early
+
+    monkeypatch.setattr(ReusableGraph, "reuse", off)
+    sampled = Sampled(library_in(tmp_path), "eager")
+    worst, reused = sampled.run(0.5)
+    assert (worst, reused) == (0.0, 0)
+    assert sampled.counts["retired"] == 1
+
+
+def test_its_bytes_are_those_of_both(tmp_path: Path) -> None:
+    class Sized(CompiledGraph):
+        def __init__(self, like: CompiledGraph, size: int) -> None:
+            super().__init__(like.binding, like.shapes)
+            self.code_bytes = size
+
+        def __call__(self, weights: Any, tensors: Any) -> Any:
+            raise NotImplementedError
+
+    sampled = Sampled(library_in(tmp_path), "eager")
+    sampled.run(0.5)
+    (key,) = sampled.dispatcher.graph_keys()
+    graph = sampled.library.cache.get(key)
+    assert isinstance(graph, ReusableGraph)
+    both = ReusableGraph(Sized(graph.whole, 100), Sized(graph.brief, 10))
+    assert both.nbytes - sum(value.nbytes for value in graph.binding.constants.values()) >= 110
