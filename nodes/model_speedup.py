@@ -6,6 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import PRECISIONS
 from .shape_bucket import Buckets
 from .speedup_inputs import compile_input, engine_input
 
@@ -48,6 +49,17 @@ class OneDiffModelSpeedup(io.ComfyNode):
                         "other size. From OneDiff Shape Bucket. Without it, sizes that come often get one anyway."
                     ),
                 ),
+                io.Combo.Input(
+                    "precision",
+                    options=list(PRECISIONS),
+                    default=PRECISIONS[0],
+                    optional=True,
+                    tooltip=(
+                        "lossless: the same pixels as without the node, up to rounding. fp8: large layers in 8 bits, "
+                        "faster and not the same picture: every input of such a layer is rounded to 3 significant "
+                        "bits. Needs a GeForce RTX 40, Hopper or later; elsewhere graphs stay lossless and say so."
+                    ),
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The accelerated model. Connect it to the sampler.")],
             hidden=[io.Hidden.unique_id],
@@ -55,7 +67,13 @@ class OneDiffModelSpeedup(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, engine: str, compile: str = "wait", cache_budget_mb: int = 0, buckets: Any = None
+        cls,
+        model: Any,
+        engine: str,
+        compile: str = "wait",
+        cache_budget_mb: int = 0,
+        buckets: Any = None,
+        precision: str = PRECISIONS[0],
     ) -> io.NodeOutput:
-        in_background = compile == "background"
-        return io.NodeOutput(speed_up(model, engine, in_background, cache_budget_mb, buckets, cls.hidden.unique_id))
+        node_id, in_background = cls.hidden.unique_id, compile == "background"
+        return io.NodeOutput(speed_up(model, engine, in_background, cache_budget_mb, buckets, node_id, precision))

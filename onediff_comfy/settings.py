@@ -3,6 +3,9 @@
 ENGINE_NAMES = ("auto", "inductor", "oneflow", "cudagraph", "eager")
 """The engines by the names that workflows store. ``auto`` is the best one that can serve the device."""
 
+PRECISIONS = ("lossless", "fp8")
+"""How exactly a model is computed, by the names that workflows store. ``lossless`` differs from eager by rounding."""
+
 MINIMUM_TORCH = (2, 10)
 """The oldest torch whose ``standalone_compile`` does what the Inductor engine needs."""
 

@@ -53,6 +53,8 @@ class Engine(ABC):
     """Whether it compiles captures whose sizes are symbols, so that one graph serves many sizes."""
     recorded: ClassVar[bool]
     """Whether its graphs, on a GPU, are to be replayed through CUDA graphs."""
+    fp8: ClassVar[bool] = True
+    """Whether it compiles products of 8-bit numbers."""
 
     @abstractmethod
     def unavailable(self, device: torch.device) -> Message | None:

@@ -21,6 +21,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..capture.call import Call, NotCovered, Signature, bind, split
+from ..capture.fp8 import fp8_unavailable
 from ..capture.shapes import batch_tensor
 from ..capture.target import Target
 from ..capture.withheld import OptionRead
@@ -31,7 +32,7 @@ from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
 from .batches import Part, cost_of_call, join, plan, split_batch
-from .key import compiler
+from .key import Manner, compiler
 from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker, describe
 from .recorded import RecordedGraph
@@ -105,6 +106,7 @@ class Dispatcher:
             alone, though a general graph serves them too. It is made ahead (``waiting``) or in the background.
         in_background: nobody waits for a graph: it is made by another process, and until it is there
             calls run as the host would run them.
+        precision: one of ``PRECISIONS``; with fp8, graphs are lossless where it cannot be had or is too far off.
         recorded: replay graphs through CUDA graphs where their engine allows that. A recording keeps the memory of
             everything that is computed in it.
 
@@ -121,9 +123,12 @@ class Dispatcher:
         show: Callable[[str], None] = lambda _text: None,
         specialise: Callable[[Signature], bool] = no_sizes,
         in_background: bool = False,
+        precision: str = "lossless",
         recorded: bool = True,
     ) -> None:
         self._engine = engine
+        self._precision = precision
+        self._not_in_fp8: set[str] = set()  # fingerprints of targets
         self._recorded = recorded
         self._library = library
         self._host = host
@@ -268,7 +273,7 @@ class Dispatcher:
             return route
         assert isinstance(route, _Served) and graph is not None
         if graph.shapes.general and self._specialiser.ready(
-            lambda: self._maker(_device_of(call)), target, forward, call, route.graph_key
+            lambda: self._maker(target, _device_of(call)), target, forward, call, route.graph_key
         ):
             del self._routes[target.fingerprint, call.signature]  # the next call finds the better graph
         elif not graph.shapes.general and self._specialiser.regretted(target, call, route.graph_key, self.run_times):
@@ -332,7 +337,7 @@ class Dispatcher:
         # for the next call, so a refusal for this reason is not remembered.
         target.weights(tuple(target.specs), device)
         try:
-            maker = self._maker(device)
+            maker = self._maker(target, device)
             exact = self._exact(maker.engine, target, call)
             found = self._kept(maker, target, call, exact)
             if found is None and not maker.engine.general:
@@ -387,9 +392,23 @@ class Dispatcher:
         self._routes[target.fingerprint, call.signature] = route
         return route
 
-    def _maker(self, device: torch.device) -> Maker:
+    def _maker(self, target: Target, device: torch.device) -> Maker:
         engine = choose(self._engine, device)
-        return Maker(engine, device, compiler(engine, device, self._reusable), self._host)
+        manner = Manner(self._reusable, self._in_fp8(target, engine, device))
+        return Maker(engine, device, compiler(engine, device, manner), self._host)
+
+    def _in_fp8(self, target: Target, engine: Engine, device: torch.device) -> bool:
+        """Whether graphs of this target are to compute in fp8; where they cannot, the run's status says why."""
+        if self._precision != "fp8":
+            return False
+        reason = fp8_unavailable(device)
+        if not engine.fp8:
+            reason = message("the {engine} engine does not compute in fp8", engine=engine.name)
+        elif target.fingerprint in self._not_in_fp8:
+            reason = message("fp8 was too far off for this model")
+        if reason is not None:
+            self._run.note(message("lossless instead of fp8: {reason}", reason=reason))
+        return reason is None
 
     def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
         """Whether this call waits for a graph for its sizes alone."""
@@ -584,7 +603,8 @@ class Dispatcher:
             _Disproved: the graph is wrong.
         """
         dtypes = {tensor.dtype for tensor in (*found.weights, *found.call.tensors)}
-        allowed = proof.limit(dtypes, _device_of(found.call))
+        in_fp8 = self._in_fp8(found.target, choose(self._engine, _device_of(found.call)), _device_of(found.call))
+        allowed = proof.limit(dtypes, _device_of(found.call), in_fp8)
         error = max(_difference(actual, expected), self._brief_difference(found, expected))
         if not error <= allowed:
             reason = message(
@@ -593,7 +613,10 @@ class Dispatcher:
                 allowed=allowed,
             )
             self._library.retire(found.route.graph_key, reason)
-            if found.graph.shapes.general:
+            if in_fp8:
+                self._not_in_fp8.add(found.target.fingerprint)
+                self._routes = {call: r for call, r in self._routes.items() if call[0] != found.target.fingerprint}
+            elif found.graph.shapes.general:
                 self._refuse(found.target, found.call, reason)
             else:  # the general graph may be right where this one was not
                 del self._routes[found.target.fingerprint, found.call.signature]

@@ -50,20 +50,32 @@ class Compiler:
     environment: Mapping[str, str]
 
     @property
-    def reusable(self) -> bool:
-        """Whether forwards are compiled whole and brief."""
-        return _REUSE in self.options
+    def manner(self) -> Manner:
+        """What a person chose to give up for speed."""
+        return Manner(reusable=_REUSE in self.options, fp8=_PRECISION in self.options)
 
 
-_REUSE = "reuse"
+@dataclass(frozen=True)
+class Manner:
+    """What a person chose to give up for speed: nothing, if not said otherwise.
 
-
-def compiler(engine: Engine, device: torch.device, reusable: bool = False) -> Compiler:
-    """Describe ``engine`` as it would compile for ``device`` in this process.
-
-    Args:
-        reusable: whether forwards are compiled whole and brief (see ``capture.reuse``).
+    Attributes:
+        reusable: forwards are compiled whole and brief (see ``capture.reuse``).
+        fp8: large linear layers are computed in fp8 (see ``capture.fp8``).
     """
+
+    reusable: bool = False
+    fp8: bool = False
+
+    def options(self) -> dict[str, str]:
+        return {**({_REUSE: "first block"} if self.reusable else {}), **({_PRECISION: "fp8"} if self.fp8 else {})}
+
+
+_REUSE, _PRECISION = "reuse", "precision"
+
+
+def compiler(engine: Engine, device: torch.device, manner: Manner = Manner()) -> Compiler:
+    """Describe ``engine`` as it would compile for ``device`` in this process."""
     environment = {
         "torch": torch.__version__,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -73,7 +85,7 @@ def compiler(engine: Engine, device: torch.device, reusable: bool = False) -> Co
         **_numeric_settings(),
         **engine.versions(device),
     }
-    return Compiler(engine.name, {**engine.options(), **({_REUSE: "first block"} if reusable else {})}, environment)
+    return Compiler(engine.name, {**engine.options(), **manner.options()}, environment)
 
 
 def _hardware(device: torch.device) -> dict[str, str]:

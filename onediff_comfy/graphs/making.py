@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..capture.call import Call, NotCovered, Signature
+from ..capture.fp8 import IN_FP8
 from ..capture.reuse import with_brief
 from ..capture.target import Target
 from ..capture.trace import capture
@@ -120,6 +121,7 @@ class Maker:
         """
 
         expected: float | None = None
+        manner = self.compiler.manner
 
         def while_waiting(seconds: float) -> None:
             self.host.check_interrupted()
@@ -137,12 +139,12 @@ class Maker:
                 overrides=self.host.capture_options,
                 check=self.host.check_interrupted,
                 general=general,
-                forms=self.engine.forms(),
+                forms={**self.engine.forms(), **(IN_FP8 if manner.fp8 else {})},
                 multiple=self.host.side_multiple(target.module, call.signature.function),
                 prepare=self.host.prepare,
             )
             library.metrics.count("captured")
-            if self.compiler.reusable:
+            if manner.reusable:
                 captured = with_brief(captured)
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
         key = GraphKey(captured.digest, self.compiler)

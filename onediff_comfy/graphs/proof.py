@@ -13,6 +13,8 @@ import torch
 # under (measured: SDXL fp16 1.2e-3, tiny models fp32 1e-6), while a graph that dropped a patch or
 # belongs to another shape is off by 0.1 and more.
 _LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+# Rounded to 8 bits, an input of a layer is off by 3%. Layers average that out or add it up.
+_FP8_LIMIT = 0.25
 # Matrix products and convolutions in TF32 have fp16's mantissa.
 _TF32_LIMIT = 1e-2
 
@@ -45,8 +47,14 @@ def _kinds(values: torch.Tensor) -> torch.Tensor:
     return values.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)
 
 
-def limit(dtypes: set[torch.dtype], device: torch.device) -> float:
-    """The largest relative error that rounding explains for a model with weights and inputs of these dtypes."""
+def limit(dtypes: set[torch.dtype], device: torch.device, fp8: bool = False) -> float:
+    """The largest relative error that rounding explains for a model with weights and inputs of these dtypes.
+
+    Args:
+        fp8: whether its large layers were computed in fp8.
+    """
+    if fp8:
+        return _FP8_LIMIT
     largest = max((_LIMITS[dtype] for dtype in dtypes if dtype in _LIMITS), default=_LIMITS[torch.float32])
     if device.type == "cuda" and torch.float32 in dtypes:
         largest = max(largest, _TF32_LIMIT)

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def speed_up(model: Any, engine: str, in_background: bool, budget_mb: int, buckets: Any, node_id: str | None) -> Any:
+def speed_up(
+    model: Any,
+    engine: str,
+    in_background: bool,
+    budget_mb: int,
+    buckets: Any,
+    node_id: str | None,
+    precision: str = "lossless",
+) -> Any:
     """``model`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
 
     Args:
@@ -35,6 +43,7 @@ def speed_up(model: Any, engine: str, in_background: bool, budget_mb: int, bucke
         budget_mb: megabytes that all graphs together may hold; 0 for a share of the memory.
         buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
         node_id: the node that shows what is going on.
+        precision: one of ``settings.PRECISIONS``.
     """
     if _passes_through("MODEL", node_id):
         return model
@@ -42,7 +51,7 @@ def speed_up(model: Any, engine: str, in_background: bool, budget_mb: int, bucke
     from .process import set_budget
 
     set_budget(budget_mb)
-    return accelerate(model, engine, node_id, in_background, buckets)
+    return accelerate(model, engine, node_id, in_background, buckets, precision)
 
 
 def speed_up_vae(

@@ -56,7 +56,7 @@ def run(job: Job) -> Outcome:
         return Outcome("another process sees other code: an extension has changed the model or the host")
     try:
         engine = choose(job.compiler["engine"], device)
-        code = compiler(engine, device, Compiler(**job.compiler).reusable)
+        code = compiler(engine, device, Compiler(**job.compiler).manner)
         if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
         call = job.call()

@@ -39,6 +39,7 @@ def accelerate(
     node_id: str | None = None,
     in_background: bool = False,
     buckets: BucketSet | None = None,
+    precision: str = "lossless",
 ) -> Any:
     """A clone of ``model`` whose diffusion model is served by compiled graphs.
 
@@ -48,6 +49,7 @@ def accelerate(
         node_id: the node that shows what is going on.
         in_background: let another process compile, and make images without acceleration meanwhile.
         buckets: sizes that get graphs of their own.
+        precision: one of ``settings.PRECISIONS``.
 
     Returns:
         The accelerated clone; or, where nothing can be captured, ``model`` itself, after a warning
@@ -58,7 +60,7 @@ def accelerate(
         reason = message("a {kind} without a diffusion model cannot be captured", kind=type(model).__qualname__)
         return pass_through(model, reason, node_id, name="the model")
     specialise = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
-    dispatcher = dispatcher_for("MODEL", engine, node_id, in_background, specialise=specialise)
+    dispatcher = dispatcher_for("MODEL", engine, node_id, in_background, specialise=specialise, precision=precision)
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
     around_forward = ForwardWrapper(dispatcher)

@@ -106,6 +106,7 @@ class OneFlowEngine(Engine):
     name = "oneflow"
     general = False  # a OneFlow graph is for one set of sizes
     recorded = False
+    fp8 = False
 
     def unavailable(self, device: torch.device) -> Message | None:
         return _broken[0] if _broken else install.problem(device)

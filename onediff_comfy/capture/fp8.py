@@ -1,0 +1,84 @@
+"""Linear layers in 8-bit floating point, for those who choose speed over the last bits.
+
+Inputs and weights are rounded to float8 e4m3 (Micikevicius et al. 2022, arXiv:2209.05433), each row with a scale of
+its own, and multiplied by the GPU's 8-bit units; sums are in float32. Weights stay inputs of the graph as they are and
+are rounded inside of it, so LoRAs and other checkpoints need nothing new. What is not a large matrix product
+(convolutions, attention, what is computed once per image from the time) stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from ..messages import Message, message
+from .forms import Forms
+
+_LARGEST = 448.0  # of float8_e4m3fn
+_TINY = 1e-12  # a row of zeros has no scale
+# The units multiply blocks of 16. Below these sizes rounding costs more than it saves.
+_BLOCK, _LEAST_WEIGHTS, _LEAST_ROWS = 16, 1 << 18, 256
+_SINCE = (8, 9)  # Ada; then Hopper and Blackwell
+
+
+def fp8_unavailable(device: torch.device) -> Message | None:
+    """Why nothing can be computed in fp8 on ``device``; None if it can."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return message("fp8 needs an NVIDIA GPU, and this model runs on {device}", device=device.type)
+    if torch.cuda.get_device_capability(device) < _SINCE:
+        return message(
+            "fp8 needs a GPU of compute capability 8.9 or more (GeForce RTX 40, Hopper and later); this one has {has}",
+            has=".".join(map(str, torch.cuda.get_device_capability(device))),
+        )
+    return None
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.nn.functional.linear`` by 8-bit products where the layer is large.
+
+    Args:
+        input: [..., in], float16 or bfloat16.
+        weight: [out, in], of the same dtype.
+        bias: [out] or None.
+
+    Returns:
+        [..., out], of the same dtype; off by some 3% (root mean square) for values that are normally distributed.
+    """
+    if not _is_worth_it(input, weight):
+        return F.linear(input, weight, bias)
+    rows = input.reshape(-1, input.shape[-1])
+    (left, left_scale), (right, right_scale) = _rounded(rows), _rounded(weight)
+    product = torch._scaled_mm(
+        left,
+        right.t(),
+        scale_a=left_scale,
+        scale_b=right_scale.t(),
+        bias=bias,
+        out_dtype=input.dtype,
+        use_fast_accum=True,
+    )
+    return product.reshape(*input.shape[:-1], weight.shape[0])
+
+
+def _is_worth_it(input: torch.Tensor, weight: torch.Tensor) -> bool:
+    if input.dtype not in (torch.float16, torch.bfloat16) or weight.dtype != input.dtype or weight.ndim != 2:
+        return False
+    rows = math.prod(map(_hint, input.shape[:-1]))
+    fits = all(size % _BLOCK == 0 for size in weight.shape)
+    return fits and weight.numel() >= _LEAST_WEIGHTS and rows >= _LEAST_ROWS
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """A size of the call that is being traced; to ask a symbol itself would tie the graph to the answer."""
+    return (size.node.hint or 1) if isinstance(size, torch.SymInt) else size
+
+
+def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows in float8, and what each is to be multiplied by, [rows, 1] in float32."""
+    scale = rows.abs().amax(-1, keepdim=True).float().div(_LARGEST).clamp_min(_TINY)
+    return (rows.float() / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scale
+
+
+IN_FP8: Forms = {F.linear: linear}
