@@ -61,6 +61,11 @@ The first video compiles, once ever. The VAE of a video is left to ComfyUI.""",
 
 It shows the graphs, how often each was called and how fast it is, and what ran without acceleration and why. Connect \
 whatever you want to hear about.""",
+    "step_cache": """## Steps without the deep layers
+1. Choose a checkpoint. 2. Queue. 3. Bypass **OneDiff Step Cache** (Ctrl+B), queue again and compare.
+
+The picture is not the same as without it. A higher **threshold** is faster and further from it; 0 computes every \
+step. The node shows how many calls were reused.""",
     "controlnet": """## ControlNet, faster
 1. Choose checkpoint, ControlNet and an image of edges. 2. Queue.
 
@@ -172,6 +177,7 @@ def workflows() -> dict[str, Workflow]:
         "lora": _with_lora(),
         "video": _video(),
         "report": _reported(),
+        "step_cache": _with_step_cache(),
     }
 
 
@@ -299,6 +305,14 @@ def _reported() -> Workflow:
         clip=["clip_speedup", 0],
         after=["decode", 0],
     )
+    return workflow
+
+
+def _with_step_cache() -> Workflow:
+    """Text to image with enough steps that some take the deep layers' work from earlier ones."""
+    workflow = text_to_image(_CHECKPOINT, width=1024, height=1024, steps=30, cfg=7.0, seed=1, engine="auto")
+    workflow["step_cache"] = _of("OneDiffStepCache", model=["speedup", 0], threshold=0.1)
+    workflow["sampler"]["inputs"]["model"] = ["step_cache", 0]
     return workflow
 
 

@@ -43,6 +43,7 @@ _GROUPS = (
         *("OneDiffModelSpeedup", "OneDiffVAESpeedup", "OneDiffControlNetSpeedup", "OneDiffCLIPSpeedup"),
         "OneDiffLoadCompiledGraph",
     ),
+    _group("OneDiff: reuse", _GREEN, "OneDiffStepCache"),
     _group(
         "Prompt and size",
         _BLUE,

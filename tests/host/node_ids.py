@@ -5,6 +5,7 @@ NODE_IDS = [
     "OneDiffVAESpeedup",
     "OneDiffControlNetSpeedup",
     "OneDiffCLIPSpeedup",
+    "OneDiffStepCache",
     "OneDiffSaveCompiledGraph",
     "OneDiffLoadCompiledGraph",
     "OneDiffShapeBucket",

@@ -28,7 +28,7 @@ def chinese(server: ComfyServer) -> Iterator[ComfyServer]:
 def test_the_english_texts_are_what_the_nodes_say(server: ComfyServer) -> None:
     """Run ``python -m dev.locales --write`` after a change, and translate what is new."""
     definitions = english(server.get_json("/object_info"))
-    assert len(definitions) == 14
+    assert len(definitions) == 15
     assert (FOLDER / "en" / "nodeDefs.json").read_text(encoding="utf-8") == as_text(definitions)
 
 

@@ -119,6 +119,7 @@ def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
             "lora",
             "video",
             "report",
+            "step_cache",
         ),
     )
     assert set(names) == set(workflows())
