@@ -39,7 +39,7 @@ from .recorded import RecordedGraph
 from .run import Run
 from .specialise import Specialiser
 from .step_cache import ReusableGraph, StepCache
-from .timing import EAGER, RunTimes
+from .timing import BRIEF, EAGER, RunTimes
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ class Dispatcher:
         self._engine = engine
         self._precision = precision
         self._not_in_fp8: set[str] = set()  # fingerprints of targets
+        self._notes: list[str] = []  # what the status of every run says besides
         self._recorded = recorded
         self._library = library
         self._host = host
@@ -176,14 +177,13 @@ class Dispatcher:
             what: what it made, for people: ``1024×1024 b1``.
         """
         if self._step_cache is not None:
-            self._step_cache.forget()
             self.metrics.count("reused", self._step_cache.reused)
         self._library.recordings.release_if_short()
         if not self._run.calls:
             self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
             return
         log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run.served, self._run.calls)
-        self._show(self._run.status(what))
+        self._show(self._run.status(what, self._notes))
 
     @contextlib.contextmanager
     def waiting(self, exact: bool = False) -> Iterator[None]:
@@ -279,7 +279,8 @@ class Dispatcher:
         elif not graph.shapes.general and self._specialiser.regretted(target, call, route.graph_key, self.run_times):
             del self._routes[target.fingerprint, call.signature]
         weights = target.weights(graph.binding.weight_names, _device_of(call))
-        stream = (target.fingerprint, call.signature, self._host.stream(arguments.get(self._host.options_name) or {}))
+        prompts = self._host.stream(arguments.get(self._host.options_name) or {})
+        stream = (route.graph_key, target.fingerprint, call.signature, prompts)
         return _Found(target, call, route, graph, weights, stream)
 
     def _target(self, module: torch.nn.Module) -> Target:
@@ -407,7 +408,10 @@ class Dispatcher:
         elif target.fingerprint in self._not_in_fp8:
             reason = message("fp8 was too far off for this model")
         if reason is not None:
-            self._run.note(message("lossless instead of fp8: {reason}", reason=reason))
+            note = message("lossless instead of fp8: {reason}", reason=reason)
+            if note not in self._notes:
+                self._notes.append(note)
+                log.warning("OneDiff: %s", note)
         return reason is None
 
     def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
@@ -511,9 +515,11 @@ class Dispatcher:
         graph, call = found.graph, found.call
         kind = (found.route.graph_key, found.route.sizes)
         compared = not self._library.is_proved(*kind) or kind == self._time_again
+        reuse = self._reuses(found) and not compared
+        timed_as = BRIEF if reuse else found.route.graph_key
         try:
-            with self.run_times.measured(found.route.graph_key, call.signature, _device_of(call)):
-                flat = self._call(found, exactly=compared)
+            with self.run_times.measured(timed_as, call.signature, _device_of(call)):
+                flat = self._call(found, reuse)
         except torch.OutOfMemoryError as error:
             raise NotCovered(message("the compiled graph ran out of memory")) from error
         except Exception as error:
@@ -571,11 +577,20 @@ class Dispatcher:
         self._routes = {key: route for key, route in self._routes.items() if not isinstance(route, _Parted)}
         return expected
 
-    def _call(self, found: _Found, exactly: bool) -> Sequence[torch.Tensor]:
+    def _reuses(self, found: _Found) -> bool:
+        """Whether the step cache wants this call to reuse what an earlier step found."""
+        if self._step_cache is None:
+            return False
+        if not isinstance(found.graph, ReusableGraph):
+            self._step_cache.others += 1
+            return False
+        return self._step_cache.reuses(found.stream)
+
+    def _call(self, found: _Found, reuse: bool) -> Sequence[torch.Tensor]:
         """Run a graph; where memory runs out, give back all that recordings hold and run it once more.
 
         Args:
-            exactly: nothing of earlier steps is reused.
+            reuse: of a graph that can, take the deep layers' work from an earlier step.
         """
         graph, step_cache = found.graph, self._step_cache
         if isinstance(graph, RecordedGraph) and not self._recorded:
@@ -584,7 +599,7 @@ class Dispatcher:
         def run() -> Sequence[torch.Tensor]:
             if step_cache is None or not isinstance(graph, ReusableGraph):
                 return graph(found.weights, found.call.tensors)
-            return step_cache.call(graph, found.stream, found.weights, found.call.tensors, exactly)
+            return step_cache.call(graph, found.stream, found.weights, found.call.tensors, reuse)
 
         try:
             return run()

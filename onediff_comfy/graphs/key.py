@@ -49,11 +49,6 @@ class Compiler:
     options: Mapping[str, str]
     environment: Mapping[str, str]
 
-    @property
-    def manner(self) -> Manner:
-        """What a person chose to give up for speed."""
-        return Manner(reusable=_REUSE in self.options, fp8=_PRECISION in self.options)
-
 
 @dataclass(frozen=True)
 class Manner:
@@ -66,6 +61,11 @@ class Manner:
 
     reusable: bool = False
     fp8: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Manner:
+        """What was chosen where code was compiled with these options."""
+        return cls(reusable=_REUSE in options, fp8=_PRECISION in options)
 
     def options(self) -> dict[str, str]:
         return {**({_REUSE: "first block"} if self.reusable else {}), **({_PRECISION: "fp8"} if self.fp8 else {})}

@@ -19,7 +19,7 @@ from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
 from . import skeleton
 from .background import Job, signature_fields
-from .key import CallKey, Compiler, GraphKey
+from .key import CallKey, Compiler, GraphKey, Manner
 from .library import GraphLibrary
 from .persist import Origin
 
@@ -121,7 +121,7 @@ class Maker:
         """
 
         expected: float | None = None
-        manner = self.compiler.manner
+        manner = Manner.of(self.compiler.options)
 
         def while_waiting(seconds: float) -> None:
             self.host.check_interrupted()

@@ -28,7 +28,6 @@ class Run:
         self._served: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._signatures: dict[tuple[str, tuple[int, ...]], Signature] = {}
         self._eager: Counter[str] = Counter()
-        self._notes: list[str] = []
 
     @property
     def served(self) -> int:
@@ -47,16 +46,12 @@ class Run:
     def eager_answered(self, reason: str) -> None:
         self._eager[reason] += 1
 
-    def note(self, text: str) -> None:
-        """Something that the status is to say besides, once."""
-        if text not in self._notes:
-            self._notes.append(text)
-
-    def status(self, what: str) -> Message:
+    def status(self, what: str, notes: Sequence[str] = ()) -> Message:
         """For people: ``compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles``, and why calls were not accelerated.
 
         Args:
             what: what the run made.
+            notes: lines that are to be said besides.
         """
         if not self._served:
             return _reasons(self._eager)
@@ -66,7 +61,7 @@ class Run:
         gain = self.gain()
         times = f"{gain:.1f}x" if gain is not None and gain >= _LEAST_GAIN else ""
         line = joined(" · ", filter(None, (first, what, times, self._made())))
-        return joined("\n", filter(None, (line, *self._notes, _reasons(self._eager) if self._eager else "")))
+        return joined("\n", filter(None, (line, *notes, _reasons(self._eager) if self._eager else "")))
 
     def gain(self) -> float | None:
         """How many times faster than eager the graph is that answered most calls; None where eager was not timed."""

@@ -90,7 +90,8 @@ class StepCache:
     are treated alike, for a guided image is made of the difference of two.
 
     Attributes:
-        calls: how many there were.
+        calls: how many there were of graphs that can reuse something.
+        others: how many of graphs that cannot.
         reused: how many of them took their deep layers from an earlier step.
 
     Args:
@@ -100,6 +101,7 @@ class StepCache:
 
     threshold: float
     calls: int = 0
+    others: int = 0
     reused: int = 0
     _streams: dict[Hashable, _Stream] = field(default_factory=dict)
     _in_this_step: set[Hashable] = field(default_factory=set)
@@ -118,26 +120,30 @@ class StepCache:
         self._streams.clear()
         self._measured.clear()
 
+    def reuses(self, stream: Hashable) -> bool:
+        """Whether the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
+        if not self._in_this_step or stream in self._in_this_step:
+            self._begin_step(stream)
+        self._in_this_step.add(stream)
+        self.calls += 1
+        return self._reusing and stream in self._streams
+
     def call(
         self,
         graph: ReusableGraph,
         stream: Hashable,
         weights: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
-        exactly: bool = False,
+        reuse: bool,
     ) -> Sequence[torch.Tensor]:
         """The outputs for a call.
 
         Args:
             stream: what the call has in common with those in other steps.
-            exactly: compute everything, whatever was decided.
+            reuse: what ``reuses`` answered; False computes everything in any case.
         """
-        if not self._in_this_step or stream in self._in_this_step:
-            self._begin_step(stream)
-        self._in_this_step.add(stream)
-        self.calls += 1
         known = self._streams.get(stream)
-        if known is not None and self._reusing and not exactly:
+        if known is not None and reuse:
             outputs, early = graph.reuse(weights, tensors, known.features)
             known.steps += 1
             self._measure(known, early)

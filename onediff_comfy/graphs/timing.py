@@ -15,6 +15,8 @@ from ..capture.call import Signature
 
 EAGER = "eager"
 """In place of a graph key: the host's own forward, which a new graph is compared with."""
+BRIEF = "brief"
+"""Likewise: calls that reuse what an earlier step found, which say nothing of how fast a graph is."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from ..engines import choose
 from ..engines.base import EngineError
 from ..files import write_atomically
 from ..graphs.dispatch import Dispatcher
-from ..graphs.key import compiler
+from ..graphs.key import Manner, compiler
 from ..messages import Message, joined, message
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
@@ -172,7 +172,7 @@ def mismatch(artifact: Artifact, device: Any) -> Message | None:
     """In what the graph was compiled for something else than this machine, or None: field, both values."""
     manifest = artifact.manifest
     try:
-        here = compiler(choose(manifest.engine, device), device)
+        here = compiler(choose(manifest.engine, device), device, Manner.of(manifest.options))
     except EngineError as error:
         return message("engine: compiled with {engine}, and here {error}", engine=manifest.engine, error=error)
     theirs = {**manifest.environment, **{f"option {name}": value for name, value in manifest.options.items()}}

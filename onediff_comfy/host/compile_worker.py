@@ -45,7 +45,7 @@ def run(job: Job) -> Outcome:
     from ..engines import choose
     from ..engines.base import EngineError
     from ..graphs import skeleton
-    from ..graphs.key import Compiler, compiler
+    from ..graphs.key import Manner, compiler
     from ..graphs.making import Maker
     from .process import library
     from .services import host_services
@@ -56,7 +56,7 @@ def run(job: Job) -> Outcome:
         return Outcome("another process sees other code: an extension has changed the model or the host")
     try:
         engine = choose(job.compiler["engine"], device)
-        code = compiler(engine, device, Compiler(**job.compiler).manner)
+        code = compiler(engine, device, Manner.of(job.compiler["options"]))
         if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
         call = job.call()

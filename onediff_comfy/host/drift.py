@@ -144,6 +144,8 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         Use(_PATCHER, "ModelPatcher.remove_wrappers_with_key", ("self", "wrapper_type", "key")),
         Use(_PATCHER, "ModelPatcher.get_wrappers", ("self", "wrapper_type", "key")),
         Use(_PATCHER, "ModelPatcher.get_model_object", ("self", "name")),
+        Use(_PATCHER, "ModelPatcher.get_attachment", ("self", "key")),
+        Use(_PATCHER, "ModelPatcher.set_attachments", ("self", "key", "attachment")),
         Use("comfy.samplers", "CFGGuider.__init__", mentions=("model_patcher",)),
         Use("comfy.model_base", "BaseModel.__init__", mentions=("diffusion_model", "latent_format")),
     ),

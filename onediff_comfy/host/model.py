@@ -105,8 +105,10 @@ def with_step_cache(model: Any, threshold: float, node_id: str | None = None) ->
 
 def _reused(step_cache: StepCache) -> Message:
     """What a step cache did in a run, for people."""
+    if step_cache.others:
+        return message("no step was reused: this model has no blocks that could be left out")
     if not step_cache.calls:
-        return message("no step was reused: no graph of this model has blocks that could be left out")
+        return message("no step was reused: no compiled graph answered a call")
     return message("{reused} of {calls} calls reused", reused=step_cache.reused, calls=step_cache.calls)
 
 
@@ -223,9 +225,12 @@ class _RunWrapper:
         asked: _StepCacheRequest | None = patcher.get_attachment(_STEP_CACHE)
         step_cache = StepCache(asked.threshold) if asked is not None and asked.threshold else None
         self._dispatcher.begin_run(step_cache)
-        result = executor(*args, **kwargs)
-        if asked is not None and step_cache is not None:
-            status_of(asked.node_id)(_reused(step_cache))
+        try:
+            result = executor(*args, **kwargs)
+        finally:
+            if asked is not None and step_cache is not None:
+                step_cache.forget()
+                status_of(asked.node_id)(_reused(step_cache))
         self._dispatcher.end_run(patcher.model.diffusion_model, _size_of(result, latent_ratio(patcher)))
         return result
 

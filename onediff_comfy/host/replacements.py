@@ -67,7 +67,7 @@ _ITSELF = "Which compiler and which options is decided by itself; boosters are n
 _NO_BOOSTER = "Not needed: speedup nodes choose compilers and options by themselves. Delete this node."
 _NO_QUANTIZATION = "Not quantized: that was part of OneDiff Enterprise. Images are made in the model's own precision"
 _NO_DEEPCACHE = (
-    "DeepCache is not done: it left out parts of the model at some steps and changed the image. ComfyUI's EasyCache "
+    "DeepCache is not done: it left out parts of the model at some steps and changed the image. OneDiff Step Cache "
     "is a node of that kind"
 )
 _GRAPHS_KEPT = "Not needed: compiled graphs are kept by themselves. OneFlow's graph files cannot be read."

@@ -48,7 +48,7 @@ def steps_of(threshold: float, early: Sequence[float], streams: Sequence[str] = 
         kinds = set()
         for stream in streams:
             before = graph.whole_calls
-            cache.call(graph, stream, [], [torch.tensor([value])])
+            cache.call(graph, stream, [], [torch.tensor([value])], cache.reuses(stream))
             kinds.add("C" if graph.whole_calls > before else "r")
         assert len(kinds) == 1  # all streams of a step are treated alike
         done += kinds.pop()
@@ -97,23 +97,24 @@ def test_streams_of_one_step_are_treated_alike(early: list[float], threshold: fl
 def test_a_stream_that_joins_late_is_computed_though_the_others_are_not() -> None:
     graph, cache = Scripted(), StepCache(0.5)
     for _ in range(5):
-        cache.call(graph, "positive", [], [torch.ones(1)])
+        cache.call(graph, "positive", [], [torch.ones(1)], cache.reuses("positive"))
     assert graph.whole_calls == 3
-    cache.call(graph, "area", [], [torch.ones(1)])
+    cache.call(graph, "area", [], [torch.ones(1)], cache.reuses("area"))
     assert graph.whole_calls == 4
-    cache.call(graph, "positive", [], [torch.ones(1)])
-    cache.call(graph, "area", [], [torch.ones(1)])
+    cache.call(graph, "positive", [], [torch.ones(1)], cache.reuses("positive"))
+    cache.call(graph, "area", [], [torch.ones(1)], cache.reuses("area"))
     assert graph.whole_calls == 4
 
 
 def test_an_exact_call_is_computed_and_serves_later_ones() -> None:
     graph, cache = Scripted(), StepCache(0.5)
     for _ in range(4):
-        cache.call(graph, None, [], [torch.ones(1)])
+        cache.call(graph, None, [], [torch.ones(1)], cache.reuses(None))
     assert graph.whole_calls == 3
-    (answer,) = cache.call(graph, None, [], [torch.ones(1)], exactly=True)
+    assert cache.reuses(None)
+    (answer,) = cache.call(graph, None, [], [torch.ones(1)], reuse=False)
     assert answer == 4
-    (answer,) = cache.call(graph, None, [], [torch.ones(1)])
+    (answer,) = cache.call(graph, None, [], [torch.ones(1)], cache.reuses(None))
     assert answer == 4
 
 
@@ -201,7 +202,7 @@ def test_a_model_that_cannot_be_cut_is_served_as_without_it(tmp_path: Path) -> N
     sampled = Sampled(library_in(tmp_path), "eager", module=Transformer(1))
     step_cache = StepCache(1.0)
     assert sampled.run(step_cache)[0] < 1e-5
-    assert (step_cache.calls, step_cache.reused) == (0, 0)
+    assert (step_cache.calls, step_cache.others, step_cache.reused) == (0, 8, 0)
     assert sampled.counts["served"] == 8
 
 

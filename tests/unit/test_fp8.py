@@ -1,0 +1,211 @@
+"""capture/fp8.py and what a dispatcher makes of it: which layers, how far off, and lossless where it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from onediff_comfy.capture import fp8
+from onediff_comfy.capture.fp8 import IN_FP8, fp8_unavailable, linear
+from onediff_comfy.graphs import dispatch
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.dispatch import Dispatcher
+from onediff_comfy.graphs.key import Manner
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.metrics import Metrics
+
+CPU = torch.device("cpu")
+WIDTH = 512
+
+
+class Wide(nn.Module):
+    """Two large layers over many rows, a small one, and one that is told the time, of which there is one row."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.wide, self.back = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.small, self.time = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 2 * WIDTH)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor, options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        hidden = F.gelu(self.wide(x)) * self.time(timestep)[:, None]
+        return self.small(x + self.back(hidden))
+
+
+def call(batch: int = 2, rows: int = 192, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, rows, WIDTH, dtype=dtype), torch.randn(batch, WIDTH, dtype=dtype)
+
+
+def products(captured: Any) -> list[str]:
+    names = {"_scaled_mm", "linear"}
+    return [n.target._opname for n in captured.capture.graph.graph.nodes if getattr(n.target, "_opname", "") in names]
+
+
+def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(256, WIDTH), (2, 200, WIDTH), (2, 3, 64, WIDTH)])
+def test_a_large_layer_is_off_by_three_percent(shape: tuple[int, ...], bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape, dtype=dtype), torch.randn(1024, WIDTH, dtype=dtype)
+    added = torch.randn(1024, dtype=dtype) if bias else None
+    actual, expected = linear(x, weight, added), F.linear(x.double(), weight.double(), added.double() if bias else None)
+    assert (actual.shape, actual.dtype) == (expected.shape, dtype)
+    # e4m3 has 3 bits after the point: relative errors are even up to 2^-4, their mean square a third of that squared.
+    # An input's and a weight's add up.
+    assert 0.02 < off(actual, expected) < 2**-4 / 3**0.5 * 2**0.5
+
+
+def test_rows_have_scales_of_their_own() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(256, WIDTH).bfloat16(), torch.randn(1024, WIDTH).bfloat16()
+    x[::2] *= 1e4
+    weight[::2] *= 1e-4
+    expected = F.linear(x.double(), weight.double())
+    actual = linear(x, weight)
+    for rows in (slice(0, None, 2), slice(1, None, 2)):
+        for columns in (slice(0, None, 2), slice(1, None, 2)):
+            assert off(actual[rows, columns], expected[rows, columns]) < 0.05
+
+
+def test_zeros_give_zeros_and_what_is_no_number_stays_none() -> None:
+    x, weight = torch.zeros(256, WIDTH).bfloat16(), torch.randn(1024, WIDTH).bfloat16()
+    assert not linear(x, weight).any()
+    x[3, 5] = float("nan")
+    result = linear(x, weight)
+    assert result[3].isnan().all() and not result[4].isnan().any()
+
+
+@pytest.mark.parametrize(
+    "case",
+    {
+        "few rows": (torch.randn(255, WIDTH).bfloat16(), torch.randn(1024, WIDTH).bfloat16()),
+        "few weights": (torch.randn(256, 128).bfloat16(), torch.randn(1024, 128).bfloat16()),
+        "no multiple of 16": (torch.randn(256, WIDTH).bfloat16(), torch.randn(1000, WIDTH).bfloat16()),
+        "float32": (torch.randn(256, WIDTH), torch.randn(1024, WIDTH)),
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_other_layers_are_left_as_they_are(case: tuple[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    x, weight = case[1]
+    assert torch.equal(linear(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("general", [True, False], ids=["general", "exact"])
+def test_a_graph_has_its_large_layers_in_fp8_at_every_size(capture_of: Callable[..., Any], general: bool) -> None:
+    module = Wide()
+    captured = capture_of(module, *call(), general=general, forms=IN_FP8)
+    plain = capture_of(module, *call(), general=general)
+    assert products(captured).count("_scaled_mm") == 2
+    assert products(plain).count("_scaled_mm") == 0
+    assert captured.digest != plain.digest
+    for other in (call(), call(3, 320)) if general else (call(),):
+        with torch.no_grad():
+            expected = module(*other)
+        assert 1e-3 < off(captured.run_on(module, *other), expected) < 0.1
+    if general:
+        assert captured.covers(module, *call(1, 64))  # which rows a layer has says nothing of which it may have
+
+
+def test_a_lora_needs_nothing_new(capture_of: Callable[..., Any]) -> None:
+    module, tensors = Wide(), call()
+    captured = capture_of(module, *tensors, forms=IN_FP8)
+    with torch.no_grad():
+        module.wide.weight.add_(torch.randn_like(module.wide.weight))
+        assert off(captured.run_on(module, *tensors), module(*tensors)) < 0.1
+
+
+# -- in a dispatcher ---------------------------------------------------------------------------
+
+
+class Served:
+    def __init__(self, dtype: torch.dtype = torch.bfloat16, engine: str = "eager") -> None:
+        services = HostServices("host 1", "options", {}, lambda: None, lambda _layers: None)
+        self.library, self.module, self.shown = GraphLibrary(GraphCache(1 << 30), Metrics()), Wide(dtype), list[str]()
+        self.dispatcher = Dispatcher(engine, self.library, services, self.shown.append, precision="fp8")
+
+    def run(self, calls: int = 3) -> float:
+        """The largest error of a run."""
+        self.dispatcher.begin_run()
+        worst = 0.0
+        for _ in range(calls):
+            tensors = call(dtype=next(self.module.parameters()).dtype)
+            with torch.no_grad():
+                expected = self.module(*tensors)
+                actual = self.dispatcher(self.module, self.module.forward, tensors, {})
+            worst = max(worst, off(actual, expected))
+        self.dispatcher.end_run(self.module)
+        return worst
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this CPU were a GPU with 8-bit units: the operators are the same."""
+    monkeypatch.setattr(dispatch, "fp8_unavailable", lambda _device: None)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("engine", ["eager", "inductor"])
+def test_a_dispatcher_serves_in_fp8(engine: str) -> None:
+    served = Served(engine=engine)
+    assert 1e-3 < served.run() < 0.1
+    assert "lossless" not in served.shown[-1]
+    snapshot = served.library.metrics.snapshot()
+    assert (snapshot["compiled"], snapshot["served"], snapshot["retired"]) == (1, 3, 0)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_model_that_fp8_is_too_far_off_for_is_lossless_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "_rounded", lambda rows, right=fp8._rounded: (right(rows)[0], right(rows)[1] * 1.5))
+    served = Served()
+    assert served.run() == 0.0
+    snapshot = served.library.metrics.snapshot()
+    assert (snapshot["retired"], snapshot["served"]) == (1, 2)
+    assert "lossless instead of fp8: fp8 was too far off for this model" in served.shown[-1]
+
+
+def test_where_fp8_cannot_be_had_graphs_are_lossless_and_say_so() -> None:
+    served = Served()
+    assert served.run() == 0.0
+    assert served.shown[-1].endswith("lossless instead of fp8: fp8 needs an NVIDIA GPU, and this model runs on cpu")
+    assert served.library.metrics.snapshot()["fallbacks"] == {}
+    served.run()  # which looks for nothing new
+    assert "lossless instead of fp8" in served.shown[-1]
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_an_engine_without_8_bit_products_is_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onediff_comfy.engines.eager import EagerEngine
+
+    monkeypatch.setattr(EagerEngine, "fp8", False)
+    served = Served()
+    assert served.run() == 0.0
+    assert served.shown[-1].endswith("the eager engine does not compute in fp8")
+
+
+def test_what_is_chosen_is_part_of_the_options_and_read_from_them() -> None:
+    for manner in (Manner(), Manner(reusable=True), Manner(fp8=True), Manner(True, True)):
+        assert Manner.of({"layout": "channels_last", **manner.options()}) == manner
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_on_a_gpu_that_can_it_is_as_far_off_as_on_the_cpu(dtype: torch.dtype) -> None:
+    device = torch.device("cuda", 0)
+    reason = fp8_unavailable(device)
+    if reason is not None:
+        pytest.skip(reason)
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(*s, device=device, dtype=dtype) for s in ((2, 777, WIDTH), (1024, WIDTH), (1024,)))
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    assert 0.02 < off(linear(x, weight, bias), expected) < 0.051
