@@ -50,6 +50,19 @@ def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, f
     assert second.fallbacks == {}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there is fp8, and another picture")
+def test_without_a_gpu_fp8_is_lossless_and_says_so(server: ComfyServer) -> None:
+    expected = latent_of(server.run(SD15.workflow(4)))
+    counters = Counters(server)
+    workflow = SD15.workflow(4, "eager")
+    workflow["speedup"]["inputs"]["precision"] = "fp8"
+    result = server.run(workflow)
+    assert_same_picture(latent_of(result), expected)
+    assert (counters.served, counters.fallbacks) == (SD15.steps, {})
+    last = [text for node, text in result.texts if node == "speedup"][-1]
+    assert last.endswith("lossless instead of fp8: fp8 needs an NVIDIA GPU, and this model runs on cpu")
+
+
 def test_auto_uses_inductor(server: ComfyServer) -> None:
     server.run(SD15.workflow(1, "inductor"))
     counters = Counters(server)
@@ -64,7 +77,7 @@ def test_the_node_explains_itself(server: ComfyServer) -> None:
     assert info["display_name"] == "OneDiff Model Speedup"
     assert info["description"]
     assert list(info["input"]["required"]) == ["model", "engine"]
-    assert list(info["input"]["optional"]) == ["compile", "cache_budget_mb", "buckets"]
+    assert list(info["input"]["optional"]) == ["compile", "cache_budget_mb", "buckets", "precision"]
     inputs = {**info["input"]["required"], **info["input"]["optional"]}
     assert all(options["tooltip"] for _, options in inputs.values())
     assert all(info["output_tooltips"])
@@ -72,7 +85,8 @@ def test_the_node_explains_itself(server: ComfyServer) -> None:
     assert inputs["compile"][1]["options"] == ["wait", "background"]
     assert inputs["cache_budget_mb"][1]["min"] == 0
     defaults = {name: options["default"] for name, (_, options) in inputs.items() if "default" in options}
-    assert defaults == {"engine": "auto", "compile": "wait", "cache_budget_mb": 0}
+    assert inputs["precision"][1]["options"] == ["lossless", "fp8"]
+    assert defaults == {"engine": "auto", "compile": "wait", "cache_budget_mb": 0, "precision": "lossless"}
 
 
 def test_a_workflow_from_before_the_node_had_options_still_runs(server: ComfyServer) -> None:

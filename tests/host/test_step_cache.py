@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,26 @@ def test_the_higher_the_threshold_the_more_is_reused_and_at_zero_it_is_eagers_pi
         latent_of(server.run(_cached(0.5, engine=engine, family=family, **more)))
     assert (again.captured, again.compiled, again.fallbacks) == (0, 0, {})
     assert again.reused >= 3
+
+
+def test_a_saved_graph_serves_a_step_cache_on_a_machine_with_nothing_kept(
+    server: ComfyServer, start_server: Callable[..., ComfyServer], tmp_path: Path
+) -> None:
+    workflow = _cached(0.5, engine="inductor", family=FLUX)
+    after = {"model": ["steps", 0], "filename": "with a step cache", "after": ["sampler", 0]}
+    workflow["keep"] = {"class_type": "OneDiffSaveCompiledGraph", "inputs": after}
+    expected = latent_of(server.run(workflow))
+
+    loaded = _cached(0.5, engine="inductor", family=FLUX)
+    file = {"model": ["loader", 0], "file": "with a step cache.graph", "mismatch": "strict"}
+    loaded["speedup"] = {"class_type": "OneDiffLoadCompiledGraph", "inputs": file}
+    other = start_server(server.base_dir, ONEDIFF_CACHE_DIR=str(tmp_path / "empty"))
+    other.log_file = tmp_path / "server.log"
+    with other:
+        counters = Counters(other)
+        assert_same_picture(latent_of(other.run(loaded)), expected)
+        assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
+        assert counters.reused > 0
 
 
 def test_without_the_node_nothing_of_it_is_left(server: ComfyServer) -> None:
