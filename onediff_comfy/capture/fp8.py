@@ -8,7 +8,9 @@ are rounded inside of it, so LoRAs and other checkpoints need nothing new. What 
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -46,11 +48,29 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     Returns:
         [..., out], of the same dtype; off by some 3% (root mean square) for values that are normally distributed.
     """
-    if not _is_worth_it(input, weight):
-        return F.linear(input, weight, bias)
+    return product()(input, weight, bias) if _is_worth_it(input, weight) else F.linear(input, weight, bias)
+
+
+@functools.cache
+def _library() -> torch.library.Library:
+    """Defines the operator ``onediff_comfy::fp8_linear``, for as long as it is kept."""
+    library = torch.library.Library("onediff_comfy", "FRAGMENT")
+    library.define("fp8_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
+    library.impl("fp8_linear", _product, "CompositeImplicitAutograd")
+    return library
+
+
+def product() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """An operator that is one node of a capture; compilers take it to pieces and fuse them."""
+    _library()
+    operator: Callable[..., torch.Tensor] = torch.ops.onediff_comfy.fp8_linear
+    return operator
+
+
+def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     rows = input.reshape(-1, input.shape[-1])
     (left, left_scale), (right, right_scale) = _rounded(rows), _rounded(weight)
-    product = torch._scaled_mm(
+    output = torch._scaled_mm(
         left,
         right.t(),
         scale_a=left_scale,
@@ -59,7 +79,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         out_dtype=input.dtype,
         use_fast_accum=True,
     )
-    return product.reshape(*input.shape[:-1], weight.shape[0])
+    return output.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def _is_worth_it(input: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -275,7 +275,7 @@ def _work(node: Node) -> float:
         return 2.0 * math.prod(sizes[0]) * sizes[1][-2]
     if "conv" in name:  # a weight is [out, in / groups, ...]
         return float(_numel(node) * math.prod(sizes[1][1:]))
-    if name in ("linear", "mm", "bmm", "matmul"):
+    if name in ("linear", "fp8_linear", "mm", "bmm", "matmul"):
         return float(_numel(node) * sizes[0][-1])
     if name in ("addmm", "baddbmm"):
         return float(_numel(node) * sizes[1][-1])

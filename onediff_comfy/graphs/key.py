@@ -68,7 +68,9 @@ class Manner:
         return cls(reusable=_REUSE in options, fp8=_PRECISION in options)
 
     def options(self) -> dict[str, str]:
-        return {**({_REUSE: "first block"} if self.reusable else {}), **({_PRECISION: "fp8"} if self.fp8 else {})}
+        """As options of a compiler. An fp8 layer is one operator of a capture: other arithmetic needs another name."""
+        reuse = {_REUSE: "first block"} if self.reusable else {}
+        return {**reuse, **({_PRECISION: "fp8 rows"} if self.fp8 else {})}
 
 
 _REUSE, _PRECISION = "reuse", "precision"
