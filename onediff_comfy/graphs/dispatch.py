@@ -22,7 +22,6 @@ import torch.utils._pytree as pytree
 
 from ..capture.call import Call, NotCovered, Signature, bind, split
 from ..capture.fp8 import fp8_unavailable
-from ..capture.shapes import batch_tensor
 from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
@@ -31,10 +30,10 @@ from ..messages import first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
-from .batches import Part, cost_of_call, join, plan, split_batch
 from .key import Manner, compiler
 from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker, describe
+from .parted import Parted, PartedCalls
 from .recorded import RecordedGraph
 from .run import Run
 from .specialise import Specialiser
@@ -44,9 +43,6 @@ from .timing import BRIEF, EAGER, RunTimes
 log = logging.getLogger(__name__)
 
 _SHOW_AGAIN_S = 1.0
-# Of what a graph of its own would cost per call: a batch of 3 runs as 4, one of 6 as 4 and 2, and
-# nobody waits for a compilation.
-_WORTH_IT = 4 / 3
 
 
 @dataclass(frozen=True)
@@ -70,15 +66,6 @@ class Speed:
 class _Served:
     graph_key: str
     sizes: tuple[int, ...]  # what the graph's symbols stand for
-
-
-@dataclass(frozen=True)
-class _Parted:
-    """Served by graphs for other batch sizes, where an engine has no general graphs."""
-
-    family: tuple[str, Signature]
-    batch: int
-    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -141,10 +128,9 @@ class Dispatcher:
         self.run_times = RunTimes()
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
-        self._routes: dict[tuple[str, Signature], _Served | _Refused | _Parted] = {}
+        self._routes: dict[tuple[str, Signature], _Served | _Refused | Parted] = {}
         self._not_general: set[tuple[str, Signature]] = set()
-        self._trusted_parts: set[_Parted] = set()
-        self._whole: set[tuple[str, Signature]] = set()  # kinds of calls that cannot be cut along their batch
+        self._parted = PartedCalls(host.options_name)
         self._preparing = threading.RLock()
         self._warned: set[str] = set()
         self._on_its_way: tuple[str, Callable[[], str | None]] | None = None  # why not yet, and how far
@@ -232,7 +218,7 @@ class Dispatcher:
             if not self._routes:
                 self._look_later()
             found = self._find(module, forward, args, kwargs)
-            if isinstance(found, _Parted):
+            if isinstance(found, Parted):
                 return self._run_in_parts(found, module, forward, args, kwargs)
             output = self._answer(found, forward, args, kwargs)
         except NotCovered as error:
@@ -253,7 +239,7 @@ class Dispatcher:
 
     def _find(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> _Found | _Parted:
+    ) -> _Found | Parted:
         target = self._target(module)
         self._host.refuse(target.layers)
         arguments = bind(forward, args, kwargs)
@@ -264,12 +250,12 @@ class Dispatcher:
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         route = self._routes.get((target.fingerprint, call.signature))
         graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
-        if graph is None and not isinstance(route, _Refused | _Parted):
+        if graph is None and not isinstance(route, _Refused | Parted):
             with self._preparing:
                 call, route, graph = self._prepare_unless_on_its_way(target, forward, arguments, call)
         if isinstance(route, _Refused):
             raise NotCovered(route.reason)
-        if isinstance(route, _Parted):
+        if isinstance(route, Parted):
             return route
         assert isinstance(route, _Served) and graph is not None
         if graph.shapes.general and self._specialiser.ready(
@@ -321,7 +307,7 @@ class Dispatcher:
 
     def _prepare_unless_on_its_way(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, _Served | _Refused | _Parted, CompiledGraph | None]:
+    ) -> tuple[Call, _Served | _Refused | Parted, CompiledGraph | None]:
         self._look_later()
         try:
             return self._prepare(target, forward, arguments, call)
@@ -331,7 +317,7 @@ class Dispatcher:
 
     def _prepare(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, _Served | _Refused | _Parted, CompiledGraph | None]:
+    ) -> tuple[Call, _Served | _Refused | Parted, CompiledGraph | None]:
         """Find or make the graph for a signature that has no route yet, and remember the route."""
         device = _device_of(call)
         # Before minutes of work: are the weights where the graph would need them? They may be back
@@ -342,7 +328,7 @@ class Dispatcher:
             exact = self._exact(maker.engine, target, call)
             found = self._kept(maker, target, call, exact)
             if found is None and not maker.engine.general:
-                parted = self._parted(target, call)
+                parted = self._parted.plan(target.fingerprint, call, self._served(target))
                 if parted is not None:
                     self._routes[target.fingerprint, call.signature] = parted
                     return call, parted, None
@@ -370,23 +356,14 @@ class Dispatcher:
         self._routes[target.fingerprint, call.signature] = route
         return call, route, graph
 
-    def _parted(self, target: Target, call: Call) -> _Parted | None:
-        """How graphs that this node has for other batch sizes can serve a call, where that costs little."""
-        index = batch_tensor(call.signature.tensors)
-        batch = call.tensors[index].shape[0] if index is not None and call.tensors[index].ndim else 1
-        family = (target.fingerprint, call.signature.any_sizes())
-        # A first axis of one may as well mean that all samples share a tensor.
-        if batch == 1 or family in self._whole:
-            return None
-        sizes = set()
-        for (fingerprint, signature), route in self._routes.items():
-            if fingerprint == target.fingerprint and isinstance(route, _Served) and index is not None:
-                size = signature.tensors[index].shape[0] if signature.tensors[index].shape else 0
-                if size > 1 and signature == call.signature.with_batch(batch, size):
-                    sizes.add(size)
-        parts = plan(batch, sizes) if sizes else []
-        cost = sum(cost_of_call(part.size) for part in parts)
-        return _Parted(family, batch, tuple(parts)) if 0 < cost <= cost_of_call(batch) * _WORTH_IT else None
+    def _served(self, target: Target) -> list[Signature]:
+        """The calls of a target that have graphs."""
+        routes = self._routes.items()
+        return [
+            signature
+            for (fingerprint, signature), route in routes
+            if fingerprint == target.fingerprint and isinstance(route, _Served)
+        ]
 
     def _refuse(self, target: Target, call: Call, reason: str) -> _Refused:
         route = _Refused(reason)
@@ -540,42 +517,25 @@ class Dispatcher:
 
     def _run_in_parts(
         self,
-        parted: _Parted,
+        parted: Parted,
         module: torch.nn.Module,
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Cut a call along its batch, serve each part as a call of its own, and put the outputs together."""
-        arguments = bind(forward, args, kwargs)
-        name = self._host.options_name
-        options = {name: arguments.pop(name)} if name in arguments else {}
-        leaves, tree = pytree.tree_flatten(arguments)
-        cut = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf) and leaf.ndim and len(leaf) == parted.batch]
-        outputs: list[list[torch.Tensor]] = []
         step_cache, self._step_cache = self._step_cache, None  # one part is no earlier step of another
         try:
-            for pieces in split_batch([leaves[i] for i in cut], parted.batch, parted.parts):
-                own = list(leaves)
-                for i, piece in zip(cut, pieces, strict=True):
-                    own[i] = piece
-                part = {**pytree.tree_unflatten(own, tree), **options}
-                flat, output_tree = pytree.tree_flatten(self(module, forward, (), part))
-                outputs.append(flat)
+            output, separable = self._parted.run(
+                parted,
+                bind(forward, args, kwargs),
+                serve=lambda part: self(module, forward, (), part),
+                eager=lambda: forward(*args, **kwargs),
+            )
         finally:
             self._step_cache = step_cache
-        output = pytree.tree_unflatten(join(outputs, parted.parts), output_tree)
-        if parted in self._trusted_parts:
-            return output
-        # Samples of one batch see each other in some models (the frames of a video): looked at once.
-        expected = forward(*args, **kwargs)
-        tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
-        if _difference(output, expected) <= proof.limit({t.dtype for t in tensors}, tensors[0].device):
-            self._trusted_parts.add(parted)
-            return output
-        self._whole.add(parted.family)
-        self._routes = {key: route for key, route in self._routes.items() if not isinstance(route, _Parted)}
-        return expected
+        if not separable:
+            self._routes = {call: route for call, route in self._routes.items() if not isinstance(route, Parted)}
+        return output
 
     def _reuses(self, found: _Found) -> bool:
         """Whether the step cache wants this call to reuse what an earlier step found."""
@@ -620,7 +580,7 @@ class Dispatcher:
         dtypes = {tensor.dtype for tensor in (*found.weights, *found.call.tensors)}
         in_fp8 = self._in_fp8(found.target, choose(self._engine, _device_of(found.call)), _device_of(found.call))
         allowed = proof.limit(dtypes, _device_of(found.call), in_fp8)
-        error = max(_difference(actual, expected), self._brief_difference(found, expected))
+        error = max(proof.difference(actual, expected), self._brief_difference(found, expected))
         if not error <= allowed:
             reason = message(
                 "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
@@ -655,7 +615,7 @@ class Dispatcher:
         if features is None or not isinstance(found.graph, ReusableGraph):
             return 0.0
         flat, _ = found.graph.reuse(found.weights, found.call.tensors, features)
-        return _difference(pytree.tree_unflatten(flat, found.graph.binding.output), expected)
+        return proof.difference(pytree.tree_unflatten(flat, found.graph.binding.output), expected)
 
     def _fall_back(self, module: torch.nn.Module, reason: str, quiet: bool = False) -> None:
         self._run.eager_answered(reason)
@@ -702,15 +662,6 @@ def _progress(background: Background, key: str) -> str | None:
 def _device_of(call: Call) -> torch.device:
     """Where the call computes: the device of its largest tensor (scalars may be elsewhere)."""
     return max(call.tensors, key=torch.Tensor.numel).device
-
-
-def _difference(actual: Any, expected: Any) -> float:
-    """The largest relative error of the tensors in an output; infinite where it is built otherwise."""
-    left, left_spec = pytree.tree_flatten(actual)
-    right, right_spec = pytree.tree_flatten(expected)
-    if left_spec != right_spec or len(left) != len(right):
-        return float("inf")
-    return max(map(proof.relative_error, left, right), default=0.0)
 
 
 def _is_tensor(value: Any) -> bool:

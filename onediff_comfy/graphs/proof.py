@@ -7,6 +7,7 @@ of another shape). One eager step per graph is the price of knowing.
 from __future__ import annotations
 
 import torch
+import torch.utils._pytree as pytree
 
 # Largest relative error, ‖graph - eager‖ / ‖eager‖, by the coarsest dtype that takes part. Both
 # sides round differently, so each is a multiple of the dtype's epsilon that real models stay well
@@ -40,6 +41,15 @@ def relative_error(actual: object, expected: object) -> float:
     norm = torch.linalg.vector_norm(right)
     error = torch.linalg.vector_norm(left - right)
     return float(error / norm) if norm > 0 else (0.0 if error == 0 else float("inf"))
+
+
+def difference(actual: object, expected: object) -> float:
+    """The largest relative error of the tensors in an output; infinite where it is built otherwise."""
+    left, left_spec = pytree.tree_flatten(actual)
+    right, right_spec = pytree.tree_flatten(expected)
+    if left_spec != right_spec:
+        return float("inf")
+    return max(map(relative_error, left, right), default=0.0)
 
 
 def _kinds(values: torch.Tensor) -> torch.Tensor:
