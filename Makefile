@@ -1,7 +1,10 @@
 # make demo PYTHON_ENV=/path/to/python   uses that Python (with ComfyUI's requirements) and sets nothing up
 # COMFYUI_PATH=/path/to/ComfyUI          uses that ComfyUI
+# make bench BENCH_RESULTS=/path/to/folder    writes its results there
 
 PYTHON ?= python3
+
+BENCH_RESULTS ?= benchmarks/results
 
 ifdef PYTHON_ENV
 ENV_PYTHON := $(PYTHON_ENV)
@@ -18,7 +21,7 @@ help:
 	@echo "             its own, if one is found (35 minutes on two cores)"
 	@echo "make test-all   these, every model family, and the coverage matrix: each patch with each family and engine"
 	@echo "make test-families, test-coverage, test-oneflow   each by itself"
-	@echo "make bench   every number in the README (needs an NVIDIA GPU)"
+	@echo "make bench   the README's measurements, their files, plots and a table (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environment that all of these use: .venv and ComfyUI in .cache"
 	@echo "make clean   removes everything that these make"
@@ -57,9 +60,9 @@ test-oneflow: setup
 
 bench: setup
 	@$(ENV_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
-	  echo "make bench needs an NVIDIA GPU with 16 GB or more that PyTorch can use, and about 15 minutes;" \
+	  echo "make bench needs an NVIDIA GPU that PyTorch can use, with 40 GB or more, and about half an hour on an H200;" \
 	       "it downloads nothing, the weights are random" >&2; exit 2; }
-	$(ENV_PYTHON) -m benchmarks.sampling
+	$(ENV_PYTHON) -m benchmarks --results "$(BENCH_RESULTS)"
 
 clean:
 	rm -rf .venv .cache demo .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from .host import start_host
-from .sampling import environment, variant
+from .sampling import environment
+from .variants import variant
 
 _MEASURED, _PATIENCE_S = 8, 420  # images; seconds until a background compilation must have ended
 _SHORT, _LONG, _ROUNDS = 3, 9, 2  # steps, steps, times

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from dev.environment import comfyui_path
 
 
-def start_host(dynamic_vram: bool = False) -> None:
+def start_host(dynamic_vram: bool = False, cuda_malloc: bool = True) -> None:
     """Make ComfyUI importable, that of COMFYUI_PATH or of ``make setup``; on the CPU if there is no GPU.
 
     Call it after the command line was read: the host parses it when it is imported, and so finds none.
 
     Args:
         dynamic_vram: load weights as the host's server does by default on NVIDIA, page by page.
+        cuda_malloc: let the host choose PyTorch's allocator, as its server does; else it is PyTorch's own, as with the
+            server's option --disable-cuda-malloc.
 
     Raises:
         RuntimeError: the host cannot do that here.
     """
     sys.argv = sys.argv[:1]
     sys.path.insert(0, str(comfyui_path()))
-    import cuda_malloc  # noqa: F401 - chooses PyTorch's allocator, as the host's main.py has it do
+    import comfy.cli_args
+
+    comfy.cli_args.args.disable_cuda_malloc = not cuda_malloc
+    importlib.import_module("cuda_malloc")  # chooses PyTorch's allocator, as the host's main.py has it do
     import torch
 
     if not torch.cuda.is_available():
-        import comfy.cli_args
-
         comfy.cli_args.args.cpu = True
     if dynamic_vram:
         _dynamic_vram()

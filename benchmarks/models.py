@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Family:
         pooled: width of the pooled conditioning, 0 for none.
         cfg: the guidance scale; 1 means one model call per image and step, more means two.
         extra: further conditioning values.
+        size: of the images to measure at, width x height in pixels.
     """
 
     build: Callable[[torch.dtype], torch.nn.Module]
@@ -38,6 +40,7 @@ class Family:
     pooled: int
     cfg: float
     extra: dict[str, float]
+    size: str = "1024x1024"
 
 
 _UNET: dict[str, Any] = {
@@ -106,7 +109,7 @@ def control_shapes(name: str) -> dict[str, torch.Tensor]:
     return network.state_dict()
 
 
-def _flux(dtype: torch.dtype) -> torch.nn.Module:
+def _flux(dtype: torch.dtype, **sizes: int) -> torch.nn.Module:
     import comfy.ops
     from comfy.ldm.flux.model import Flux
 
@@ -115,13 +118,7 @@ def _flux(dtype: torch.dtype) -> torch.nn.Module:
         in_channels=16,
         out_channels=16,
         patch_size=2,
-        vec_in_dim=768,
-        context_in_dim=4096,
-        hidden_size=3072,
         mlp_ratio=4.0,
-        num_heads=24,
-        depth=19,
-        depth_single_blocks=38,
         axes_dim=[16, 56, 56],
         theta=10000,
         qkv_bias=True,
@@ -129,23 +126,45 @@ def _flux(dtype: torch.dtype) -> torch.nn.Module:
         txt_ids_dims=[],
         dtype=dtype,
         operations=comfy.ops.disable_weight_init,
+        **sizes,
     )
 
 
+_FLUX: dict[str, Any] = {
+    "vec_in_dim": 768,
+    "context_in_dim": 4096,
+    "hidden_size": 3072,
+    "num_heads": 24,
+    "depth": 19,
+    "depth_single_blocks": 38,
+}
+_TINY: dict[str, Any] = {
+    "vec_in_dim": 32,
+    "context_in_dim": 64,
+    "hidden_size": 128,
+    "num_heads": 1,
+    "depth": 2,
+    "depth_single_blocks": 4,
+}
+
+_GUIDANCE: dict[str, float] = {"guidance": 3.5}
 FAMILIES = {
-    "sd15": Family(_sd15, torch.float16, 4, (77, 768), 0, 7.0, {}),
+    "sd15": Family(_sd15, torch.float16, 4, (77, 768), 0, 7.0, {}, "512x512"),
     "sdxl": Family(_sdxl, torch.float16, 4, (77, 2048), 1280, 7.0, {}),
-    "flux": Family(_flux, torch.bfloat16, 16, (512, 4096), 768, 1.0, {"guidance": 3.5}),
+    "flux": Family(partial(_flux, **_FLUX), torch.bfloat16, 16, (512, 4096), 768, 1.0, _GUIDANCE),
+    # For a CPU, to see that something runs: Flux with few and narrow blocks.
+    "tiny": Family(partial(_flux, **_TINY), torch.bfloat16, 16, (16, 64), 32, 1.0, _GUIDANCE, "128x128"),
 }
 
 
-def load(family: Family, device: torch.device, file: Path | None = None) -> Any:
+def load(family: Family, device: torch.device, file: Path | None = None, dtype: torch.dtype | None = None) -> Any:
     """A ComfyUI MODEL with random weights.
 
     Args:
         family: what to build.
         device: where the weights are made.
         file: written and loaded from, as Dynamic VRAM needs it; without, weights stay where they were made.
+        dtype: to compute in, with weights of the values that they have in the family's own dtype, which is the default.
     """
     import comfy.sd
 
@@ -161,8 +180,8 @@ def load(family: Family, device: torch.device, file: Path | None = None) -> Any:
             weight.fill_(1)
         else:
             weight.normal_(0, 0.02, generator=generator)
-        weights[name] = weight
-    options = {"dtype": family.dtype}
+        weights[name] = weight.to(dtype or family.dtype)
+    options = {"dtype": dtype or family.dtype}
     if file is None:
         return comfy.sd.load_diffusion_model_state_dict(weights, model_options=options)
     save_file(weights, file, metadata={"format": "pt"})

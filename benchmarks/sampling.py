@@ -1,10 +1,12 @@
-"""Time whole sampling runs through ComfyUI's own sampler: eager, ComfyUI's compile node, and ours.
+"""Time whole sampling runs through ComfyUI's own sampler: eager, ComfyUI's compile and cache nodes, and ours.
 
     COMFYUI_PATH=... python -m benchmarks.sampling --model sdxl --size 1024x1024 --steps 20
+    ... python -m benchmarks.sampling --model tiny --variants eager,onediff-eager        on a CPU, to see that it runs
 
-Every variant gets an empty compile cache. Our store of compiled graphs is where ONEDIFF_CACHE_DIR
-says; point it to an empty folder to time a compilation. The first image of each is timed as a person waits for
-it, compilation included; then all variants take turns, image by image, and the median is reported.
+Every variant gets an empty compile cache; ``benchmarks/variants.py`` lists the names. Our store of compiled graphs is
+where ONEDIFF_CACHE_DIR says; point it to an empty folder to time a compilation. The first image of each is timed as a
+person waits for it, compilation included; then all variants take turns, image by image, and the median is reported.
+A variant that fails is reported with its error, and the others go on.
 """
 
 from __future__ import annotations
@@ -18,131 +20,207 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .host import start_host
+from .variants import names, variant
 
-VARIANTS = ("eager", "torch_compile", "onediff-inductor", "onediff-cudagraph", "onediff-eager")
+MODELS = ("sd15", "sdxl", "flux", "tiny")
+_COUNTED = ("served", "reused", "captured", "compiled", "loaded", "fallbacks")
 
 
 def main() -> int:
-    """Run the benchmark; write JSON, print a table."""
+    """Run the benchmark; write JSON, print a table. Ends with 1 if one of our own variants failed or ran eager."""
     options = _arguments()
-    start_host()
-    report = _measure(options)
+    start_host(cuda_malloc=not options.disable_cuda_malloc)
+    import torch
+
+    with torch.inference_mode():  # as the host's executor runs every node
+        report = _Bench(options).run()
     if options.output:
         Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
     _print_table(report)
-    return 0
+    return ours_failed(report)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["sd15", "sdxl", "flux"], default="sdxl")
-    parser.add_argument("--size", default="1024x1024", help="image width x height in pixels")
+    parser.add_argument("--model", choices=MODELS, default="sdxl")
+    parser.add_argument("--size", help="image width x height in pixels (default: what the model was made for)")
     parser.add_argument("--batch", type=int, default=1, help="images per run")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5, help="timed images per variant")
-    parser.add_argument("--variants", default="eager,torch_compile,onediff-inductor")
+    parser.add_argument("--variants", type=names, default="eager,torch_compile,onediff-inductor")
     parser.add_argument("--output", help="JSON file to write")
     parser.add_argument("--inductor-cache", help="folder to keep Inductor's cache in (default: a new one each)")
+    parser.add_argument(
+        "--disable-cuda-malloc", action="store_true", help="PyTorch's own allocator, as ComfyUI's option of that name"
+    )
     return parser.parse_args()
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    import comfy.model_management
-    import torch
+class Sampler:
+    """Makes latents of one model family from seeds, as KSampler does with euler.
 
-    from .models import FAMILIES, conditioning, load
+    Args:
+        model: one of ``MODELS``.
+        size: width x height in pixels; None for the family's own.
+        batch: images per run.
+        steps: of each run.
+        prompts: how many random conditionings there are.
+    """
 
-    family = FAMILIES[options.model]
-    device = comfy.model_management.get_torch_device()
-    width, height = map(int, options.size.split("x"))
-    start = time.perf_counter()
-    with torch.inference_mode():  # as the host's executor runs every node
-        model = load(family, device)
+    def __init__(self, model: str, size: str | None, batch: int, steps: int, prompts: int = 1) -> None:
+        import torch
+
+        from .models import FAMILIES, conditioning
+
+        self.family = FAMILIES[model]
+        self.size = size or self.family.size
+        self.steps = steps
+        width, height = map(int, self.size.split("x"))
+        self._latent = torch.zeros(batch, self.family.latent_channels, height // 8, width // 8)
+        self._prompts = [
+            tuple(conditioning(self.family, 2 * prompt + which) for which in (1, 2)) for prompt in range(prompts)
+        ]
+
+    def __call__(self, model: Any, seed: int, prompt: int = 0) -> Any:
+        """The latent, [batch, channels, height / 8, width / 8] in float32 on the CPU.
+
+        Args:
+            model: a MODEL.
+            seed: of the noise.
+            prompt: which of the conditionings.
+        """
+        import comfy.sample
+        import torch
+
+        positive, negative = self._prompts[prompt]
+        noise = torch.randn(self._latent.shape, generator=torch.Generator().manual_seed(seed))
+        cfg, latent = self.family.cfg, self._latent
+        return comfy.sample.sample(
+            model, noise, self.steps, cfg, "euler", "simple", positive, negative, latent, seed=seed, disable_pbar=True
+        )
+
+
+class _Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        import comfy.model_management
+
+        from .models import load
+
+        self.options = options
+        self.device = comfy.model_management.get_torch_device()
+        self.sampler = Sampler(options.model, options.size, options.batch, options.steps)
+        options.size = self.sampler.size
+        start = time.perf_counter()
+        self.model = load(self.sampler.family, self.device)
         print(f"{options.model}: weights made and loaded in {time.perf_counter() - start:.1f} s", flush=True)
-        positive, negative = conditioning(family, 1), conditioning(family, 2)
-        latent = torch.zeros(options.batch, family.latent_channels, height // 8, width // 8)
-        names = options.variants.split(",")
-        runs: dict[str, Callable[[int], torch.Tensor]] = {}
-        rows: dict[str, dict[str, Any]] = {}
-        for name in names:
-            cache = options.inductor_cache or tempfile.mkdtemp(prefix="onediff-bench-")
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-            runs[name] = _sampler(variant(model, name), family.cfg, positive, negative, latent, options.steps)
-            _reset_peak()
-            seconds, first = _timed(runs[name], 0)
-            rows[name] = {"first_image_s": seconds, "first_image_peak_mib": _peak_mib()}
-            rows[name].update(_difference(first, runs["eager"](0)) if "eager" in runs else {})
-            print(f"{name}: first image {seconds:.2f} s", flush=True)
-        times: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(options.rounds):
-            for name in names:
-                _reset_peak()
-                times[name].append(_timed(runs[name], number + 1)[0])
-                rows[name]["peak_mib"] = _peak_mib()
-        for name in names:
-            per_step = [1000 * seconds / options.steps for seconds in times[name]]
-            rows[name]["step_ms"] = statistics.median(per_step)
-            rows[name]["step_ms_all"] = per_step
-            rows[name]["image_s"] = statistics.median(times[name])
-        from onediff_comfy.host.process import metrics
+        self.models: dict[str, Any] = {}  # of the variants that have not failed
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.images: dict[str, list[dict[str, Any]]] = {name: [] for name in options.variants}
+        self.expected: Any = None
 
+    def run(self) -> dict[str, Any]:
+        from onediff_comfy.host.process import library, metrics
+
+        # What comes often gets a graph of its own, in the background: not while the general one is timed.
+        library().background = None
+        for name in self.options.variants:
+            self.rows[name] = {}
+            self.attempt(name, self.first_image)
+        for _ in range(self.options.rounds):
+            for name in list(self.models):
+                self.attempt(name, self.timed_image)
+        for name in self.models:
+            self.rows[name] |= _summary(self.images[name], self.options.steps)
         return {
-            "what": {key: value for key, value in vars(options).items() if key != "output"},
-            "environment": environment(device),
-            "variants": rows,
+            "what": {key: value for key, value in vars(self.options).items() if key != "output"},
+            "environment": environment(self.device),
+            "variants": self.rows,
             "onediff": metrics().snapshot(),
         }
 
+    def attempt(self, name: str, work: Callable[[str], None]) -> None:
+        """Do something for a variant; if it fails, that is its result, and it is not tried again."""
+        try:
+            work(name)
+        except Exception as error:
+            traceback.print_exc()
+            self.rows[name]["failed"] = failure(error)
+            self.models.pop(name, None)
+            print(f"{name}: failed", flush=True)
 
-def variant(model: Any, name: str) -> Any:
-    """``model`` as one of ``VARIANTS`` would run it."""
-    if name == "eager":
-        return model.clone()
-    if name == "torch_compile":
-        from comfy_api.torch_helpers import set_torch_compile_wrapper
+    def first_image(self, name: str) -> None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.options.inductor_cache or tempfile.mkdtemp(prefix="onediff-bench-")
+        self.models[name] = variant(self.model, name)
+        latent, found = self.image(name, 0)
+        self.rows[name] |= {f"first_image_{what}": value for what, value in found.items()}
+        if name == "eager":  # itself it is compared with its own repetition
+            self.expected = self.sampler(self.models[name], 0)
+        if self.expected is not None:
+            self.rows[name] |= _difference(latent, self.expected)
+        print(f"{name}: first image {found['s']:.2f} s", flush=True)
 
-        # What the host's TorchCompileModel node does, guard filter included.
-        def skip_options(guards: Any) -> list[bool]:
-            return [("transformer_options" not in guard.name) for guard in guards]
+    def timed_image(self, name: str) -> None:
+        self.images[name].append(self.image(name, seed=len(self.images[name]) + 1)[1])
 
-        clone = model.clone()
-        set_torch_compile_wrapper(model=clone, backend="inductor", options={"guard_filter_fn": skip_options})
-        return clone
-    if name.startswith("onediff-"):
-        from onediff_comfy.host.model import accelerate
+    def image(self, name: str, seed: int) -> tuple[Any, dict[str, Any]]:
+        """A latent; seconds, the most memory that was allocated in MiB, and what our counters counted."""
+        import torch
 
-        return accelerate(model, name.removeprefix("onediff-"))
-    raise SystemExit(f"unknown variant {name!r}; choose from {', '.join(VARIANTS)}")
-
-
-def _sampler(model: Any, cfg: float, positive: Any, negative: Any, latent: Any, steps: int) -> Callable[[int], Any]:
-    import comfy.sample
-    import torch
-
-    def run(seed: int) -> torch.Tensor:
-        noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
-        result = comfy.sample.sample(
-            model, noise, steps, cfg, "euler", "simple", positive, negative, latent, seed=seed, disable_pbar=True
-        )
-        assert isinstance(result, torch.Tensor)
-        return result
-
-    return run
+        _reset_peak()
+        before = counters()
+        start = time.perf_counter()
+        latent = self.sampler(self.models[name], seed)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        after = counters()
+        found = {"s": seconds, "peak_mib": _peak_mib(), **{what: after[what] - before[what] for what in _COUNTED}}
+        return latent, found
 
 
-def _timed(run: Callable[[int], Any], seed: int) -> tuple[float, Any]:
-    import torch
+def _summary(images: list[dict[str, Any]], steps: int) -> dict[str, Any]:
+    """What a variant's timed images come to; its calls, of our graphs, are those of all these images together."""
+    seconds = [image["s"] for image in images]
+    per_step = [1000 * value / steps for value in seconds]
+    return {
+        "step_ms": statistics.median(per_step),
+        "step_ms_min": min(per_step),
+        "step_ms_max": max(per_step),
+        "step_ms_all": per_step,
+        "image_s": statistics.median(seconds),
+        "peak_mib": max((image["peak_mib"] for image in images if image["peak_mib"] is not None), default=None),
+        "calls": sum(image["served"] for image in images),
+        "calls_reused": sum(image["reused"] for image in images),
+        "calls_eager": sum(image["fallbacks"] for image in images),
+    }
 
-    start = time.perf_counter()
-    result = run(seed)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, result
+
+def counters() -> dict[str, int]:
+    """What our counters stand at: graphs made, calls served, and ``fallbacks``, calls that ran eager instead."""
+    from onediff_comfy.host.process import metrics
+
+    found = metrics().snapshot()
+    return {what: found[what] for what in _COUNTED if what != "fallbacks"} | {
+        "fallbacks": sum(found["fallbacks"].values())
+    }
+
+
+def failure(error: Exception) -> str:
+    """One line on what failed."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def ours_failed(report: dict[str, Any]) -> bool:
+    """Whether one of our own variants failed, or had calls that ran eager, so that its figures are not ours."""
+    ours = [row for name, row in report["variants"].items() if name.startswith("onediff")]
+    return any("failed" in row or row["calls_eager"] for row in ours)
 
 
 def _reset_peak() -> None:
@@ -184,20 +262,31 @@ def environment(device: Any) -> dict[str, Any]:
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         name, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split(",")[:2]
         found |= {"gpu": name.strip(), "driver": driver.strip().splitlines()[0], "cuda": torch.version.cuda}
+        found["allocator"] = torch.cuda.get_allocator_backend()
     return found
 
 
 def _print_table(report: dict[str, Any]) -> None:
     what, rows = report["what"], report["variants"]
     eager = rows.get("eager", {}).get("step_ms")
+    width = max(map(len, rows))
     print(f"\n{what['model']} {what['size']} batch {what['batch']}, {what['steps']} steps; {report['environment']}")
-    print(f"{'variant':20} {'step ms':>8} {'ratio':>6} {'first s':>8} {'peak MiB':>9} {'rel. error':>10}")
+    print(
+        f"{'variant':{width}} {'step ms':>8} {'min':>8} {'max':>8} {'ratio':>6} {'first s':>8} {'peak MiB':>9} "
+        f"{'rel. error':>10} {'reused':>9}"
+    )
     for name, row in rows.items():
+        if "failed" in row:
+            print(f"{name:{width}} failed: {row['failed']}", flush=True)
+            continue
         ratio = f"{eager / row['step_ms']:.2f}x" if eager else "-"
         peak = f"{row['peak_mib']:.0f}" if row["peak_mib"] else "-"
         error = f"{row['relative_error']:.1e}" if "relative_error" in row else "-"
-        line = f"{name:20} {row['step_ms']:8.1f} {ratio:>6} {row['first_image_s']:8.2f} {peak:>9} {error:>10}"
-        print(line, flush=True)
+        reused = f"{row['calls_reused']}/{row['calls']}" if row["calls"] else "-"
+        reused += f"  {row['calls_eager']} calls ran eager" if row["calls_eager"] else ""
+        spread = f"{row['step_ms']:8.1f} {row['step_ms_min']:8.1f} {row['step_ms_max']:8.1f}"
+        first = f"{row['first_image_s']:8.2f}"
+        print(f"{name:{width}} {spread} {ratio:>6} {first} {peak:>9} {error:>10} {reused:>9}", flush=True)
     print("onediff:", {k: v for k, v in report["onediff"].items() if k != "graphs"})
     for graph in report["onediff"]["graphs"]:
         print(f"  {graph['how']} {graph['what']} with {graph['engine']} in {graph['seconds']} s")

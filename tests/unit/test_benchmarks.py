@@ -1,0 +1,303 @@
+"""benchmarks/: what the figures mean, what variants' names say, and that the scripts run where there is no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import __main__ as everything
+from benchmarks import plots, variants
+from benchmarks.files import file_name, latest
+from benchmarks.measures import psnr, relative_error, ssim
+from benchmarks.quality import against_float32, comparison
+from benchmarks.sampling import ours_failed
+from benchmarks.summary import table
+from benchmarks.variants import Variant
+from dev.environment import SetupError, comfyui_path
+
+ENVIRONMENT = {"date": "2026-01-02", "gpu": "NVIDIA H100 80GB HBM3", "torch": "2.13.0", "comfyui": "0.30.0"}
+
+
+def image(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape or (1, 4, 16, 20), generator=torch.Generator().manual_seed(seed))
+
+
+# -- measures --------------------------------------------------------------------------------------
+
+
+def test_equal_images_have_no_error() -> None:
+    one = image(1)
+    assert relative_error(one, one) == 0
+    assert psnr(one, one) == math.inf
+    assert ssim(one, one) == pytest.approx(1, abs=1e-12)
+
+
+def test_the_relative_error_of_an_image_that_is_a_tenth_larger_is_a_tenth() -> None:
+    assert relative_error(1.1 * image(1).double(), image(1)) == pytest.approx(0.1)
+
+
+def test_psnr_is_relative_to_the_references_range() -> None:
+    """An error of 1% of the range everywhere is 40 dB, whatever the range is."""
+    reference = torch.linspace(-3, 7, 256).reshape(1, 1, 16, 16)
+    assert psnr(reference + 0.1, reference) == pytest.approx(40, abs=1e-3)
+    assert psnr(50 * (reference + 0.1), 50 * reference) == pytest.approx(40, abs=1e-3)
+
+
+def test_ssim_is_what_its_definition_gives_window_by_window() -> None:
+    """Wang et al. 2004, equation 13, written out for each window of a small image."""
+    x, y = image(1, 1, 2, 12, 13).double(), image(2, 1, 2, 12, 13).double() * 0.3 + image(1, 1, 2, 12, 13)
+    row, column = torch.meshgrid(torch.arange(-5.0, 6), torch.arange(-5.0, 6), indexing="ij")
+    weights = torch.exp(-(row**2 + column**2).double() / (2 * 1.5**2))
+    weights /= weights.sum()
+    span = float(y.max() - y.min())
+    c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
+    found = []
+    for channel in range(2):
+        for top in range(2):
+            for left in range(3):
+                a, b = (t[0, channel, top : top + 11, left : left + 11] for t in (x, y))
+                mean_a, mean_b = (weights * a).sum(), (weights * b).sum()
+                var_a, var_b = (weights * (a - mean_a) ** 2).sum(), (weights * (b - mean_b) ** 2).sum()
+                cov = (weights * (a - mean_a) * (b - mean_b)).sum()
+                top_part = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
+                found.append(top_part / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2)))
+    assert ssim(x, y) == pytest.approx(float(sum(found) / len(found)))
+
+
+def test_ssim_falls_with_noise_and_is_about_0_for_unrelated_images() -> None:
+    one = image(1, 1, 4, 64, 64)
+    values = [ssim(one + share * image(2, *one.shape), one) for share in (0, 0.1, 0.5, 2)]
+    assert values == sorted(values, reverse=True)
+    assert abs(ssim(image(2, *one.shape), one)) < 0.05
+
+
+def test_lossless_is_an_error_to_float32_of_at_most_a_tenth_more_than_eagers_on_every_image() -> None:
+    exact = [image(1), image(2)]
+    noise = [image(3), image(4)]
+    eager = [e + 0.001 * n for e, n in zip(exact, noise, strict=True)]
+
+    def verdict(*shares: float) -> dict[str, Any]:
+        latents = [e - s * n for e, n, s in zip(exact, noise, shares, strict=True)]
+        return against_float32(latents, eager, exact)
+
+    assert verdict(0.00109, 0.0005)["lossless"] is True
+    assert verdict(0.00109, 0.0005)["error_to_eagers"] == pytest.approx(1.09, rel=1e-3)
+    assert verdict(0.0005, 0.00112)["lossless"] is False
+
+
+def test_there_is_no_verdict_where_eager_computes_in_float32_itself() -> None:
+    exact = [image(1)]
+    found = against_float32([image(1) + 1e-6], exact, exact)
+    assert found["lossless"] is None and found["error_to_eagers"] is None
+
+
+def test_reports_tell_the_median_and_the_worst_and_are_json() -> None:
+    eager = [image(seed) for seed in (1, 2, 3)]
+    found = comparison([eager[0], eager[1] * 1.1, eager[2] * 1.3], eager)["against_eager"]
+    assert found["relative_error"]["median"] == pytest.approx(0.1, abs=1e-5)
+    assert found["relative_error"]["worst"] == pytest.approx(0.3, abs=1e-5)
+    assert found["psnr_db"]["worst"] == min(value for value in found["psnr_db"]["all"] if value is not None)
+    assert found["psnr_db"]["all"][0] is None  # equal
+    json.dumps(found, allow_nan=False)
+
+
+# -- variants --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("eager", Variant("eager", None, None, None)),
+        ("torch_compile", Variant("torch_compile", None, None, None)),
+        ("torch_compile-cudagraphs", Variant("torch_compile", "cudagraphs", None, None)),
+        ("onediff-inductor", Variant("onediff", "inductor", None, None)),
+        ("onediff-inductor+steps:0.1", Variant("onediff", "inductor", "steps", 0.1)),
+        ("onediff-inductor+easycache:0.2", Variant("onediff", "inductor", "easycache", 0.2)),
+        ("easycache", Variant("eager", None, "easycache", None)),
+        ("easycache:0.2", Variant("eager", None, "easycache", 0.2)),
+    ],
+)
+def test_what_a_name_says(name: str, expected: Variant) -> None:
+    assert Variant.parse(name) == expected
+    assert Variant.parse(name).lossy == ("steps" in name or "easycache" in name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "fast", "onediff", "onediff-fast", "eager-inductor", "torch_compile-cudagraph", "eager+", "eager:0.1"),
+        *("onediff-inductor+steps", "eager+steps:0.1", "onediff-inductor+steps:x", "easycaches", "easycache:"),
+    ],
+)
+def test_other_names_are_refused_by_name(name: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(name))):
+        variants.names(f"eager,{name}")
+
+
+def test_every_variant_of_the_plans_exists() -> None:
+    for job in (job for plan in everything.PLANS.values() for job in plan):
+        words = job.arguments.split()
+        if "--variants" in words:
+            names = variants.names(words[words.index("--variants") + 1])
+            assert len(names) == len(set(names)), job
+
+
+# -- plots, table, plan ----------------------------------------------------------------------------
+
+
+def sampling_report(**failed: str) -> dict[str, Any]:
+    steps = {"eager": 40.0, "onediff-inductor": 20.0, "onediff-inductor+steps:0.1": 10.0, "easycache:0.2": 32.0}
+    counted = {
+        "calls": 20,
+        "calls_reused": 5,
+        "calls_eager": 0,
+        "peak_mib": 100.0,
+        "first_image_s": 1.5,
+        "first_image_compiled": 1,
+    }
+    rows: dict[str, Any] = {
+        name: {"step_ms": ms, "step_ms_min": ms - 1, "step_ms_max": ms + 2, **counted} for name, ms in steps.items()
+    }
+    rows |= {name: {"failed": reason} for name, reason in failed.items()}
+    what = {"model": "tiny", "size": "128x128", "batch": 1, "steps": 20}
+    return {"what": what, "environment": ENVIRONMENT, "variants": rows}
+
+
+def quality_report() -> dict[str, Any]:
+    measured = {"psnr_db": {"median": 30.0, "worst": 25.0}}
+    row = {"against_eager": measured, "error_to_eagers": 1.02, "lossless": True}
+    names = ("eager", "onediff-inductor", "onediff-inductor+steps:0.1", "easycache:0.2")
+    return {**sampling_report(), "variants": dict.fromkeys(names, row)}
+
+
+def test_bars_and_points_are_what_the_files_say() -> None:
+    shown = plots.bars(sampling_report(torch_compile="RuntimeError: no"))
+    assert [bar.variant for bar in shown][:2] == ["eager", "onediff-inductor"] and len(shown) == 4
+    assert shown[1] == plots.Bar("onediff-inductor", 20.0, 19.0, 22.0, 2.0)
+    assert plots.points(sampling_report(), quality_report()) == [
+        plots.Point("onediff-inductor+steps:0.1", 4.0, 30.0, 25.0),
+        plots.Point("easycache:0.2", 1.25, 30.0, 25.0),
+    ]
+
+
+def test_speed_of_one_gpu_is_not_drawn_against_quality_on_another() -> None:
+    other = {**quality_report(), "environment": {**ENVIRONMENT, "gpu": "NVIDIA H200"}}
+    with pytest.raises(ValueError, match="another GPU"):
+        plots.points(sampling_report(), other)
+
+
+def test_plots_are_drawn_from_the_newest_file_and_a_missing_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    for what, report in (("sampling-tiny", sampling_report()), ("quality-tiny", quality_report())):
+        (tmp_path / file_name(report, what)).write_text(json.dumps(report))
+    (tmp_path / "2025-01-01-h100-sampling-tiny.json").write_text("an older one")
+    arguments = ["--results", str(tmp_path), "--speed", "tiny,sdxl", "--quality", "tiny"]
+    monkeypatch.setattr(sys, "argv", ["plots", *arguments])
+    assert plots.main() == 1
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["quality-tiny.svg", "speed-tiny.svg"]
+    assert "speed-sdxl: no DATE-GPU-sampling-sdxl.json" in capsys.readouterr().err
+
+
+def test_files_are_called_after_date_gpu_and_content(tmp_path: Path) -> None:
+    assert file_name(sampling_report(), "vae") == "2026-01-02-h100-80gb-hbm3-vae.json"
+    assert file_name({"environment": {"date": "2026-01-02"}}, "vae") == "2026-01-02-cpu-vae.json"
+    with pytest.raises(FileNotFoundError, match="DATE-GPU-vae"):
+        latest(tmp_path, "vae")
+
+
+def test_the_table_has_a_cell_for_everything_that_was_measured_and_nothing_else() -> None:
+    restarts = [
+        {"variant": "eager", "process": which, "first_image_s": s} for which, s in (("first", 9), ("second", 4))
+    ]
+    vae = {"case": "decode 512", "node_ms": 9.0}
+    reports = {
+        "sampling-tiny": sampling_report(torch_compile="RuntimeError: no"),
+        "quality-tiny": quality_report(),
+        "restart-tiny": {"processes": restarts},
+        "vae": {"rows": [{**vae, "way": "eager", "module_ms": 8.0}, {**vae, "way": "general", "module_ms": 4.0}]},
+    }
+    lines = table(reports)
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    assert len(lines) == 2 + 5 + 2
+    assert lines[2] == (
+        "| tiny | eager | 40.0 (39.0 to 42.0) per step | 1.00x | 1.5 | 4.0 | 100 | 30.0 (worst 25.0) | 1.02 | yes"
+        " | 5 of 20 |"
+    )
+    assert "failed: RuntimeError: no" in lines[6]
+    assert lines[8].startswith("| VAE decode 512 | general | 4.0 (module) | 2.00x |")
+    assert len(table({"restart-tiny": {"processes": restarts}})) == 3
+
+
+def test_figures_of_ours_that_eager_made_are_said_to_be_so() -> None:
+    report = sampling_report(torch_compile="RuntimeError: no")
+    assert not ours_failed(report)  # the host's node failed, which is a result
+    report["variants"]["onediff-inductor"]["calls_eager"] = 3
+    assert ours_failed(report)
+    assert "3 calls ran eager" in table({"sampling-tiny": report})[3]
+
+
+def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(command: Sequence[str], environment: dict[str, str]) -> int:
+        assert environment["ONEDIFF_CACHE_DIR"]
+        if command[2] == "benchmarks.broken":
+            return 1
+        Path(command[-1]).write_text(json.dumps(sampling_report()))
+        return 1 if command[2] == "benchmarks.partly" else 0
+
+    monkeypatch.setattr(everything, "_status", status)
+    jobs = [everything.Job(name, name, "--model tiny") for name in ("broken", "partly", "whole")]
+    written, failed = everything.run(jobs, tmp_path / "results")
+    assert failed == ["broken", "partly"]
+    assert sorted(written) == ["partly", "whole"]
+    assert all(json.loads(path.read_text()) == sampling_report() for path in written.values())
+
+
+# -- the scripts -----------------------------------------------------------------------------------
+
+
+def test_the_scripts_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
+    """A tiny model, an engine that compiles nothing: what is written is what plots and table read."""
+    try:
+        if not (comfyui_path() / "main.py").is_file():
+            pytest.skip("no ComfyUI")
+    except SetupError as error:
+        pytest.skip(str(error))
+    names = "onediff-eager+steps:0.5,easycache:0.5"
+    arguments = {
+        "sampling": f"--model tiny --steps 6 --rounds 1 --variants eager,{names}",
+        "quality": f"--model tiny --steps 6 --seeds 1 --prompts 1 --variants {names}",
+    }
+    reports = {}
+    for script, options in arguments.items():
+        output = tmp_path / f"{script}.json"
+        command = [sys.executable, "-m", f"benchmarks.{script}", *options.split(), "--output", str(output)]
+        folders = {"ONEDIFF_CACHE_DIR": str(tmp_path / "store"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}
+        environment = {**os.environ, **folders, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        reports[script] = json.loads(output.read_text())
+    rows = reports["sampling"]["variants"]
+    assert set(rows) == {"eager", *names.split(",")}
+    assert rows["onediff-eager+steps:0.5"]["calls"] == 6
+    assert rows["onediff-eager+steps:0.5"]["calls_eager"] == 0
+    assert rows["onediff-eager+steps:0.5"]["calls_reused"] > 0
+    assert rows["eager"]["step_ms_min"] <= rows["eager"]["step_ms"] <= rows["eager"]["step_ms_max"]
+    eager = reports["quality"]["variants"]["eager"]
+    assert eager["against_eager"]["ssim"]["worst"] == pytest.approx(1)
+    cached = reports["quality"]["variants"]["onediff-eager+steps:0.5"]["against_eager"]
+    assert 0 < cached["relative_error"]["worst"] < 0.5
+    assert len(plots.points(reports["sampling"], reports["quality"])) == 2
+    assert len(table({f"{script}-tiny": report for script, report in reports.items()})) == 2 + 3
