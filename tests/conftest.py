@@ -1,4 +1,4 @@
-"""What all tests share: figures that a run should end with, and kernels that an earlier test has compiled."""
+"""What all tests share: figures that a run should end with, kernels that an earlier test has compiled, idle threads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 _REPOSITORY = Path(__file__).parent.parent
+# Threads that wait for each other are to sleep, not to spin: where something else wants a core too, spinning made
+# a tiny model ten times slower. OpenMP reads it when PyTorch is imported, so it is set before anything does that.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if shutil.which("g++") and os.name == "posix":  # every process that a test starts inherits it
     os.environ.setdefault("CXX", str(_REPOSITORY / "dev" / "cached-g++"))
     os.environ.setdefault("CACHED_CXX_DIR", str(_REPOSITORY / ".cache" / "kernels"))
