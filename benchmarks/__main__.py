@@ -36,12 +36,13 @@ class Job:
 
 _EASY = "easycache:0.1,easycache:0.2,easycache:0.4"
 _STEPS = ",".join(f"onediff-inductor+steps:{threshold}" for threshold in ("0.05", "0.1", "0.2"))
-_LOSSY = f"{_STEPS},{_EASY},onediff-inductor+easycache:0.2"
+_FP8 = "onediff-inductor+fp8,onediff-inductor+fp8+steps:0.1"
+_LOSSY = f"{_FP8},{_STEPS},{_EASY},onediff-inductor+easycache:0.2"
 _HOSTS = "eager,torch_compile"
 # ComfyUI's cudagraphs backend last: what it leaves behind if it fails is in nobody's first image.
 _SDXL = f"{_HOSTS},onediff-inductor,onediff-cudagraph,{_LOSSY},torch_compile-cudagraphs"
 _SD15 = f"{_HOSTS},onediff-inductor,onediff-cudagraph,torch_compile-cudagraphs"
-_FLUX = f"{_HOSTS},onediff-inductor,onediff-inductor+steps:0.1,easycache:0.2"
+_FLUX = f"{_HOSTS},onediff-inductor,{_FP8},onediff-inductor+steps:0.1,easycache:0.2"
 # That backend checks its memory pools (torch/_inductor/cudagraph_trees.py), for which it needs PyTorch's own allocator.
 _OWN_ALLOCATOR = "--model sdxl --disable-cuda-malloc --variants eager,onediff-inductor,torch_compile-cudagraphs"
 _TINY = "eager,onediff-eager,onediff-eager+steps:0.1,easycache:0.2"

@@ -6,6 +6,7 @@
 
 Each of these may be followed by
 
+    +fp8                         with large layers in 8 bits; behind onediff-ENGINE only
     +easycache[:THRESHOLD]       and through ComfyUI's node EasyCache, with the node's own threshold if none is given
     +steps:THRESHOLD             and through OneDiff Step Cache; behind onediff-ENGINE only
 
@@ -22,7 +23,7 @@ from typing import Any
 from onediff_comfy.settings import ENGINE_NAMES
 
 _NAME = re.compile(
-    r"(?P<base>eager|torch_compile|onediff)(-(?P<compiler>\w+))?"
+    r"(?P<base>eager|torch_compile|onediff)(-(?P<compiler>\w+))?(\+(?P<precision>fp8))?"
     r"(\+(?P<cache>easycache|steps)(:(?P<threshold>\d+(\.\d+)?))?)?"
 )
 _COMPILERS = {"eager": (None,), "torch_compile": (None, "inductor", "cudagraphs"), "onediff": ENGINE_NAMES}
@@ -35,12 +36,14 @@ class Variant:
     Attributes:
         base: ``eager``, ``torch_compile`` or ``onediff``.
         compiler: the backend of ``torch_compile`` or the engine of ``onediff``; None for the default, or eager.
+        precision: one of ``PRECISIONS``.
         cache: ``easycache``, ``steps`` or None.
         threshold: of the cache; None for the node's own.
     """
 
     base: str
     compiler: str | None
+    precision: str
     cache: str | None
     threshold: float | None
 
@@ -54,14 +57,16 @@ class Variant:
         if match is None or match["compiler"] not in _COMPILERS[match["base"]]:
             raise ValueError(f"unknown variant {name!r}; {__name__} lists them")
         threshold = float(match["threshold"]) if match["threshold"] else None
+        if match["precision"] and match["base"] != "onediff":
+            raise ValueError(f"{name!r}: fp8 is written onediff-ENGINE+fp8")
         if match["cache"] == "steps" and (match["base"] != "onediff" or threshold is None):
             raise ValueError(f"{name!r}: a step cache is written onediff-ENGINE+steps:THRESHOLD")
-        return cls(match["base"], match["compiler"], match["cache"], threshold)
+        return cls(match["base"], match["compiler"], match["precision"] or "lossless", match["cache"], threshold)
 
     @property
     def lossy(self) -> bool:
-        """Whether it leaves out work, and so makes another picture."""
-        return self.cache is not None
+        """Whether it leaves out work or bits, and so makes another picture."""
+        return self.cache is not None or self.precision != "lossless"
 
     def apply(self, model: Any) -> Any:
         """A clone of ``model`` that runs in this way."""
@@ -76,7 +81,7 @@ class Variant:
             from onediff_comfy.host.model import accelerate
 
             assert self.compiler is not None
-            return accelerate(model, self.compiler)
+            return accelerate(model, self.compiler, precision=self.precision)
         return model.clone()
 
     def _cached(self, model: Any) -> Any:

@@ -118,26 +118,37 @@ def test_reports_tell_the_median_and_the_worst_and_are_json() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("eager", Variant("eager", None, None, None)),
-        ("torch_compile", Variant("torch_compile", None, None, None)),
-        ("torch_compile-cudagraphs", Variant("torch_compile", "cudagraphs", None, None)),
-        ("onediff-inductor", Variant("onediff", "inductor", None, None)),
-        ("onediff-inductor+steps:0.1", Variant("onediff", "inductor", "steps", 0.1)),
-        ("onediff-inductor+easycache:0.2", Variant("onediff", "inductor", "easycache", 0.2)),
-        ("easycache", Variant("eager", None, "easycache", None)),
-        ("easycache:0.2", Variant("eager", None, "easycache", 0.2)),
+        ("eager", Variant("eager", None, "lossless", None, None)),
+        ("torch_compile", Variant("torch_compile", None, "lossless", None, None)),
+        ("torch_compile-cudagraphs", Variant("torch_compile", "cudagraphs", "lossless", None, None)),
+        ("onediff-inductor", Variant("onediff", "inductor", "lossless", None, None)),
+        ("onediff-inductor+steps:0.1", Variant("onediff", "inductor", "lossless", "steps", 0.1)),
+        ("onediff-inductor+easycache:0.2", Variant("onediff", "inductor", "lossless", "easycache", 0.2)),
+        ("onediff-inductor+fp8", Variant("onediff", "inductor", "fp8", None, None)),
+        ("onediff-eager+fp8+steps:0.1", Variant("onediff", "eager", "fp8", "steps", 0.1)),
+        ("easycache", Variant("eager", None, "lossless", "easycache", None)),
+        ("easycache:0.2", Variant("eager", None, "lossless", "easycache", 0.2)),
     ],
 )
 def test_what_a_name_says(name: str, expected: Variant) -> None:
     assert Variant.parse(name) == expected
-    assert Variant.parse(name).lossy == ("steps" in name or "easycache" in name)
+    assert Variant.parse(name).lossy == any(part in name for part in ("fp8", "steps", "easycache"))
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("", "fast", "onediff", "onediff-fast", "eager-inductor", "torch_compile-cudagraph", "eager+", "eager:0.1"),
-        *("onediff-inductor+steps", "eager+steps:0.1", "onediff-inductor+steps:x", "easycaches", "easycache:"),
+        *(
+            "onediff-inductor+steps",
+            "eager+steps:0.1",
+            "onediff-inductor+steps:x",
+            "easycaches",
+            "easycache:",
+            "eager+fp8",
+            "torch_compile+fp8",
+            "onediff-inductor+fp16",
+        ),
     ],
 )
 def test_other_names_are_refused_by_name(name: str) -> None:

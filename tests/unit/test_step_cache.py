@@ -94,6 +94,26 @@ def test_streams_of_one_step_are_treated_alike(early: list[float], threshold: fl
     assert alone[:3] == "C" * len(alone[:3])
 
 
+def test_the_first_stream_of_a_step_decides_for_all() -> None:
+    graph, cache, computed = Scripted(), StepCache(0.05), ""
+    for step, value in enumerate(growing(0.02)):
+        before = graph.whole_calls
+        for stream, early in (("positive", value), ("negative", 100.0 * (-1) ** step)):
+            cache.call(graph, stream, [], [torch.tensor([early])], cache.reuses(stream))
+        computed += {0: "r", 2: "C"}[graph.whole_calls - before]
+    assert computed == steps_of(0.05, growing(0.02))
+
+
+def test_nothing_is_kept_once_the_run_is_over() -> None:
+    graph, cache = Scripted(), StepCache(0.5)
+    for _ in range(4):
+        cache.call(graph, None, [], [torch.ones(1)], cache.reuses(None))
+    assert cache.features(None) is not None
+    cache.forget()
+    assert cache.features(None) is None
+    assert not cache.reuses(None)
+
+
 def test_a_stream_that_joins_late_is_computed_though_the_others_are_not() -> None:
     graph, cache = Scripted(), StepCache(0.5)
     for _ in range(5):
@@ -196,6 +216,21 @@ def test_calls_for_other_prompts_are_streams_of_their_own(tmp_path: Path) -> Non
     sampled = Sampled(library_in(tmp_path), "eager", stream=lambda _options: next(prompts))
     # Each step has two calls: 16 calls are 8 steps, of which 5 are reused for both.
     assert sampled.run(0.5, steps=16)[1] == 10
+
+
+def test_areas_of_other_sizes_are_streams_of_their_own(tmp_path: Path) -> None:
+    sampled, step_cache = Sampled(library_in(tmp_path), "eager"), StepCache(0.5)
+    sampled.dispatcher.begin_run(step_cache)
+    areas = [transformer_call(), transformer_call(height=16, width=4)]
+    for _ in range(8):
+        for area in areas:
+            with torch.no_grad():
+                actual, expected = (
+                    sampled.dispatcher(sampled.module, sampled.module.forward, area, {}),
+                    sampled.module(*area),
+                )
+            torch.testing.assert_close(actual, expected)  # nothing changes, so what is reused is right
+    assert step_cache.reused == 10
 
 
 def test_a_model_that_cannot_be_cut_is_served_as_without_it(tmp_path: Path) -> None:
