@@ -38,7 +38,7 @@ from .recorded import RecordedGraph
 from .run import Run
 from .specialise import Specialiser
 from .step_cache import ReusableGraph, StepCache
-from .timing import BRIEF, EAGER, RunTimes
+from .timing import EAGER, RunTimes
 
 log = logging.getLogger(__name__)
 
@@ -493,9 +493,8 @@ class Dispatcher:
         kind = (found.route.graph_key, found.route.sizes)
         compared = not self._library.is_proved(*kind) or kind == self._time_again
         reuse = self._reuses(found) and not compared
-        timed_as = BRIEF if reuse else found.route.graph_key
         try:
-            with self.run_times.measured(timed_as, call.signature, _device_of(call)):
+            with self.run_times.measured(kind[0], None if reuse else call.signature, _device_of(call)):
                 flat = self._call(found, reuse)
         except torch.OutOfMemoryError as error:
             raise NotCovered(message("the compiled graph ran out of memory")) from error

@@ -15,8 +15,6 @@ from ..capture.call import Signature
 
 EAGER = "eager"
 """In place of a graph key: the host's own forward, which a new graph is compared with."""
-BRIEF = "brief"
-"""Likewise: calls that reuse what an earlier step found, which say nothing of how fast a graph is."""
 
 
 @dataclass
@@ -45,11 +43,15 @@ class RunTimes:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._calls: dict[tuple[str, Signature], _Calls] = {}
-        self._under_way: deque[tuple[str, Signature, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._under_way: deque[tuple[str, Signature | None, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @contextlib.contextmanager
-    def measured(self, key: str, signature: Signature, device: torch.device) -> Iterator[None]:
-        """Count what runs inside, on ``device``: a call with ``signature`` of the graph ``key``. Not what raises."""
+    def measured(self, key: str, signature: Signature | None, device: torch.device) -> Iterator[None]:
+        """Count what runs inside, on ``device``: a call with ``signature`` of the graph ``key``. Not what raises.
+
+        Without a signature it counts for the graph's ``seconds`` alone: a call that leaves out most of the work says
+        nothing of how long others take.
+        """
         if device.type != "cuda":
             begun = time.perf_counter()
             yield
@@ -95,6 +97,7 @@ class RunTimes:
             key, signature, before, behind = self._under_way.popleft()
             self._add(key, signature, before.elapsed_time(behind) / 1000)
 
-    def _add(self, key: str, signature: Signature, seconds: float) -> None:
+    def _add(self, key: str, signature: Signature | None, seconds: float) -> None:
         self._seconds[key] = self._seconds.get(key, 0.0) + seconds
-        self._calls.setdefault((key, signature), _Calls()).add(seconds)
+        if signature is not None:
+            self._calls.setdefault((key, signature), _Calls()).add(seconds)

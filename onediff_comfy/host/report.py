@@ -36,9 +36,9 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
     """What served the calls of one accelerated object since its node made it.
 
     Returns:
-        ``served`` and ``eager``, numbers of calls; ``fallbacks``, eager calls by reason; ``run_s``, seconds in
-        compiled graphs; and ``graphs``, those that served it, most calls first, with the ``steps`` of each: what calls
-        of a size take eager and from the graph.
+        ``served`` and ``eager``, numbers of calls; ``reused``, those of the served that took deep layers from an
+        earlier step; ``fallbacks``, eager calls by reason; ``run_s``, seconds in compiled graphs; and ``graphs``, those
+        that served it, most calls first, with the ``steps`` of each: what calls of a size take eager and from it.
     """
     counted = dispatcher.metrics.snapshot()
     served, seconds = dispatcher.metrics.served_by(), dispatcher.run_times.seconds()
@@ -60,6 +60,7 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
     ]
     return {
         "served": counted["served"],
+        "reused": counted["reused"],
         "eager": sum(counted["fallbacks"].values()),
         "fallbacks": counted["fallbacks"],
         "run_s": round(sum(seconds.values()), 3),
@@ -163,6 +164,8 @@ def _object_lines(thing: Mapping[str, Any]) -> list[Message]:
     lines = [
         message("{kind}: {served} of {calls} calls served by compiled graphs", kind=kind, served=served, calls=calls)
     ]
+    if thing["reused"]:
+        lines.append(_indented(message("{reused} of them by the step cache", reused=thing["reused"])))
     lines += [_indented(line) for graph in thing["graphs"] for line in _graph_lines(graph)]
     return lines + [
         _indented(message("{count} eager: {reason}", count=count, reason=reason))

@@ -73,6 +73,13 @@ def test_the_higher_the_threshold_the_more_is_reused_and_at_zero_it_is_eagers_pi
     assert 0 < off[0] < off[2] < 0.1
     assert first.compiled == 1  # whole and brief are one graph; none for another threshold
 
+    workflow = _cached(0.5, engine=engine, family=family)
+    after = {"model": ["steps", 0], "after": ["sampler", 0]}
+    workflow["report"] = {"class_type": "OneDiffReport", "inputs": after}
+    (text,) = server.run(workflow).outputs["report"]["text"]
+    # Of all images since the node was made: these three and one more like the second.
+    assert f"{sum(reused) + reused[1]} of them by the step cache" in text
+
     again = Counters(server)
     for more in ({"size": (160, 96)}, {"batch": 2}, {"seed": 5}):
         latent_of(server.run(_cached(0.5, engine=engine, family=family, **more)))
