@@ -3,7 +3,7 @@
 From one step of a sampler to the next, what a diffusion model's deep layers compute changes little. A capture
 is cut at two places that are found in its graph, whatever the family:
 
-* *early*: what its first block computes from the image and from the time, a small part of the work.
+* *early*: what the first block that knows more than the image (the time, mostly) makes of it, a small part of the work.
 * *late*: the last result that goes on to the output.
 
 The **whole** graph computes everything, and hands out *early* and *deep* besides. The **brief** graph computes
@@ -23,7 +23,7 @@ import hashlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -118,7 +118,7 @@ class _Cutter:
         return needed
 
     def _early(self) -> Iterator[Node]:
-        """Results of blocks that know both the image and the time, block by block, of each the largest first."""
+        """Results of blocks that know the image and more of the call, block by block, of each the largest first."""
         results: defaultdict[str, list[Node]] = defaultdict(list)
         for node in self._nodes:
             block = self._block_of[node]
@@ -142,7 +142,10 @@ class _Cutter:
                     yield node
 
     def _cut(self, early: Node, late: Node, kept: set[Node], residual: bool) -> Capture:
-        whole, copies = _copied(self._nodes, keep=set(self._nodes))
+        whole, copies = Graph(), dict[Node, Node]()
+        for node in self._nodes:
+            if node is not self._output:
+                copies[node] = whole.node_copy(node, copies.__getitem__)
         outputs = _outputs(self._output)
         deep = _deep(whole, copies[early], copies[late], residual)
         whole.output((*(copies[node] for node in outputs), copies[early], deep))
@@ -155,7 +158,8 @@ class _Cutter:
             if item.kind == "tensor" or node in kept
         ]
         # In the order of the whole graph, *late* at its own place.
-        brief, copies = Graph(), {}
+        brief = Graph()
+        copies = {}
         for _, node in inputs:
             copies[node] = brief.node_copy(node)
         given = brief.placeholder("deep")
@@ -179,7 +183,7 @@ class _Cutter:
         graph.lint()
         positions = {node: index for index, node in enumerate(graph.nodes)}
         (output,) = (node for node in graph.nodes if node.op == "output")
-        # The cut follows from the graph; where it is, tells a reader of keys that it changed.
+        # The capture's digest says what is cut. Where, and in which form, is up to this module, which may change.
         place = argument_text(output.args, lambda node: f"%{positions[node]}")
         text = f"{self._capture.digest} {kind} {place} {len(positions)}"
         return replace(
@@ -188,14 +192,6 @@ class _Cutter:
             binding=binding,
             digest=hashlib.sha256(text.encode()).hexdigest(),
         )
-
-
-def _copied(nodes: Sequence[Node], keep: Collection[Node]) -> tuple[Graph, dict[Node, Node]]:
-    graph, copies = Graph(), dict[Node, Node]()
-    for node in nodes:
-        if node in keep and node.op != "output":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    return graph, copies
 
 
 def _outputs(output: Node) -> list[Node]:
