@@ -115,7 +115,7 @@ class Dispatcher:
     ) -> None:
         self._engine = engine
         self._precision = precision
-        self._not_in_fp8: set[str] = set()  # fingerprints of targets
+        self._not_in_fp8: dict[str, str] = {}  # fingerprints of targets, and why
         self._notes: list[str] = []  # what the status of every run says besides
         self._recorded = recorded
         self._library = library
@@ -320,11 +320,13 @@ class Dispatcher:
     ) -> tuple[Call, _Served | _Refused | Parted, CompiledGraph | None]:
         """Find or make the graph for a signature that has no route yet, and remember the route."""
         device = _device_of(call)
+        in_fp8 = False
         # Before minutes of work: are the weights where the graph would need them? They may be back
         # for the next call, so a refusal for this reason is not remembered.
         target.weights(tuple(target.specs), device)
         try:
             maker = self._maker(target, device)
+            in_fp8 = maker.manner.fp8
             exact = self._exact(maker.engine, target, call)
             found = self._kept(maker, target, call, exact)
             if found is None and not maker.engine.general:
@@ -342,19 +344,32 @@ class Dispatcher:
         except NotYet:
             raise
         except NotCovered as refusal:
-            return call, self._refuse(target, call, refusal.reason), None
+            reason = refusal.reason
         except EngineError as error:
-            return call, self._refuse(target, call, str(error)), None
+            reason = str(error)
         except Exception as error:
             # A compiler's own bug, a full disk, ...: nothing that eager could not do without.
             log.debug("preparing a graph failed", exc_info=True)
             reason = message(
                 "compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error)
             )
-            return call, self._refuse(target, call, reason), None
-        route, graph = found
-        self._routes[target.fingerprint, call.signature] = route
-        return call, route, graph
+        else:
+            route, graph = found
+            self._routes[target.fingerprint, call.signature] = route
+            return call, route, graph
+        if in_fp8:
+            self._leave_fp8(target, reason)
+            return self._prepare(target, forward, arguments, call)
+        return call, self._refuse(target, call, reason), None
+
+    def _serves_in_fp8(self, found: _Found) -> bool:
+        device = _device_of(found.call)
+        return self._in_fp8(found.target, choose(self._engine, device), device)
+
+    def _leave_fp8(self, target: Target, reason: str) -> None:
+        """Serve this target with lossless graphs from now on."""
+        self._not_in_fp8[target.fingerprint] = reason
+        self._routes = {call: route for call, route in self._routes.items() if call[0] != target.fingerprint}
 
     def _served(self, target: Target) -> list[Signature]:
         """The calls of a target that have graphs."""
@@ -379,11 +394,10 @@ class Dispatcher:
         """Whether graphs of this target are to compute in fp8; where they cannot, the run's status says why."""
         if self._precision != "fp8":
             return False
-        reason = fp8_unavailable(device)
+        reason: str | None = fp8_unavailable(device)
         if not engine.fp8:
             reason = message("the {engine} engine does not compute in fp8", engine=engine.name)
-        elif target.fingerprint in self._not_in_fp8:
-            reason = message("fp8 was too far off for this model")
+        reason = reason or self._not_in_fp8.get(target.fingerprint)
         if reason is not None:
             note = message("lossless instead of fp8: {reason}", reason=reason)
             if note not in self._notes:
@@ -441,7 +455,7 @@ class Dispatcher:
                 self._library.learn_option(target.fingerprint, read.name)
                 call = self._split(target, forward, arguments)
             except NotCovered as refusal:
-                if not general or isinstance(refusal, NotYet):
+                if not general or isinstance(refusal, NotYet) or maker.manner.fp8:  # lossless comes before exact
                     raise
                 log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
                 self._not_general.add((target.fingerprint, call.signature.any_sizes()))
@@ -505,7 +519,10 @@ class Dispatcher:
                 kind=type(error).__name__,
                 first_line=first_line(error),
             )
-            self._refuse(found.target, call, reason)
+            if self._serves_in_fp8(found):
+                self._leave_fp8(found.target, reason)
+            else:
+                self._refuse(found.target, call, reason)
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
         if compared:
@@ -577,7 +594,7 @@ class Dispatcher:
             _Disproved: the graph is wrong.
         """
         dtypes = {tensor.dtype for tensor in (*found.weights, *found.call.tensors)}
-        in_fp8 = self._in_fp8(found.target, choose(self._engine, _device_of(found.call)), _device_of(found.call))
+        in_fp8 = self._serves_in_fp8(found)
         allowed = proof.limit(dtypes, _device_of(found.call), in_fp8)
         error = max(proof.difference(actual, expected), self._brief_difference(found, expected))
         if not error <= allowed:
@@ -588,8 +605,7 @@ class Dispatcher:
             )
             self._library.retire(found.route.graph_key, reason)
             if in_fp8:
-                self._not_in_fp8.add(found.target.fingerprint)
-                self._routes = {call: r for call, r in self._routes.items() if call[0] != found.target.fingerprint}
+                self._leave_fp8(found.target, message("fp8 was too far off for this model"))
             elif found.graph.shapes.general:
                 self._refuse(found.target, found.call, reason)
             else:  # the general graph may be right where this one was not

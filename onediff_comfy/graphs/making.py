@@ -65,6 +65,11 @@ class Maker:
     compiler: Compiler
     host: HostServices
 
+    @property
+    def manner(self) -> Manner:
+        """What a person chose to give up for speed."""
+        return Manner.of(self.compiler.options)
+
     def call_key(self, target: Target, call: Call, general: bool) -> str:
         """Under which name a graph for this call, or for calls like it of all sizes, is known."""
         return CallKey(target.fingerprint, _scope(call, general), self.host.identity, self.compiler).digest
@@ -121,7 +126,6 @@ class Maker:
         """
 
         expected: float | None = None
-        manner = Manner.of(self.compiler.options)
 
         def while_waiting(seconds: float) -> None:
             self.host.check_interrupted()
@@ -139,12 +143,12 @@ class Maker:
                 overrides=self.host.capture_options,
                 check=self.host.check_interrupted,
                 general=general,
-                forms={**self.engine.forms(), **(IN_FP8 if manner.fp8 else {})},
+                forms={**self.engine.forms(), **(IN_FP8 if self.manner.fp8 else {})},
                 multiple=self.host.side_multiple(target.module, call.signature.function),
                 prepare=self.host.prepare,
             )
             library.metrics.count("captured")
-            if manner.reusable:
+            if self.manner.reusable:
                 captured = with_brief(captured)
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
         key = GraphKey(captured.digest, self.compiler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 
 from onediff_comfy.capture import fp8
 from onediff_comfy.capture.fp8 import IN_FP8, fp8_unavailable, linear
+from onediff_comfy.capture.trace import Capture
+from onediff_comfy.engines.eager import EagerEngine, EagerGraph
 from onediff_comfy.graphs import dispatch
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher
@@ -19,6 +22,8 @@ from onediff_comfy.graphs.key import Manner
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.store.store import GraphStore
+from onediff_comfy.store.trust import Trust
 
 CPU = torch.device("cpu")
 WIDTH = 512
@@ -128,9 +133,11 @@ def test_a_lora_needs_nothing_new(capture_of: Callable[..., Any]) -> None:
 
 
 class Served:
-    def __init__(self, dtype: torch.dtype = torch.bfloat16, engine: str = "eager") -> None:
+    def __init__(self, engine: str = "eager", folder: Path | None = None) -> None:
+        store = GraphStore(folder / "store", Trust(folder / "config")) if folder is not None else None
         services = HostServices("host 1", "options", {}, lambda: None, lambda _layers: None)
-        self.library, self.module, self.shown = GraphLibrary(GraphCache(1 << 30), Metrics()), Wide(dtype), list[str]()
+        self.library = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
+        self.module, self.shown = Wide(), list[str]()
         self.dispatcher = Dispatcher(engine, self.library, services, self.shown.append, precision="fp8")
 
     def run(self, calls: int = 3) -> float:
@@ -173,6 +180,40 @@ def test_a_model_that_fp8_is_too_far_off_for_is_lossless_from_then_on(monkeypatc
     assert "lossless instead of fp8: fp8 was too far off for this model" in served.shown[-1]
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_a_new_process_knows_that_fp8_was_too_far_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fp8, "_rounded", lambda rows, right=fp8._rounded: (right(rows)[0], right(rows)[1] * 1.5))
+    assert Served(folder=tmp_path).run() == 0.0
+    again = Served(folder=tmp_path)
+    assert again.run() == 0.0
+    snapshot = again.library.metrics.snapshot()
+    assert (snapshot["served"], snapshot["retired"], snapshot["fallbacks"]) == (3, 0, {})
+    assert "lossless instead of fp8: its compiled graph differed from eager" in again.shown[-1]
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("when", ["capturing", "compiling", "running"])
+def test_what_fails_in_fp8_is_lossless_and_not_eager(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no kernel for this")
+
+    def compile(engine: EagerEngine, capture: Capture) -> EagerGraph:
+        graph = EagerGraph(capture)
+        if any("fp8" in str(node.target) for node in capture.graph.graph.nodes):
+            fails = type("Fails", (EagerGraph,), {"__call__": fail})
+            return fail() if when == "compiling" else fails(capture)
+        return graph
+
+    if when == "capturing":
+        monkeypatch.setattr(torch, "_scaled_mm", fail)
+    else:
+        monkeypatch.setattr(EagerEngine, "compile", compile)
+    served = Served()
+    assert served.run() == 0.0
+    assert served.library.metrics.snapshot()["served"] == (2 if when == "running" else 3)
+    assert "lossless instead of fp8: " in served.shown[-1] and "no kernel for this" in served.shown[-1]
+
+
 def test_where_fp8_cannot_be_had_graphs_are_lossless_and_say_so() -> None:
     served = Served()
     assert served.run() == 0.0
@@ -184,8 +225,6 @@ def test_where_fp8_cannot_be_had_graphs_are_lossless_and_say_so() -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 def test_an_engine_without_8_bit_products_is_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onediff_comfy.engines.eager import EagerEngine
-
     monkeypatch.setattr(EagerEngine, "fp8", False)
     served = Served()
     assert served.run() == 0.0
