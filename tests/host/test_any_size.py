@@ -18,8 +18,9 @@ MOST_GROWN_MB = 100
 would be 225 (tiny Flux, 1.5 MB each) or 900 (tiny SDXL)."""
 MULTIPLE = {"sdxl": 32, "flux": 16}
 """Pixels: what the general graph of a family folds sides by. Other sizes are a test of their own."""
-LARGEST = {"sdxl": 160, "flux": 256}
-"""Pixels a side. Tiny SDXL has full-sized layers: its 200 changes up to 256 take five minutes on two cores."""
+LARGEST = {"sdxl": 128, "flux": 256}
+"""Pixels a side. Tiny SDXL has layers of full width: 200 changes up to 256 pixels take five minutes on two cores."""
+MOST_IMAGES = {"sdxl": 3, "flux": 4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Change:
         family, multiple = FAMILIES[name], MULTIPLE[name]
         width, height = (dice.randrange(64, LARGEST[name] + 1, multiple) for _ in range(2))
         tokens, negative_tokens = (dice.choice([77, 154, 231]) for _ in range(2))
-        return cls((width, height), dice.randint(1, 4), tokens, negative_tokens, dice.choice([1.0, family.cfg]))
+        return cls(
+            (width, height), dice.randint(1, MOST_IMAGES[name]), tokens, negative_tokens, dice.choice([1.0, family.cfg])
+        )
 
     def assert_served(self, server: ComfyServer, family: TinyFamily, seed: int, engine: str = "inductor") -> None:
         """One step with this change gives eager's picture."""
