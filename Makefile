@@ -18,8 +18,9 @@ endif
 help:
 	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
-	@echo "             its own, if one is found (35 minutes on two cores)"
-	@echo "make test-all   these, every model family, and the coverage matrix: each patch with each family and engine"
+	@echo "             its own, if one is found (half an hour on two cores)"
+	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"
+	@echo "             family and engine"
 	@echo "make test-families, test-coverage, test-oneflow   each by itself"
 	@echo "make bench   the README's measurements, their files, plots and a table (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
@@ -44,10 +45,12 @@ lint: setup
 	    --no-explicit-package-bases pack/__init__.py pack/nodes; status=$$?; rm -r "$$folder"; exit $$status
 
 test: lint
-	$(ENV_PYTHON) -m pytest
+	$(ENV_PYTHON) -m pytest -m "not slow"
 	$(MAKE) test-oneflow
 
-test-all: test test-families test-coverage
+test-all: test
+	$(ENV_PYTHON) -m pytest -m slow
+	$(MAKE) test-families test-coverage
 
 test-families: setup
 	$(ENV_PYTHON) -m pytest tests/families

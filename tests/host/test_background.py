@@ -87,6 +87,7 @@ def test_a_server_that_dies_takes_its_compilation_along_and_a_compilation_that_d
         assert "compiling in the background failed" in second.log_text()
 
 
+@pytest.mark.slow
 def test_a_vae_decodes_at_once_and_its_graph_comes_in_without_a_seam(
     start_server: Callable[..., ComfyServer],
     start_process: Callable[[ComfyServer], ComfyServer],

@@ -138,6 +138,7 @@ def test_the_model_takes_control_as_an_input(server: ComfyServer) -> None:
     assert (later.captured, later.compiled, later.fallbacks) == (0, 0, {})
 
 
+@pytest.mark.slow
 def test_several_in_a_chain(server: ComfyServer) -> None:
     counters = _same_as_eager(server, NET, OTHER, LORA, strength=0.5)
     assert counters.served == 3 * SD15.steps
@@ -145,6 +146,7 @@ def test_several_in_a_chain(server: ComfyServer) -> None:
     assert _same_as_eager(server, NET, NET, strength=0.7).served == 2 * SD15.steps
 
 
+@pytest.mark.slow
 def test_a_control_lora_is_captured_once_though_the_host_builds_it_anew_for_each_image(server: ComfyServer) -> None:
     _same_as_eager(server, LORA)
     later = Counters(server)
@@ -156,7 +158,7 @@ def test_a_control_lora_is_captured_once_though_the_host_builds_it_anew_for_each
     assert later.served > 0
 
 
-@pytest.mark.parametrize("engine", ["eager", "inductor"])
+@pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_result_that_several_blocks_share_is_scaled_once(server: ComfyServer, engine: str) -> None:
     """The host multiplies a shared tensor by the strength in place: with 19 blocks a second time would show."""
     if engine == "inductor":

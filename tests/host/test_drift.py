@@ -122,6 +122,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("installation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", OTHER_COMFYUI)
 def test_another_version_of_the_host_is_accelerated(
     start_version: Callable[..., ComfyServer], installation: Path, version: str

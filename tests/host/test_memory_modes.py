@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Without a GPU the plain mode is what all other host tests run in.
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cpu"])
 def test_loras_reloads_and_turns_are_right_in_every_memory_mode(folder: Path, mode: str) -> None:
     """A LoRA on, weaker, off and behind the node; everything unloaded; another model between."""

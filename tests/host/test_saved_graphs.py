@@ -83,6 +83,7 @@ def _without_a_store(server: ComfyServer, start_server: Callable[..., ComfyServe
     return other
 
 
+@pytest.mark.slow
 def test_a_saved_vae_is_loaded_by_a_process_with_nothing_kept(
     saved: Path, server: ComfyServer, start_server: Callable[..., ComfyServer], tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_saved_vae_is_loaded_by_a_process_with_nothing_kept(
         assert "WARNING OneDiff" not in other.log_text()
 
 
+@pytest.mark.slow
 def test_a_graph_for_another_dtype_is_explained(saved: Path, server: ComfyServer) -> None:
     there: Workflow = {"loader": _tiny(dtype="bfloat16"), "load": _loaded(saved.name, vae=["loader", 0])}
     failed = server.run({**there, **_decoded(["load", 1], 4)})
@@ -129,6 +131,7 @@ def _changed(server: ComfyServer, saved: Path, name: str, change: Callable[[dict
     return put(server, name, pack(artifacts))
 
 
+@pytest.mark.slow
 def test_a_graph_for_another_torch_is_explained(saved: Path, server: ComfyServer) -> None:
     file = _changed(server, saved, "old torch.graph", lambda manifest: manifest["environment"].update(torch="2.10.0"))
     workflow = {"loader": _tiny(), "load": _loaded(file, vae=["loader", 0])}
@@ -136,6 +139,7 @@ def test_a_graph_for_another_torch_is_explained(saved: Path, server: ComfyServer
     assert "old torch.graph does not fit this VAE: torch: compiled for 2.10.0, here it is " in message
 
 
+@pytest.mark.slow
 def test_a_graph_of_another_architecture_is_explained(saved: Path, server: ComfyServer) -> None:
     flux: Workflow = {"loader": _tiny("flux"), "load": _loaded(saved.name, vae=["loader", 0])}
     message = error_of(server.run({**flux, **_decoded(["load", 1], 8, channels=16)}))
@@ -160,6 +164,7 @@ def test_a_graph_of_another_architecture_is_explained(saved: Path, server: Comfy
     assert "and this MODEL has no weight " in error_of(server.run(model))
 
 
+@pytest.mark.slow
 def test_the_nodes_say_what_to_connect(saved: Path, server: ComfyServer) -> None:
     everything = "connect at least one of model, vae, clip, control_net"
     load: Workflow = {"load": _loaded(saved.name), "show": _node("PreviewAny", source=["load", 1])}
@@ -172,6 +177,7 @@ def test_the_nodes_say_what_to_connect(saved: Path, server: ComfyServer) -> None
     assert "nothing comes out of model, for nothing is connected to it" in error_of(server.run(half))
 
 
+@pytest.mark.slow
 def test_save_says_what_is_missing_for_a_vae_and_compiles_it_for_a_latent(saved: Path, server: ComfyServer) -> None:
     workflow: Workflow = {
         "loader": _tiny(),

@@ -242,6 +242,7 @@ def test_an_interrupted_warm_up_goes_on_where_it_stopped(own_server: ComfyServer
     assert all(figure["problem"] is None for figure in figures)
 
 
+@pytest.mark.slow
 def test_a_restarted_server_loads_what_was_prepared(start_server: Callable[..., ComfyServer]) -> None:
     workflow = _warmed(FLUX, "64x64\n96x64")
     workflow["speedup"]["inputs"]["engine"] = "inductor"  # whose graphs are kept

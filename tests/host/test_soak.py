@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import soak
 
 from dev.checkpoints import checkpoint_file
@@ -18,6 +19,7 @@ from dev.host import ComfyServer
 IMAGES = 1000
 
 
+@pytest.mark.slow
 def test_a_thousand_images_in_too_little_memory(
     server: ComfyServer, tmp_path: Path, tally: Callable[[str], None]
 ) -> None:
