@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 from pictures import FAMILIES, Counters, assert_same_picture, assert_untouched, pair_of
 from processes import compile_process_of, outlived, process_of
