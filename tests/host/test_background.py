@@ -14,7 +14,7 @@ from vae_bench import BOUND, SD, Bench
 from dev.host import ComfyServer, RunResult
 
 FLUX = FAMILIES["flux"]
-PATIENCE_S = 240
+PATIENCE_S = 900
 MEANWHILE = {
     "a graph is being compiled in the background",
     "a graph was compiled in the background",
