@@ -39,6 +39,7 @@ FEATURES = 2
 
 # More than this share of the work in every call, and there is too little to gain for what is lost.
 _MOST_WORK = 0.5
+_IMAGE_AXES = 4
 _BLOCK = re.compile(r"^[\w.]*?\.\d+(?=\.|$)")
 
 
@@ -71,7 +72,9 @@ class _Cutter:
         tensors = [
             node for item, node in zip(capture.binding.inputs, placeholders, strict=True) if item.kind == "tensor"
         ]
-        self._image = tensors[capture.batch] if capture.batch is not None else None
+        # Of what looks like an image, what most of the graph depends on: a ControlNet's results come in late.
+        images = [node for node in tensors if node.meta["val"].ndim >= _IMAGE_AXES]
+        self._image = max(images, key=lambda node: len(self._reached_from([node])), default=None)
         self._from_image = self._reached_from([self._image] if self._image is not None else [])
         self._from_others = self._reached_from([node for node in tensors if node is not self._image])
 
@@ -166,7 +169,7 @@ class _Cutter:
         given.meta["val"] = deep.meta["val"]
         for node in self._nodes:
             if node is late:
-                copies[node] = _late(brief, copies[early], given) if residual else given
+                copies[node] = _call(brief, torch.ops.aten.add.Tensor, copies[early], given) if residual else given
             elif node in kept and node.op not in ("placeholder", "output"):
                 copies[node] = brief.node_copy(node, copies.__getitem__)
         brief.output((*(copies[node] for node in outputs), copies[early]))
@@ -183,8 +186,10 @@ class _Cutter:
         graph.lint()
         positions = {node: index for index, node in enumerate(graph.nodes)}
         (output,) = (node for node in graph.nodes if node.op == "output")
-        # The capture's digest says what is cut. Where, and in which form, is up to this module, which may change.
-        place = argument_text(output.args, lambda node: f"%{positions[node]}")
+        # The capture's digest says what is cut. Where, and in which form, is up to this module, which may change: the
+        # whole graph's last node is *deep*.
+        *_, last = (node for node in graph.nodes if node.op == "call_function")
+        place = argument_text((output.args, str(last.target), last.args), lambda node: f"%{positions[node]}")
         text = f"{self._capture.digest} {kind} {place} {len(positions)}"
         return replace(
             self._capture,
@@ -204,10 +209,6 @@ def _deep(graph: Graph, early: Node, late: Node, residual: bool) -> Node:
     if residual:
         return _call(graph, torch.ops.aten.sub.Tensor, late, early)
     return _call(graph, torch.ops.aten.clone.default, late, memory_format=torch.contiguous_format)
-
-
-def _late(graph: Graph, early: Node, deep: Node) -> Node:
-    return _call(graph, torch.ops.aten.add.Tensor, early, deep)
 
 
 def _call(graph: Graph, operator: Callable[..., Any], *nodes: Node, **options: Any) -> Node:
@@ -269,7 +270,7 @@ def _work(node: Node) -> float:
     ]
     if "attention" in name:  # [..., n, width], [..., m, width]
         return 2.0 * math.prod(sizes[0]) * sizes[1][-2]
-    if "conv" in name:  # a weight is [out, in / groups, ...]
+    if name in ("convolution", "conv1d", "conv2d", "conv3d"):  # a weight is [out, in / groups, ...]
         return float(_numel(node) * math.prod(sizes[1][1:]))
     if name in ("linear", "fp8_linear", "mm", "bmm", "matmul"):
         return float(_numel(node) * sizes[0][-1])

@@ -19,6 +19,7 @@ class CudaGraphEngine(Engine):
     name = "cudagraph"
     general = True
     recorded = True
+    fp8 = False  # rounding that nothing fuses costs more than the products save
 
     def unavailable(self, device: torch.device) -> Message | None:
         if device.type != "cuda":

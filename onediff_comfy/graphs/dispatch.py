@@ -116,6 +116,7 @@ class Dispatcher:
         self._engine = engine
         self._precision = precision
         self._not_in_fp8: dict[str, str] = {}  # fingerprints of targets, and why
+        self._left_whole: set[str] = set()  # likewise, of those that no step cache can use
         self._notes: list[str] = []  # what the status of every run says besides
         self._recorded = recorded
         self._library = library
@@ -162,14 +163,20 @@ class Dispatcher:
             module: what was run.
             what: what it made, for people: ``1024×1024 b1``.
         """
-        if self._step_cache is not None:
-            self.metrics.count("reused", self._step_cache.reused)
+        self.end_step_cache()
         self._library.recordings.release_if_short()
         if not self._run.calls:
             self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
             return
         log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run.served, self._run.calls)
         self._show(self._run.status(what, self._notes))
+
+    def end_step_cache(self) -> None:
+        """The run is over, or has failed: nothing is reused any more, and nothing kept for it."""
+        if self._step_cache is not None:
+            self.metrics.count("reused", self._step_cache.reused)
+            self._step_cache.forget()
+            self._step_cache = None
 
     @contextlib.contextmanager
     def waiting(self, exact: bool = False) -> Iterator[None]:
@@ -266,7 +273,7 @@ class Dispatcher:
             del self._routes[target.fingerprint, call.signature]
         weights = target.weights(graph.binding.weight_names, _device_of(call))
         prompts = self._host.stream(arguments.get(self._host.options_name) or {})
-        stream = (route.graph_key, target.fingerprint, call.signature, prompts)
+        stream = None if prompts is None else (route.graph_key, id(module), call.signature, prompts)
         return _Found(target, call, route, graph, weights, stream)
 
     def _target(self, module: torch.nn.Module) -> Target:
@@ -320,13 +327,13 @@ class Dispatcher:
     ) -> tuple[Call, _Served | _Refused | Parted, CompiledGraph | None]:
         """Find or make the graph for a signature that has no route yet, and remember the route."""
         device = _device_of(call)
-        in_fp8 = False
+        manner = Manner()
         # Before minutes of work: are the weights where the graph would need them? They may be back
         # for the next call, so a refusal for this reason is not remembered.
         target.weights(tuple(target.specs), device)
         try:
             maker = self._maker(target, device)
-            in_fp8 = maker.manner.fp8
+            manner = maker.manner
             exact = self._exact(maker.engine, target, call)
             found = self._kept(maker, target, call, exact)
             if found is None and not maker.engine.general:
@@ -341,7 +348,7 @@ class Dispatcher:
             if found is None:
                 raise NotCovered(message("a graph was compiled for these sizes that does not take them"))
             self._show(message("compiled graph ready"))
-        except NotYet:
+        except (NotYet, self._host.interruption):
             raise
         except NotCovered as refusal:
             reason = refusal.reason
@@ -357,7 +364,10 @@ class Dispatcher:
             route, graph = found
             self._routes[target.fingerprint, call.signature] = route
             return call, route, graph
-        if in_fp8:
+        if manner.reusable:
+            self._leave_whole(target)
+            return self._prepare(target, forward, arguments, call)
+        if manner.fp8:
             self._leave_fp8(target, reason)
             return self._prepare(target, forward, arguments, call)
         return call, self._refuse(target, call, reason), None
@@ -365,6 +375,11 @@ class Dispatcher:
     def _serves_in_fp8(self, found: _Found) -> bool:
         device = _device_of(found.call)
         return self._in_fp8(found.target, choose(self._engine, device), device)
+
+    def _leave_whole(self, target: Target) -> None:
+        """Serve this target with graphs that are not cut in two from now on."""
+        self._left_whole.add(target.fingerprint)
+        self._routes = {call: route for call, route in self._routes.items() if call[0] != target.fingerprint}
 
     def _leave_fp8(self, target: Target, reason: str) -> None:
         """Serve this target with lossless graphs from now on."""
@@ -387,7 +402,8 @@ class Dispatcher:
 
     def _maker(self, target: Target, device: torch.device) -> Maker:
         engine = choose(self._engine, device)
-        manner = Manner(self._reusable, self._in_fp8(target, engine, device))
+        reusable = self._reusable and target.fingerprint not in self._left_whole
+        manner = Manner(reusable, self._in_fp8(target, engine, device))
         return Maker(engine, device, compiler(engine, device, manner), self._host)
 
     def _in_fp8(self, target: Target, engine: Engine, device: torch.device) -> bool:
@@ -455,7 +471,7 @@ class Dispatcher:
                 self._library.learn_option(target.fingerprint, read.name)
                 call = self._split(target, forward, arguments)
             except NotCovered as refusal:
-                if not general or isinstance(refusal, NotYet) or maker.manner.fp8:  # lossless comes before exact
+                if not general or isinstance(refusal, NotYet) or maker.manner != Manner():  # that goes before all sizes
                     raise
                 log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
                 self._not_general.add((target.fingerprint, call.signature.any_sizes()))
@@ -555,7 +571,7 @@ class Dispatcher:
 
     def _reuses(self, found: _Found) -> bool:
         """Whether the step cache wants this call to reuse what an earlier step found."""
-        if self._step_cache is None:
+        if self._step_cache is None or found.stream is None:
             return False
         if not isinstance(found.graph, ReusableGraph):
             self._step_cache.others += 1
@@ -572,20 +588,22 @@ class Dispatcher:
         if isinstance(graph, RecordedGraph) and not self._recorded:
             graph = graph.inner
 
-        def run() -> Sequence[torch.Tensor]:
-            if step_cache is None or not isinstance(graph, ReusableGraph):
+        def run(reuse: bool) -> Sequence[torch.Tensor]:
+            if step_cache is None or found.stream is None or not isinstance(graph, ReusableGraph):
                 return graph(found.weights, found.call.tensors)
             return step_cache.call(graph, found.stream, found.weights, found.call.tensors, reuse)
 
         try:
-            return run()
+            return run(reuse)
         except torch.OutOfMemoryError:
+            if step_cache is not None:
+                step_cache.forget()
             released = self._library.recordings.release()
             log.warning(
                 "OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20
             )
         torch.cuda.empty_cache()
-        return run()
+        return run(reuse=False)
 
     def _prove(self, found: _Found, actual: Any, expected: Any) -> None:
         """Compare a new graph's first output with eager's; retire the graph if rounding cannot explain it.
@@ -596,7 +614,10 @@ class Dispatcher:
         dtypes = {tensor.dtype for tensor in (*found.weights, *found.call.tensors)}
         in_fp8 = self._serves_in_fp8(found)
         allowed = proof.limit(dtypes, _device_of(found.call), in_fp8)
-        error = max(proof.difference(actual, expected), self._brief_difference(found, expected))
+        error = proof.difference(actual, expected)
+        if error <= allowed and not self._brief_difference(found, expected) <= allowed:
+            self._leave_whole(found.target)
+            raise _Disproved(message("a graph that reuses steps differed from eager"), expected)
         if not error <= allowed:
             reason = message(
                 "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
@@ -629,7 +650,12 @@ class Dispatcher:
         features = self._step_cache.features(found.stream) if self._step_cache is not None else None
         if features is None or not isinstance(found.graph, ReusableGraph):
             return 0.0
-        flat, _ = found.graph.reuse(found.weights, found.call.tensors, features)
+        try:
+            flat, _ = found.graph.reuse(found.weights, found.call.tensors, features)
+        except Exception as error:  # most of all, no memory: eager's result is there, and the run goes on
+            log.info("OneDiff: steps cannot be reused (%s: %s)", type(error).__name__, first_line(error))
+            log.debug("the brief graph failed", exc_info=True)
+            return float("inf")
         return proof.difference(pytree.tree_unflatten(flat, found.graph.binding.output), expected)
 
     def _fall_back(self, module: torch.nn.Module, reason: str, quiet: bool = False) -> None:

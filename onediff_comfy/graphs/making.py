@@ -42,7 +42,8 @@ class HostServices:
         prepare: makes layers fit to be traced, by setting attributes; they are put back after the capture.
         settings: what another process must take over to see the same host.
         stream: given the bag of options of a call, what it has in common with the same call in other steps of a run:
-            which prompts it is for.
+            which prompts it is for. None if that is not known; then nothing is reused.
+        interruption: what ``check_interrupted`` raises.
     """
 
     identity: str
@@ -53,7 +54,8 @@ class HostServices:
     side_multiple: Callable[[torch.nn.Module, str], int] = lambda _module, _function: 1
     prepare: Callable[[Iterable[torch.nn.Module]], None] = lambda _layers: None
     settings: Callable[[], Mapping[str, Any]] = dict
-    stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: None
+    stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: ()
+    interruption: type[BaseException] = KeyboardInterrupt
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def with_step_cache(model: Any, threshold: float, node_id: str | None = None) ->
 
 def _reused(step_cache: StepCache) -> Message:
     """What a step cache did in a run, for people."""
-    if step_cache.others:
+    if step_cache.others and not step_cache.calls:
         return message("no step was reused: this model has no blocks that could be left out")
     if not step_cache.calls:
         return message("no step was reused: no compiled graph answered a call")
@@ -229,7 +229,7 @@ class _RunWrapper:
             result = executor(*args, **kwargs)
         finally:
             if asked is not None and step_cache is not None:
-                step_cache.forget()
+                self._dispatcher.end_step_cache()
                 status_of(asked.node_id)(_reused(step_cache))
         self._dispatcher.end_run(patcher.model.diffusion_model, _size_of(result, latent_ratio(patcher)))
         return result

@@ -82,8 +82,11 @@ def _side_multiple(module: torch.nn.Module, function: str) -> int:
 
 
 def _prompts(options: Mapping[str, Any]) -> Hashable:
-    """Which conditionings a call is for, in the order of its batch."""
-    return tuple(options.get("uuids") or ()), tuple(options.get("cond_or_uncond") or ())
+    """Which conditionings a call is for, in the order of its batch, and of which frames; None if it does not say."""
+    if not options.get("uuids"):
+        return None
+    window = getattr(options.get("context_window"), "index_list", ())  # of a long video, computed piece by piece
+    return tuple(options["uuids"]), tuple(options.get("cond_or_uncond") or ()), tuple(window)
 
 
 @functools.cache
@@ -109,4 +112,5 @@ def host_services() -> HostServices:
         prepare=_whole_vae_attention,
         settings=settings,
         stream=_prompts,
+        interruption=comfy.model_management.InterruptProcessingException,
     )

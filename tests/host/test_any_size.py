@@ -14,8 +14,8 @@ from dev.host import ComfyServer
 
 CHANGES = 200
 MOST_GROWN_MB = 100
-"""From the first quarter to the end of 200 changes. Measured: 20 without our node, which is the allocator's. A graph kept
-for each change would be 225 (tiny Flux, 1.5 MB each) or 900 (tiny SDXL)."""
+"""From the first quarter to the end of 200 changes. Measured: 20 without our node, which is the allocator's. A graph
+kept for each change would be 225 (tiny Flux, 1.5 MB each) or 900 (tiny SDXL)."""
 MULTIPLE = {"sdxl": 32, "flux": 16}
 """Pixels: what the general graph of a family folds sides by. Other sizes are a test of their own."""
 LARGEST = {"sdxl": 128, "flux": 256}

@@ -105,6 +105,24 @@ def test_a_model_whose_brief_half_would_be_half_of_it_stays_whole(made: Made) ->
     assert made(Transformer(2), *transformer_call(), most_work=1.0).brief is not None
 
 
+def test_what_comes_in_late_is_not_taken_for_the_image(made: Made) -> None:
+    class Controlled(UNet):
+        def forward(self, x: torch.Tensor, timestep: torch.Tensor, control: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            skips, image = [], x
+            for block in self.down:
+                image = block(image, timestep)
+                skips.append(image)
+            skips[0] = skips[0] + control
+            for block in self.up:
+                image = block(torch.cat([image, skips.pop()], 1), timestep)
+            return self.out(image)
+
+    module, (x, timestep) = Controlled(), unet_call()
+    capture = made(module, x, timestep, torch.randn(2, 16, *x.shape[2:]))  # larger than the image itself
+    assert capture.brief is not None
+    assert work(capture.brief) < work(capture) / 2
+
+
 def test_a_model_that_is_told_no_time_stays_whole(made: Made) -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:

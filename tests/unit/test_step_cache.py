@@ -241,7 +241,7 @@ def test_a_model_that_cannot_be_cut_is_served_as_without_it(tmp_path: Path) -> N
     assert sampled.counts["served"] == 8
 
 
-def test_a_brief_graph_that_is_wrong_retires_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_brief_graph_that_is_wrong_leaves_the_model_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reuse = ReusableGraph.reuse
 
     def off(graph: ReusableGraph, *arguments: Any) -> Any:
@@ -252,7 +252,24 @@ def test_a_brief_graph_that_is_wrong_retires_both(tmp_path: Path, monkeypatch: p
     sampled = Sampled(library_in(tmp_path), "eager")
     worst, reused = sampled.run(0.5)
     assert (worst, reused) == (0.0, 0)
-    assert sampled.counts["retired"] == 1
+    assert sampled.counts["compiled"] == 2 and sampled.counts["served"] == 7  # the second, which is not cut, serves
+    assert sampled.run(0.5) == (0.0, 0)
+
+
+def test_a_brief_graph_that_fails_costs_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(ReusableGraph, "reuse", fail)
+    sampled = Sampled(library_in(tmp_path), "eager")
+    assert sampled.run(0.5) == (0.0, 0)
+    assert sampled.counts["served"] == 7
+
+
+def test_without_a_word_of_which_prompt_a_call_is_for_nothing_is_reused(tmp_path: Path) -> None:
+    sampled = Sampled(library_in(tmp_path), "eager", stream=lambda _options: None)
+    assert sampled.run(0.5) == (0.0, 0)
+    assert sampled.counts["served"] == 8
 
 
 def test_its_bytes_are_those_of_both(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def build(capture: Capture) -> Program:
             for index in used:
                 kind = capture.binding.inputs[index].kind
                 slot = Slot.of(index, f"{kind}_{index}", examples[index])
-                if kind == "tensor" or not is_shareable(examples[index]):
+                if kind in ("tensor", "feature") or not is_shareable(examples[index]):
                     inputs.append(slot)
                     values[index] = graph_build_util.build_graph_input_arg(slot.name, samples[index])
                 else:
