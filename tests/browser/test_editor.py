@@ -67,7 +67,12 @@ def test_the_report_shows_its_text_and_its_picture(open_editor: Callable[..., Ed
     assert editor.pictures_on("OneDiffReport") == 1
 
 
-@pytest.mark.parametrize("name", [*workflows()])
+_FIRST = ("text_to_image", "step_cache", "image_to_image")  # of the others, test_workflows sees that they run
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in _FIRST else pytest.param(name, marks=pytest.mark.slow) for name in workflows()]
+)
 def test_a_workflow_opens_runs_and_shows_its_image(
     open_editor: Callable[..., Editor], server: ComfyServer, name: str
 ) -> None:
@@ -108,6 +113,7 @@ def _every_node() -> Workflow:
     return {name: {"class_type": name, "inputs": {}} for name in NODES}
 
 
+@pytest.mark.slow
 def test_every_node_has_a_help_page_with_a_picture(open_editor: Callable[..., Editor]) -> None:
     editor = open_editor()
     for node in NODES:
@@ -117,6 +123,7 @@ def test_every_node_has_a_help_page_with_a_picture(open_editor: Callable[..., Ed
         assert text.splitlines()[0] == title.removeprefix("# ")
 
 
+@pytest.mark.slow
 def test_in_chinese_no_english_is_left(open_editor: Callable[..., Editor], own_server: ComfyServer) -> None:
     """Behind this ``own_server`` is Chinese: the language is a setting of the installation."""
     editor = open_editor(of=own_server)

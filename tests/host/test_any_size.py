@@ -118,6 +118,7 @@ def test_a_new_process_serves_new_sizes_without_capturing_or_compiling(
             assert counters.fallbacks == {}
 
 
+@pytest.mark.slow
 def test_architectures_that_take_turns_in_too_little_memory_are_loaded_again(server: ComfyServer) -> None:
     both = FAMILIES["flux"], FAMILIES["sd15"]
     for family in both:

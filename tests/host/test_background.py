@@ -65,6 +65,7 @@ def test_images_are_made_at_eager_speed_until_another_process_has_compiled(
         tally(f"tiny Flux in background mode: {images} images meanwhile, served after {took:.0f} s")
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_takes_its_compilation_along_and_a_compilation_that_dies_costs_no_image(
     start_server: Callable[..., ComfyServer],
 ) -> None:

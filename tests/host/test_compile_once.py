@@ -161,6 +161,7 @@ def test_load_on_another_machine(saved: Saved, elsewhere: ComfyServer) -> None:
     assert counters.served == FLUX.steps
 
 
+@pytest.mark.slow
 def test_a_mismatch_is_explained_and_compiled_for_again_or_refused(saved: Saved, elsewhere: ComfyServer) -> None:
     (friends,) = unpack(saved.path.read_bytes())
     other = {"torch": "2.10.0", "architecture": "sm_89"}

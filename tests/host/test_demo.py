@@ -20,6 +20,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_demo_compiles_once_and_makes_the_same_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "demo", tmp_path / "host")
     report = json.loads((tmp_path / "demo" / "report.json").read_text())

@@ -55,6 +55,7 @@ def test_interrupting_a_compilation_works_and_loses_nothing(start_server: Callab
         assert server.log_text().count("OneDiff: compiling UNetModel") == 1
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_picture_is_made_and_the_remedy_is_said(
     start_server: Callable[..., ComfyServer],
 ) -> None:

@@ -196,6 +196,7 @@ def test_save_says_what_is_missing_for_a_vae_and_compiles_it_for_a_latent(saved:
     assert "AutoencoderKL decode all sizes" in inside and "AutoencoderKL encode all sizes" in inside
 
 
+@pytest.mark.slow
 def test_everything_that_a_workflow_accelerates_goes_into_one_file(
     server: ComfyServer, start_server: Callable[..., ComfyServer], tmp_path: Path
 ) -> None:

@@ -50,7 +50,11 @@ def _off(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).square().mean().sqrt() / (expected.max() - expected.min()))
 
 
-@pytest.mark.parametrize(("family", "engine"), [(SDXL, "eager"), (FLUX, "inductor")], ids=["sdxl", "flux"])
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [pytest.param(SDXL, "eager", marks=pytest.mark.slow), (FLUX, "inductor")],
+    ids=["sdxl", "flux"],
+)
 def test_the_higher_the_threshold_the_more_is_reused_and_at_zero_it_is_eagers_picture(
     server: ComfyServer, family: TinyFamily, engine: str
 ) -> None:

@@ -19,7 +19,11 @@ def _sizes(dice: random.Random, largest: int, count: int) -> list[tuple[int, int
     return [(dice.randrange(96, largest + 1, 8), dice.randrange(96, largest + 1, 8), 1 + i) for i in range(count)]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
+@pytest.mark.parametrize(
+    "family",
+    [FAMILIES[0], *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES[1:])],
+    ids=lambda family: family.kind,
+)
 def test_any_size_is_decoded_and_encoded_by_one_graph_each(server: ComfyServer, family: TinyFamily) -> None:
     bench, dice, counters = Bench(server, family), random.Random(6), Counters(server)
     sizes = [*_sizes(dice, 384, 4), (1024, 256, 1)]

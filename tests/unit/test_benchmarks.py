@@ -279,6 +279,7 @@ def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeyp
 # -- the scripts -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_scripts_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
     """A tiny model, an engine that compiles nothing: what is written is what plots and table read."""
     try:
