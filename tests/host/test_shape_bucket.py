@@ -149,7 +149,7 @@ def test_a_connected_model_decides_which_sizes_can_be(server: ComfyServer) -> No
 def test_the_nodes_explain_themselves(server: ComfyServer) -> None:
     for name, inputs in {
         "OneDiffShapeBucket": ["preset", "buckets", "width", "height", "batch_size", "snap", "model"],
-        "OneDiffWarmUp": ["model", "buckets", "positive", "negative", "vae"],
+        "OneDiffWarmUp": ["buckets", "model", "positive", "negative", "vae"],
     }.items():
         info = server.get_json(f"/object_info/{name}")[name]
         assert info["category"] == "OneDiff" and info["description"] and all(info["output_tooltips"])
