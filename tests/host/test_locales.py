@@ -58,7 +58,7 @@ def test_every_choice_is_explained_in_the_tooltip(server: ComfyServer, language:
     """The editor has no translations for choices."""
     definitions = json.loads((FOLDER / language / "nodeDefs.json").read_text(encoding="utf-8"))
     found = list(_choices(server))
-    assert len(found) == 10  # engine and compile of four nodes, mismatch of one, vae_speedup of one
+    assert len(found) == 11  # engine and compile of four nodes, mismatch, precision and vae_speedup of one each
     for name, field, options in found:
         for option in options:
             assert f"{option}{colon}" in definitions[name]["inputs"][field]["tooltip"], (name, field, option)
