@@ -17,7 +17,6 @@ steps: what a person sees, the host's sampler included.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import resource
 import statistics
@@ -26,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .host import start_host
+from .host import reported, start_host
 from .sampling import environment
 from .variants import variant
 
@@ -41,12 +40,7 @@ def main() -> int:
     """Run the benchmark and write JSON."""
     options = _arguments()
     start_host()
-    import torch
-
-    with torch.inference_mode():  # as the host's executor runs every node
-        report = _Bench(options).run()
-    if options.output:
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
+    reported(lambda: _Bench(options).run(), options.output)
     return 0
 
 

@@ -10,7 +10,6 @@ latent. With ``--control`` ControlNets are included: the diffusion model with re
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .host import start_host
+from .host import reported, start_host
 from .sampling import environment
 
 _STEPS = 4
@@ -36,12 +35,7 @@ def main() -> int:
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
     start_host(options.dynamic_vram)
-    import torch
-
-    with torch.inference_mode():  # as the host's executor runs every node
-        report = _Changes(options).run()
-    if options.output:
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
+    report = reported(lambda: _Changes(options).run(), options.output)
     return int(report["worst_error"] > report["allowed"])
 
 

@@ -36,6 +36,12 @@ def latest(where: Path, what: str) -> Path:
     return files[-1]
 
 
+def write(report: Report, output: Path | str | None) -> None:
+    """Write a report as JSON, if it is wanted anywhere."""
+    if output:
+        Path(output).write_text(json.dumps(report, indent=1) + "\n")
+
+
 def read(path: Path) -> Report:
     """What a script reported."""
     return dict(json.loads(path.read_text()))

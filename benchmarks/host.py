@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from dev.environment import comfyui_path
+
+from .files import Report, write
 
 
 def start_host(dynamic_vram: bool = False, cuda_malloc: bool = True) -> None:
@@ -33,6 +37,16 @@ def start_host(dynamic_vram: bool = False, cuda_malloc: bool = True) -> None:
         comfy.cli_args.args.cpu = True
     if dynamic_vram:
         _dynamic_vram()
+
+
+def reported(measure: Callable[[], Report], output: Path | str | None) -> Report:
+    """What ``measure`` finds, in inference mode as the host's executor runs every node; also written to ``output``."""
+    import torch
+
+    with torch.inference_mode():
+        report = measure()
+    write(report, output)
+    return report
 
 
 def _dynamic_vram() -> None:

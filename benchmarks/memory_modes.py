@@ -13,7 +13,6 @@ where their weights are, not how fast they are.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,8 @@ from dev.checkpoints import checkpoint_file, ensure_checkpoints
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer, RunResult
 from dev.workflows import Workflow, text_to_image
+
+from .files import write
 
 MODES: dict[str, tuple[str, ...]] = {
     "default": (),  # Dynamic VRAM, on NVIDIA
@@ -158,8 +159,7 @@ def main() -> int:
                         rows.append(row)
                 problems += [f"{mode}: {line}" for line in running.log_text().splitlines() if "Traceback" in line]
     if options.output:
-        report = {"environment": _environment(), "rows": [asdict(row) for row in rows]}
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
+        write({"environment": _environment(), "rows": [asdict(row) for row in rows]}, options.output)
     wrong = [row for row in rows if not row.right]
     eager = sum(not row.served for row in rows)
     print(

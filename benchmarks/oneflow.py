@@ -11,7 +11,6 @@ several rounds, in which the engines take turns, the fastest counts: other work 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .host import start_host
+from .host import reported, start_host
 
 ENGINES = ("eager", "inductor", "oneflow")
 _SHORT, _LONG = 2, 8
@@ -43,9 +42,7 @@ def main() -> int:
         import comfy.cli_args
 
         comfy.cli_args.args.use_pytorch_cross_attention = True
-    with torch.inference_mode():
-        report = _measured(options)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    reported(lambda: _measured(options), options.output)
     return 0
 
 

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import statistics
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
-from .host import start_host
+from .host import reported, start_host
 from .sampling import MODELS, Sampler, counters, environment, failure, ours_failed
 from .variants import names, variant
 
@@ -39,12 +37,7 @@ def main() -> int:
     """Run the benchmark; write JSON, print a table. Ends with 1 if one of our own variants failed or ran eager."""
     options = _arguments()
     start_host()
-    import torch
-
-    with torch.inference_mode():  # as the host's executor runs every node
-        report = _Bench(options).run()
-    if options.output:
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
+    report = reported(lambda: _Bench(options).run(), options.output)
     _print_table(report)
     return ours_failed(report)
 

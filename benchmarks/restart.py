@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .files import write
 from .sampling import MODELS
 from .variants import names
 
@@ -46,8 +47,7 @@ def main() -> int:
         "environment": environment,
     }
     result["processes"] = rows
-    if options.output:
-        Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
+    write(result, options.output)
     width = max(map(len, options.variants))
     print(f"\n{'variant':{width}} {'process':8} {'first image s':>13}", end=" ")
     print(f"{'captured':>8} {'compiled':>8} {'loaded':>6} {'load s':>6}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import platform
 import statistics
@@ -22,10 +21,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from .host import start_host
+from .host import reported, start_host
 from .variants import names, variant
 
 MODELS = ("sd15", "sdxl", "flux", "tiny")
@@ -36,12 +34,7 @@ def main() -> int:
     """Run the benchmark; write JSON, print a table. Ends with 1 if one of our own variants failed or ran eager."""
     options = _arguments()
     start_host(cuda_malloc=not options.disable_cuda_malloc)
-    import torch
-
-    with torch.inference_mode():  # as the host's executor runs every node
-        report = _Bench(options).run()
-    if options.output:
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
+    report = reported(lambda: _Bench(options).run(), options.output)
     _print_table(report)
     return ours_failed(report)
 

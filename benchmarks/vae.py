@@ -15,17 +15,15 @@ import argparse
 import contextlib
 import functools
 import gc
-import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from .host import start_host
+from .host import reported, start_host
 from .sampling import environment
 
 _CALLS_TO_SETTLE = 3  # a first one, one in which a CUDA graph may be recorded, one that replays it
@@ -78,12 +76,7 @@ def main() -> int:
     """Run the benchmark; write JSON, print a table."""
     options = _arguments()
     start_host()
-    import torch
-
-    with torch.inference_mode():  # as the host's executor runs every node
-        report = _Bench(options).run()
-    if options.output:
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n")
+    report = reported(lambda: _Bench(options).run(), options.output)
     _print_table(report)
     return 0
 

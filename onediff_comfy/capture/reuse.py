@@ -32,6 +32,7 @@ import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
 from .describe import argument_text
+from .shapes import IMAGE_AXES
 from .trace import Binding, Capture, GraphInput
 
 FEATURES = 2
@@ -39,7 +40,6 @@ FEATURES = 2
 
 # More than this share of the work in every call, and there is too little to gain for what is lost.
 _MOST_WORK = 0.5
-_IMAGE_AXES = 4
 _BLOCK = re.compile(r"^[\w.]*?\.\d+(?=\.|$)")
 
 
@@ -73,13 +73,13 @@ class _Cutter:
             node for item, node in zip(capture.binding.inputs, placeholders, strict=True) if item.kind == "tensor"
         ]
         # Of what looks like an image, what most of the graph depends on: a ControlNet's results come in late.
-        images = [node for node in tensors if node.meta["val"].ndim >= _IMAGE_AXES]
+        images = [node for node in tensors if node.meta["val"].ndim >= IMAGE_AXES]
         self._image = max(images, key=lambda node: len(self._reached_from([node])), default=None)
         self._from_image = self._reached_from([self._image] if self._image is not None else [])
         self._from_others = self._reached_from([node for node in tensors if node is not self._image])
 
     def cut(self, most_work: float) -> Capture | None:
-        most = most_work * sum(map(_work, self._nodes))
+        most = most_work * _work_of(self._nodes)
         for early in self._early():
             first = self._needed_for([early])
             if _work_of(first) > most:

@@ -239,13 +239,14 @@ def _compiled(text: str, ties: bool = False) -> Callable[[Mapping[str, int]], bo
 
 def batch_tensor(specs: Sequence[TensorSpec]) -> int | None:
     """Which tensor's first axis is the batch: the largest image-like one's, else the largest one's."""
-    candidates = [i for i, spec in enumerate(specs) if len(spec.shape) >= _IMAGE_AXES] or [
+    candidates = [i for i, spec in enumerate(specs) if len(spec.shape) >= IMAGE_AXES] or [
         i for i, spec in enumerate(specs) if spec.shape
     ]
     return max(candidates, key=lambda i: math.prod(specs[i].shape), default=None)
 
 
-_IMAGE_AXES = 4  # batch, channels, height, width; video has frames between
+IMAGE_AXES = 4
+"""The fewest of an image: batch, channels, height, width; video has frames between."""
 _SMALLEST_SIDE = 32  # of a latent that stands for all: its deepest level must not shrink to one pixel
 
 
@@ -284,7 +285,7 @@ def _stretched(sizes: list[int], scale: int, halves: int, single: bool) -> list[
 
 
 def _is_image(sizes: Sequence[int]) -> bool:
-    return len(sizes) >= _IMAGE_AXES and min(sizes[-2:]) > 1
+    return len(sizes) >= IMAGE_AXES and min(sizes[-2:]) > 1
 
 
 def fold(tensor: torch.Tensor, factor: int) -> torch.Tensor:
@@ -338,7 +339,7 @@ def fold_factors(specs: Sequence[TensorSpec], multiple: int) -> dict[int, int]:
 
 def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
     """Which axes of an example are to be symbols: all but an image's channels and what it was folded by."""
-    fixed = {1} if ndim >= _IMAGE_AXES else set()
+    fixed = {1} if ndim >= IMAGE_AXES else set()
     if folded:
         fixed |= {ndim - 3, ndim - 1}
     return tuple(axis for axis in range(ndim) if axis not in fixed)

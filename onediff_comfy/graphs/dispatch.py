@@ -379,11 +379,15 @@ class Dispatcher:
     def _leave_whole(self, target: Target) -> None:
         """Serve this target with graphs that are not cut in two from now on."""
         self._left_whole.add(target.fingerprint)
-        self._routes = {call: route for call, route in self._routes.items() if call[0] != target.fingerprint}
+        self._forget_routes(target)
 
     def _leave_fp8(self, target: Target, reason: str) -> None:
         """Serve this target with lossless graphs from now on."""
         self._not_in_fp8[target.fingerprint] = reason
+        self._forget_routes(target)
+
+    def _forget_routes(self, target: Target) -> None:
+        """Other graphs are to serve this target's calls."""
         self._routes = {call: route for call, route in self._routes.items() if call[0] != target.fingerprint}
 
     def _served(self, target: Target) -> list[Signature]:
