@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from .library import GraphLibrary, NotYet
 from .making import HostServices, Maker, describe
 from .parted import Parted, PartedCalls
 from .recorded import RecordedGraph
+from .routes import Refused, Routes, Served
 from .run import Run
 from .specialise import Specialiser
 from .step_cache import ReusableGraph, StepCache
@@ -62,17 +63,6 @@ class Speed:
     graph_s: float
 
 
-@dataclass(frozen=True)
-class _Served:
-    graph_key: str
-    sizes: tuple[int, ...]  # what the graph's symbols stand for
-
-
-@dataclass(frozen=True)
-class _Refused:
-    reason: str
-
-
 def no_sizes(_signature: Signature) -> bool:
     """Calls of no size are to have a graph of their own."""
     return False
@@ -80,9 +70,6 @@ def no_sizes(_signature: Signature) -> bool:
 
 class Dispatcher:
     """Serves the calls of one accelerated model.
-
-    Its routes are the node's graph cache, keyed on the call's signature: latent shape, dtype and
-    batch size among the rest. The graphs themselves live in the library, shared by all.
 
     Args:
         engine: one of ``ENGINE_NAMES``.
@@ -116,8 +103,7 @@ class Dispatcher:
         self._engine = engine
         self._precision = precision
         self._not_in_fp8: dict[str, str] = {}  # fingerprints of targets, and why
-        self._left_whole: set[str] = set()  # likewise, of those that no step cache can use
-        self._notes: list[str] = []  # what the status of every run says besides
+        self._left_whole: dict[str, str] = {}  # likewise, of those that no step cache can use
         self._recorded = recorded
         self._library = library
         self._host = host
@@ -129,7 +115,7 @@ class Dispatcher:
         self.run_times = RunTimes()
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
-        self._routes: dict[tuple[str, Signature], _Served | _Refused | Parted] = {}
+        self._routes = Routes()
         self._not_general: set[tuple[str, Signature]] = set()
         self._parted = PartedCalls(host.options_name)
         self._preparing = threading.RLock()
@@ -138,7 +124,6 @@ class Dispatcher:
         self._shown = 0.0
         self._run = Run(library, self.run_times)
         self._step_cache: StepCache | None = None
-        self._reusable = False
         self._eager_is_warm = False
         self._time_again: tuple[str, tuple[int, ...]] | None = None
 
@@ -148,10 +133,8 @@ class Dispatcher:
         Args:
             step_cache: decides in each step of this run whether deep layers are computed; without one they always are.
         """
-        if self._reusable != (step_cache is not None):  # other graphs serve then
-            self._reusable = not self._reusable
-            self._routes.clear()
         self._step_cache = step_cache
+        self._routes.reusing = step_cache is not None
         self._unchecked = set(self._targets)
         self._specialiser.begin_run()
         self._run = Run(self._library, self.run_times)
@@ -169,7 +152,7 @@ class Dispatcher:
             self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
             return
         log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run.served, self._run.calls)
-        self._show(self._run.status(what, self._notes))
+        self._show(self._run.status(what))
 
     def end_step_cache(self) -> None:
         """The run is over, or has failed: nothing is reused any more, and nothing kept for it."""
@@ -187,7 +170,7 @@ class Dispatcher:
         """
         before, self._in_background, self._ahead, self._on_its_way = self._in_background, False, exact, None
         if exact:  # a general graph that serves is no reason not to make a better one
-            self._routes = {call: route for call, route in self._routes.items() if not isinstance(route, _Served)}
+            self._routes.forget_all(Served)
         try:
             yield
         finally:
@@ -195,21 +178,29 @@ class Dispatcher:
 
     def graph_keys(self) -> list[str]:
         """The keys of the compiled graphs that serve this model so far."""
-        return list(dict.fromkeys(r.graph_key for r in self._routes.values() if isinstance(r, _Served)))
+        return list(dict.fromkeys(route.graph_key for _, route in self._routes.served()))
+
+    def chosen(self, device: torch.device) -> tuple[str, str]:
+        """What makes graphs for ``device``: the engine's name, and one of ``PRECISIONS``.
+
+        Raises:
+            EngineError: no engine can.
+        """
+        engine = choose(self._engine, device)
+        return engine.name, self._precision if self._fp8_refusal(engine, device) is None else "lossless"
 
     def refusals(self) -> list[str]:
         """Why calls of this model are not served, as far as that is settled."""
-        return list(dict.fromkeys(r.reason for r in self._routes.values() if isinstance(r, _Refused)))
+        return self._routes.refusals()
 
     def speeds(self) -> list[Speed]:
         """How fast calls of each size are, where eager's time is known."""
         found = []
-        for (_, signature), route in list(self._routes.items()):
-            if isinstance(route, _Served):
-                eager = self._library.eager_seconds(route.graph_key, route.sizes)
-                graph = self.run_times.usual(route.graph_key, signature)
-                if eager and graph:
-                    found.append(Speed(route.graph_key, describe(signature), eager, graph))
+        for signature, route in self._routes.served():
+            eager = self._library.eager_seconds(route.graph_key, route.sizes)
+            graph = self.run_times.usual(route.graph_key, signature)
+            if eager and graph:
+                found.append(Speed(route.graph_key, describe(signature), eager, graph))
         return found
 
     def __call__(
@@ -231,7 +222,7 @@ class Dispatcher:
         except NotCovered as error:
             refusal = error
         else:
-            self._run.graph_answered(found.route.graph_key, found.route.sizes, found.call.signature)
+            self._run.graph_answered(found.route, found.call.signature)
             self.metrics.served(found.route.graph_key)
             return output
         # Not in the except block: while an exception is being handled, every attribute that a module finds
@@ -255,22 +246,22 @@ class Dispatcher:
             raise NotCovered(message("the call has no tensors"))
         if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves(arguments) if _is_tensor(t)):
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
-        route = self._routes.get((target.fingerprint, call.signature))
-        graph = self._library.cache.get(route.graph_key) if isinstance(route, _Served) else None
-        if graph is None and not isinstance(route, _Refused | Parted):
+        route = self._routes.find(target, call.signature)
+        graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
+        if graph is None and not isinstance(route, Refused | Parted):
             with self._preparing:
                 call, route, graph = self._prepare_unless_on_its_way(target, forward, arguments, call)
-        if isinstance(route, _Refused):
+        if isinstance(route, Refused):
             raise NotCovered(route.reason)
         if isinstance(route, Parted):
             return route
-        assert isinstance(route, _Served) and graph is not None
+        assert isinstance(route, Served) and graph is not None
         if graph.shapes.general and self._specialiser.ready(
             lambda: self._maker(target, _device_of(call)), target, forward, call, route.graph_key
         ):
-            del self._routes[target.fingerprint, call.signature]  # the next call finds the better graph
-        elif not graph.shapes.general and self._specialiser.regretted(target, call, route.graph_key, self.run_times):
-            del self._routes[target.fingerprint, call.signature]
+            self._routes.forget(target, call.signature)  # the next call finds the better graph
+        elif not graph.shapes.general and self._specialiser.regretted(call, route.graph_key, self.run_times):
+            self._routes.forget(target, call.signature)
         weights = target.weights(graph.binding.weight_names, _device_of(call))
         prompts = self._host.stream(arguments.get(self._host.options_name) or {})
         stream = None if prompts is None else (route.graph_key, id(module), call.signature, prompts)
@@ -314,7 +305,7 @@ class Dispatcher:
 
     def _prepare_unless_on_its_way(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, _Served | _Refused | Parted, CompiledGraph | None]:
+    ) -> tuple[Call, Served | Refused | Parted, CompiledGraph | None]:
         self._look_later()
         try:
             return self._prepare(target, forward, arguments, call)
@@ -324,7 +315,7 @@ class Dispatcher:
 
     def _prepare(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, _Served | _Refused | Parted, CompiledGraph | None]:
+    ) -> tuple[Call, Served | Refused | Parted, CompiledGraph | None]:
         """Find or make the graph for a signature that has no route yet, and remember the route."""
         device = _device_of(call)
         manner = Manner()
@@ -337,9 +328,9 @@ class Dispatcher:
             exact = self._exact(maker.engine, target, call)
             found = self._kept(maker, target, call, exact)
             if found is None and not maker.engine.general:
-                parted = self._parted.plan(target.fingerprint, call, self._served(target))
+                parted = self._parted.plan(target.fingerprint, call, self._routes.served_of(target))
                 if parted is not None:
-                    self._routes[target.fingerprint, call.signature] = parted
+                    self._routes.remember(target, call.signature, parted)
                     return call, parted, None
             if found is None:
                 call, found = self._made(maker, target, forward, arguments, call, general=not exact)
@@ -361,11 +352,11 @@ class Dispatcher:
                 "compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error)
             )
         else:
-            route, graph = found
-            self._routes[target.fingerprint, call.signature] = route
+            route, graph = replace(found[0], note=self._note(target, maker)), found[1]
+            self._routes.remember(target, call.signature, route)
             return call, route, graph
         if manner.reusable:
-            self._leave_whole(target)
+            self._leave_whole(target, reason)
             return self._prepare(target, forward, arguments, call)
         if manner.fp8:
             self._leave_fp8(target, reason)
@@ -376,54 +367,47 @@ class Dispatcher:
         device = _device_of(found.call)
         return self._in_fp8(found.target, choose(self._engine, device), device)
 
-    def _leave_whole(self, target: Target) -> None:
+    def _leave_whole(self, target: Target, reason: str) -> None:
         """Serve this target with graphs that are not cut in two from now on."""
-        self._left_whole.add(target.fingerprint)
-        self._forget_routes(target)
+        self._left_whole[target.fingerprint] = reason
+        self._routes.forget_target(target)
 
     def _leave_fp8(self, target: Target, reason: str) -> None:
         """Serve this target with lossless graphs from now on."""
         self._not_in_fp8[target.fingerprint] = reason
-        self._forget_routes(target)
+        self._routes.forget_target(target)
 
-    def _forget_routes(self, target: Target) -> None:
-        """Other graphs are to serve this target's calls."""
-        self._routes = {call: route for call, route in self._routes.items() if call[0] != target.fingerprint}
-
-    def _served(self, target: Target) -> list[Signature]:
-        """The calls of a target that have graphs."""
-        routes = self._routes.items()
-        return [
-            signature
-            for (fingerprint, signature), route in routes
-            if fingerprint == target.fingerprint and isinstance(route, _Served)
-        ]
-
-    def _refuse(self, target: Target, call: Call, reason: str) -> _Refused:
-        route = _Refused(reason)
-        self._routes[target.fingerprint, call.signature] = route
+    def _refuse(self, target: Target, call: Call, reason: str) -> Refused:
+        route = Refused(reason)
+        self._routes.remember(target, call.signature, route)
         return route
 
     def _maker(self, target: Target, device: torch.device) -> Maker:
         engine = choose(self._engine, device)
-        reusable = self._reusable and target.fingerprint not in self._left_whole
+        reusable = self._routes.reusing and target.fingerprint not in self._left_whole
         manner = Manner(reusable, self._in_fp8(target, engine, device))
         return Maker(engine, device, compiler(engine, device, manner), self._host)
 
     def _in_fp8(self, target: Target, engine: Engine, device: torch.device) -> bool:
-        """Whether graphs of this target are to compute in fp8; where they cannot, the run's status says why."""
-        if self._precision != "fp8":
-            return False
-        reason: str | None = fp8_unavailable(device)
+        """Whether graphs of this target are to compute in fp8."""
+        return self._precision == "fp8" and self._fp8_refusal(engine, device, target) is None
+
+    def _fp8_refusal(self, engine: Engine, device: torch.device, target: Target | None = None) -> str | None:
+        """Why graphs, of this target, cannot compute in fp8."""
         if not engine.fp8:
-            reason = message("the {engine} engine does not compute in fp8", engine=engine.name)
-        reason = reason or self._not_in_fp8.get(target.fingerprint)
-        if reason is not None:
-            note = message("lossless instead of fp8: {reason}", reason=reason)
-            if note not in self._notes:
-                self._notes.append(note)
-                log.warning("OneDiff: %s", note)
-        return reason is None
+            return message("the {engine} engine does not compute in fp8", engine=engine.name)
+        return fp8_unavailable(device) or (self._not_in_fp8.get(target.fingerprint) if target is not None else None)
+
+    def _note(self, target: Target, maker: Maker) -> str:
+        """What the person should know of a graph that this maker gives: that it is not in fp8 although it should be."""
+        reason = self._fp8_refusal(maker.engine, maker.device, target) if self._precision == "fp8" else None
+        if reason is None:
+            return ""
+        note = message("lossless instead of fp8: {reason}", reason=reason)
+        if note not in self._warned:
+            self._warned.add(note)
+            log.warning("OneDiff: %s", note)
+        return note
 
     def _exact(self, engine: Engine, target: Target, call: Call) -> bool:
         """Whether this call waits for a graph for its sizes alone."""
@@ -434,7 +418,7 @@ class Dispatcher:
             or (self._ahead and self._specialiser.wanted(call.signature))
         )
 
-    def _kept(self, maker: Maker, target: Target, call: Call, exact: bool) -> tuple[_Served, CompiledGraph] | None:
+    def _kept(self, maker: Maker, target: Target, call: Call, exact: bool) -> tuple[Served, CompiledGraph] | None:
         """The most specialised graph that exists for a call, in memory or on disk."""
         for general in (False,) if exact else (False, True):
             for candidate in self._library.candidates(maker.call_key(target, call, general)):
@@ -442,7 +426,7 @@ class Dispatcher:
                 if sizes is not None and self._library.useful(candidate.graph_key):
                     graph = self._loaded(candidate.graph_key, maker)
                     if graph is not None:
-                        return _Served(candidate.graph_key, tuple(sizes.values())), graph
+                        return Served(candidate.graph_key, tuple(sizes.values())), graph
         return None
 
     def _loaded(self, graph_key: str, maker: Maker) -> CompiledGraph | None:
@@ -458,7 +442,7 @@ class Dispatcher:
         arguments: Mapping[str, Any],
         call: Call,
         general: bool,
-    ) -> tuple[Call, tuple[_Served, CompiledGraph] | None]:
+    ) -> tuple[Call, tuple[Served, CompiledGraph] | None]:
         """A graph made for this call, or for calls like it of all sizes; None if it does not serve this one.
 
         Raises:
@@ -482,7 +466,7 @@ class Dispatcher:
                 return call, None
             else:
                 sizes = graph.shapes.values(call.signature.tensors)
-                return call, None if sizes is None else (_Served(key, tuple(sizes.values())), graph)
+                return call, None if sizes is None else (Served(key, tuple(sizes.values())), graph)
 
     def _make_in_background(
         self, maker: Maker, target: Target, forward: Callable[..., Any], call: Call, general: bool
@@ -570,15 +554,19 @@ class Dispatcher:
         finally:
             self._step_cache = step_cache
         if not separable:
-            self._routes = {call: route for call, route in self._routes.items() if not isinstance(route, Parted)}
+            self._routes.forget_all(Parted)
         return output
 
     def _reuses(self, found: _Found) -> bool:
         """Whether the step cache wants this call to reuse what an earlier step found."""
-        if self._step_cache is None or found.stream is None:
+        if self._step_cache is None:
+            return False
+        if found.stream is None:
+            self._step_cache.cannot_reuse(message("a call does not say which prompt it is for"))
             return False
         if not isinstance(found.graph, ReusableGraph):
-            self._step_cache.others += 1
+            no_blocks = message("this model has no blocks that could be left out")
+            self._step_cache.cannot_reuse(self._left_whole.get(found.target.fingerprint, no_blocks))
             return False
         return self._step_cache.reuses(found.stream)
 
@@ -620,8 +608,9 @@ class Dispatcher:
         allowed = proof.limit(dtypes, _device_of(found.call), in_fp8)
         error = proof.difference(actual, expected)
         if error <= allowed and not self._brief_difference(found, expected) <= allowed:
-            self._leave_whole(found.target)
-            raise _Disproved(message("a graph that reuses steps differed from eager"), expected)
+            reason = message("a graph that reuses steps differed from eager")
+            self._leave_whole(found.target, reason)
+            raise _Disproved(reason, expected)
         if not error <= allowed:
             reason = message(
                 "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
@@ -634,7 +623,7 @@ class Dispatcher:
             elif found.graph.shapes.general:
                 self._refuse(found.target, found.call, reason)
             else:  # the general graph may be right where this one was not
-                del self._routes[found.target.fingerprint, found.call.signature]
+                self._routes.forget(found.target, found.call.signature)
             raise _Disproved(reason, expected)
         kind = (found.route.graph_key, found.route.sizes)
         seconds = self.run_times.usual(EAGER, found.call.signature) or 0.0
@@ -691,7 +680,7 @@ class _Found:
 
     target: Target
     call: Call
-    route: _Served
+    route: Served
     graph: CompiledGraph
     weights: Sequence[torch.Tensor]
     stream: Hashable  # what it shares with the same call in other steps of a run

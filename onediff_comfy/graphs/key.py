@@ -67,6 +67,10 @@ class Manner:
         """What was chosen where code was compiled with these options."""
         return cls(reusable=_REUSE in options, fp8=_PRECISION in options)
 
+    def __str__(self) -> str:
+        """For people, behind the name of what is compiled."""
+        return f"{', fp8' if self.fp8 else ''}{', step cache' if self.reusable else ''}"
+
     def options(self) -> dict[str, str]:
         """As options of a compiler. An fp8 layer is one operator of a capture: other arithmetic needs another name."""
         reuse = {_REUSE: "first block"} if self.reusable else {}

@@ -158,7 +158,7 @@ class Maker:
         if wrong is not None:
             raise NotCovered(wrong)
         origin = Origin(
-            target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}",
+            target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}{self.manner}",
             fingerprint=target.fingerprint,
             signature=_scope(call, general).lines(),
             call_key=self.call_key(target, call, general),

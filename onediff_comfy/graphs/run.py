@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from ..capture.call import Signature
 from ..messages import Message, joined, message
 from .library import GraphLibrary
+from .routes import Served
 from .timing import RunTimes
 
 _LEAST_GAIN = 1.05
@@ -28,6 +28,7 @@ class Run:
         self._served: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._signatures: dict[tuple[str, tuple[int, ...]], Signature] = {}
         self._eager: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}  # in their order, each once
 
     @property
     def served(self) -> int:
@@ -38,20 +39,21 @@ class Run:
     def calls(self) -> int:
         return self.served + sum(self._eager.values())
 
-    def graph_answered(self, graph_key: str, sizes: Sequence[int], signature: Signature) -> None:
-        kind = (graph_key, tuple(sizes))
+    def graph_answered(self, route: Served, signature: Signature) -> None:
+        kind = (route.graph_key, route.sizes)
         self._served[kind] += 1
         self._signatures[kind] = signature
+        if route.note:
+            self._notes[route.note] = None
 
     def eager_answered(self, reason: str) -> None:
         self._eager[reason] += 1
 
-    def status(self, what: str, notes: Sequence[str] = ()) -> Message:
+    def status(self, what: str) -> Message:
         """For people: ``compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles``, and why calls were not accelerated.
 
         Args:
             what: what the run made.
-            notes: lines that are to be said besides.
         """
         if not self._served:
             return _reasons(self._eager)
@@ -61,7 +63,7 @@ class Run:
         gain = self.gain()
         times = f"{gain:.1f}x" if gain is not None and gain >= _LEAST_GAIN else ""
         line = joined(" · ", filter(None, (first, what, times, self._made())))
-        return joined("\n", filter(None, (line, *notes, _reasons(self._eager) if self._eager else "")))
+        return joined("\n", filter(None, (line, *self._notes, _reasons(self._eager) if self._eager else "")))
 
     def gain(self) -> float | None:
         """How many times faster than eager the graph is that answered most calls; None where eager was not timed."""

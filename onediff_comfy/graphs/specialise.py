@@ -18,6 +18,7 @@ from .timing import RunTimes
 log = logging.getLogger(__name__)
 
 Kind = tuple[str, Signature]
+"""Calls that a graph answers: the graph's key, and their signature."""
 
 # Calls after which an exact graph must have been as fast as the general one: the first ones load kernels and record.
 _TRIED_AFTER_CALLS = 12
@@ -38,7 +39,7 @@ class Specialiser:
         self._runs: Counter[Kind] = Counter()
         self._counted: set[Kind] = set()  # in this run
         self._given_up: set[Kind] = set()
-        self._replaced: dict[Kind, str] = {}  # the general graph that served before
+        self._replaced: dict[Kind, str] = {}  # calls of an exact graph, and the general one that served them before
 
     def begin_run(self) -> None:
         """A run begins, in which each kind of call counts once."""
@@ -51,7 +52,7 @@ class Specialiser:
 
         Where none is, and there should be one, another process is set to work; a later run finds it.
         """
-        background, kind = self._library.background, (target.fingerprint, call.signature)
+        background, kind = self._library.background, (general, call.signature)
         if background is None or kind in self._counted or kind in self._given_up:
             return False
         self._counted.add(kind)
@@ -73,7 +74,7 @@ class Specialiser:
                     candidate.graph_key, make.engine, make.device
                 ):
                     self._library.metrics.count("specialised")
-                    self._replaced[kind] = general
+                    self._replaced[candidate.graph_key, call.signature] = general
                     return True
             if outcome is not None:
                 log.info("OneDiff: no graph for these sizes alone (%s); the general one serves", outcome)
@@ -87,13 +88,13 @@ class Specialiser:
             self._given_up.add(kind)
         return False
 
-    def regretted(self, target: Target, call: Call, exact: str, times: RunTimes) -> bool:
+    def regretted(self, call: Call, exact: str, times: RunTimes) -> bool:
         """Whether the graph with the key ``exact`` has turned out slower than the general one that it replaced.
 
         A compiler that knows all sizes mostly finds something faster, but not always. Then it is left
         alone from now on, in later processes too.
         """
-        kind = (target.fingerprint, call.signature)
+        kind = (exact, call.signature)
         general = self._replaced.get(kind)
         if general is None:
             return False
@@ -109,6 +110,6 @@ class Specialiser:
             seconds * 1e3,
             before * 1e3,
         )
-        self._given_up.add(kind)
+        self._given_up.add((general, call.signature))
         self._library.put_aside(exact)
         return True

@@ -13,7 +13,7 @@ a whole step of work to do.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -91,8 +91,8 @@ class StepCache:
 
     Attributes:
         calls: how many there were of graphs that can reuse something.
-        others: how many of graphs that cannot.
-        reused: how many of them took their deep layers from an earlier step.
+        others: how many of graphs that cannot, by the reason.
+        reused: how many of the former took their deep layers from an earlier step.
 
     Args:
         threshold: the largest expected change of the first block's result, relative to its size, at which deep
@@ -101,7 +101,7 @@ class StepCache:
 
     threshold: float
     calls: int = 0
-    others: int = 0
+    others: Counter[str] = field(default_factory=Counter)
     reused: int = 0
     _streams: dict[Hashable, _Stream] = field(default_factory=dict)
     _in_this_step: set[Hashable] = field(default_factory=set)
@@ -119,6 +119,10 @@ class StepCache:
         """The run has ended: nobody needs its features any more."""
         self._streams.clear()
         self._measured.clear()
+
+    def cannot_reuse(self, reason: str) -> None:
+        """A call was answered by a graph that computes everything."""
+        self.others[reason] += 1
 
     def reuses(self, stream: Hashable) -> bool:
         """Whether the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
@@ -171,9 +175,12 @@ class StepCache:
 
 
 def change(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """mean |now - before| / mean |before|, in float32, on the device."""
-    before = before.float()
-    return (now.float() - before).abs().mean() / before.abs().mean()
+    """sum |now - before| / sum |before|, summed in float32, on the device."""
+    return _sum_of_sizes(now - before) / _sum_of_sizes(before)
+
+
+def _sum_of_sizes(values: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(values, 1, dtype=torch.float32)
 
 
 class _Later:

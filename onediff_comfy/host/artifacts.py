@@ -97,6 +97,8 @@ def load_graphs(things: Mapping[str, Any], name: str, strict: bool, node_id: str
                 _adopt(artifact, name)
             else:
                 problems.append(_does_not_fit(name, kind, problem))
+        unused = [_other_choice(artifact, kind, loaded[kind]) for artifact in own]
+        problems += [_does_not_fit(name, kind, problem) for problem in unused[:1] if problem and None not in unused]
     problems = list(dict.fromkeys(problems))
     if problems and strict:
         raise ValueError(problems[0])
@@ -232,6 +234,28 @@ def _other_dtype(artifact: Artifact, kind: str, thing: Any) -> Message | None:
     if ours is None or f"torch.{theirs}" == str(ours):
         return None
     return _other("dtype", theirs, str(ours).removeprefix("torch."))
+
+
+def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
+    """What else than the graph the person chose for this accelerated object, so that the graph is not used, or None."""
+    dispatcher = dispatcher_of(kind, made)
+    assert dispatcher is not None
+    try:
+        engine, precision = dispatcher.chosen(device_of(kind, made))
+    except EngineError:
+        return None  # said elsewhere: nothing at all serves
+    theirs = "fp8" if Manner.of(artifact.manifest.options).fp8 else "lossless"
+    for field, there, here in (("engine", artifact.manifest.engine, engine), ("precision", theirs, precision)):
+        if there != here:
+            return message(
+                "{field}: compiled for {theirs}, and what is connected is {ours}; choose {theirs} on {node}, and "
+                "connect its output to this node",
+                field=field,
+                theirs=there,
+                ours=here,
+                node=node_of(kind),
+            )
+    return None
 
 
 def describe(artifacts: list[Artifact]) -> str:

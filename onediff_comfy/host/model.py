@@ -105,10 +105,9 @@ def with_step_cache(model: Any, threshold: float, node_id: str | None = None) ->
 
 def _reused(step_cache: StepCache) -> Message:
     """What a step cache did in a run, for people."""
-    if step_cache.others and not step_cache.calls:
-        return message("no step was reused: this model has no blocks that could be left out")
     if not step_cache.calls:
-        return message("no step was reused: no compiled graph answered a call")
+        reason = max(step_cache.others, key=step_cache.others.__getitem__, default="")
+        return message("no step was reused: {reason}", reason=reason or message("no compiled graph answered a call"))
     return message("{reused} of {calls} calls reused", reused=step_cache.reused, calls=step_cache.calls)
 
 

@@ -140,6 +140,26 @@ def test_a_graph_for_another_torch_is_explained(saved: Path, server: ComfyServer
 
 
 @pytest.mark.slow
+def test_a_graph_that_what_is_connected_would_not_use_is_explained(saved: Path, server: ComfyServer) -> None:
+    workflow: Workflow = {
+        "loader": _tiny(),
+        "speedup": _node("OneDiffVAESpeedup", vae=["loader", 0], engine="eager"),
+        "load": _loaded(saved.name, vae=["speedup", 0]),
+    }
+    message = error_of(server.run({**workflow, **_decoded(["load", 1], 7)}))
+    assert "engine: compiled for inductor, and what is connected is eager; choose inductor on OneDiff VAE" in message
+
+    file = _changed(server, saved, "fp8.graph", lambda manifest: manifest["options"].update(precision="fp8 rows"))
+    workflow = {"loader": _tiny(), "load": _loaded(file, "compile", vae=["loader", 0])}
+    workflow["show"] = _node("PreviewAny", source=["load", 1])
+    counters = Counters(server)
+    result = server.run({**workflow, **_decoded(["load", 1], 7)})
+    assert max(_errors(result)) <= BOUND
+    assert "precision: compiled for fp8, and what is connected is lossless" in result.outputs["load"]["text"][0]
+    assert (counters.served, counters.fallbacks) == (1, {})
+
+
+@pytest.mark.slow
 def test_a_graph_of_another_architecture_is_explained(saved: Path, server: ComfyServer) -> None:
     flux: Workflow = {"loader": _tiny("flux"), "load": _loaded(saved.name, vae=["loader", 0])}
     message = error_of(server.run({**flux, **_decoded(["load", 1], 8, channels=16)}))

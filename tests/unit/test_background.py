@@ -21,6 +21,7 @@ from onediff_comfy.graphs.background import Background, Job, Outcome
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.settings import SPECIALISE_AFTER_RUNS
 from onediff_comfy.store.store import GraphStore
@@ -112,6 +113,20 @@ def test_what_failed_is_not_tried_again(library: GraphLibrary, image: Callable[.
     for _ in range(3):
         image(dispatcher)
     assert len(begun(library)) == 1
+
+
+def test_runs_that_reuse_steps_get_one_of_their_own(library: GraphLibrary) -> None:
+    dispatcher, module, x = Dispatcher("eager", library, HOST, specialise=lambda _signature: True), Net(), torch.ones(2)
+
+    def run(step_cache: StepCache | None) -> int:
+        dispatcher.begin_run(step_cache)
+        dispatcher(module, module.forward, (x,), {})
+        return len(begun(library))
+
+    assert run(None) == 1
+    assert isinstance(library.background, OtherProcess)
+    library.background.end(Outcome("the disk is full"))
+    assert [run(None), run(StepCache(0.1)), run(None)] == [1, 2, 2]
 
 
 def test_the_graph_takes_over_when_it_is_there(library: GraphLibrary, image: Callable[..., None]) -> None:

@@ -225,6 +225,18 @@ def test_where_fp8_cannot_be_had_graphs_are_lossless_and_say_so() -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_another_model_that_can_be_in_fp8_is_not_said_to_be_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    with monkeypatch.context() as wrong:
+        wrong.setattr(fp8, "_rounded", lambda rows, right=fp8._rounded: (right(rows)[0], right(rows)[1] * 1.5))
+        served.run()
+    assert "lossless instead of fp8" in served.shown[-1]
+    served.module = Wide(torch.float16)
+    assert served.run() > 1e-3
+    assert "lossless" not in served.shown[-1]
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_an_engine_without_8_bit_products_is_lossless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EagerEngine, "fp8", False)
     served = Served()

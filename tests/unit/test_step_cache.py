@@ -145,6 +145,13 @@ def test_a_change_is_relative_and_taken_in_float32() -> None:
     assert float(change(large * 2, large)) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_change_is_that_of_the_means(dtype: torch.dtype) -> None:
+    before, now = torch.randn(3, 5, 7).to(dtype), torch.randn(3, 5, 7).to(dtype)
+    expected = (now.double() - before.double()).abs().mean() / before.double().abs().mean()
+    assert float(change(now, before)) == pytest.approx(float(expected), rel=1e-2)
+
+
 # -- in a dispatcher ---------------------------------------------------------------------------
 
 
@@ -206,6 +213,20 @@ def test_runs_with_and_without_it_have_graphs_of_their_own_and_a_new_process_loa
     assert other.counts == {"loaded": 2, "served": 16, "reused": 5}
 
 
+def test_going_to_and_fro_looks_for_nothing_and_both_graphs_can_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled = Sampled(library_in(tmp_path), "eager")
+    sampled.run(None)
+    sampled.run(0.5)
+    assert len(sampled.dispatcher.graph_keys()) == 2
+    monkeypatch.setattr(GraphLibrary, "candidates", lambda *_: pytest.fail("looked for a graph"))
+    assert sampled.run(None)[1] == 0
+    assert sampled.run(0.5)[1] == 5
+    named = [graph["what"] for graph in sampled.library.metrics.graphs()]
+    assert named == ["Transformer all sizes", "Transformer all sizes, step cache"]
+
+
 def test_nothing_of_a_run_is_left_for_the_next(tmp_path: Path) -> None:
     sampled = Sampled(library_in(tmp_path), "eager")
     assert sampled.run(0.5, seed=1)[1] == sampled.run(0.5, seed=2)[1] == 5
@@ -237,7 +258,8 @@ def test_a_model_that_cannot_be_cut_is_served_as_without_it(tmp_path: Path) -> N
     sampled = Sampled(library_in(tmp_path), "eager", module=Transformer(1))
     step_cache = StepCache(1.0)
     assert sampled.run(step_cache)[0] < 1e-5
-    assert (step_cache.calls, step_cache.others, step_cache.reused) == (0, 8, 0)
+    assert (step_cache.calls, step_cache.reused) == (0, 0)
+    assert step_cache.others == {"this model has no blocks that could be left out": 8}
     assert sampled.counts["served"] == 8
 
 
@@ -253,7 +275,9 @@ def test_a_brief_graph_that_is_wrong_leaves_the_model_whole(tmp_path: Path, monk
     worst, reused = sampled.run(0.5)
     assert (worst, reused) == (0.0, 0)
     assert sampled.counts["compiled"] == 2 and sampled.counts["served"] == 7  # the second, which is not cut, serves
-    assert sampled.run(0.5) == (0.0, 0)
+    step_cache = StepCache(0.5)
+    assert sampled.run(step_cache) == (0.0, 0)
+    assert step_cache.others == {"a graph that reuses steps differed from eager": 8}
 
 
 def test_a_brief_graph_that_fails_costs_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +291,10 @@ def test_a_brief_graph_that_fails_costs_no_picture(tmp_path: Path, monkeypatch: 
 
 
 def test_without_a_word_of_which_prompt_a_call_is_for_nothing_is_reused(tmp_path: Path) -> None:
-    sampled = Sampled(library_in(tmp_path), "eager", stream=lambda _options: None)
-    assert sampled.run(0.5) == (0.0, 0)
+    sampled, step_cache = Sampled(library_in(tmp_path), "eager", stream=lambda _options: None), StepCache(0.5)
+    assert sampled.run(step_cache) == (0.0, 0)
     assert sampled.counts["served"] == 8
+    assert step_cache.others == {"a call does not say which prompt it is for": 8}
 
 
 def test_its_bytes_are_those_of_both(tmp_path: Path) -> None:
