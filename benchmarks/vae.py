@@ -26,8 +26,6 @@ from typing import Any
 from .host import reported, start_host
 from .sampling import environment
 
-_CALLS_TO_SETTLE = 3  # a first one, one in which a CUDA graph may be recorded, one that replays it
-
 
 @dataclass(frozen=True)
 class Case:
@@ -42,6 +40,14 @@ class Case:
     what: str
     side: int
     tile: int = 0
+
+    @property
+    def calls_to_settle(self) -> int:
+        """A first one, three that are measured, one in which a CUDA graph may be recorded, one that replays it.
+
+        Tiles are calls enough.
+        """
+        return 2 if self.tile else 6
 
     def __str__(self) -> str:
         return f"{self.what} {self.side}" + (f" by {self.tile}" if self.tile else "")
@@ -165,7 +171,7 @@ class _Bench:
         and ``held_mib`` what is still taken by tensors and CUDA graphs afterwards.
         """
         with _peak_memory() as memory:
-            for _ in range(_CALLS_TO_SETTLE):
+            for _ in range(case.calls_to_settle):
                 output = self.node_call(case, name)
         return output, memory
 
@@ -177,10 +183,10 @@ class _Bench:
             if not case.tile:
                 calls[name, "module_ms"] = self.module_call(case, name)
         times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-        for number in range(self.options.rounds + _CALLS_TO_SETTLE - 1):
+        for number in range(self.options.rounds + case.calls_to_settle - 1):
             for key, call in calls.items():
                 seconds = _seconds(call)
-                if number >= _CALLS_TO_SETTLE - 1:
+                if number >= case.calls_to_settle - 1:
                     times[key].append(1000 * seconds)
         return {
             name: {what: statistics.median(values) for (way, what), values in times.items() if way == name}

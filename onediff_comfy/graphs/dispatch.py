@@ -81,8 +81,8 @@ class Dispatcher:
         in_background: nobody waits for a graph: it is made by another process, and until it is there
             calls run as the host would run them.
         precision: one of ``PRECISIONS``; with fp8, graphs are lossless where it cannot be had or is too far off.
-        recorded: replay graphs through CUDA graphs where their engine allows that. A recording keeps the memory of
-            everything that is computed in it.
+        sparing: of the calls that could be replayed through CUDA graphs, only those are that are bound by launching. A
+            recording keeps the memory of everything that is computed in it.
 
     Attributes:
         metrics: what served this model's calls, and what did not; part of the library's.
@@ -98,13 +98,13 @@ class Dispatcher:
         specialise: Callable[[Signature], bool] = no_sizes,
         in_background: bool = False,
         precision: str = "lossless",
-        recorded: bool = True,
+        sparing: bool = False,
     ) -> None:
         self._engine = engine
         self._precision = precision
         self._not_in_fp8: dict[str, str] = {}  # fingerprints of targets, and why
         self._left_whole: dict[str, str] = {}  # likewise, of those that no step cache can use
-        self._recorded = recorded
+        self._sparing = sparing
         self._library = library
         self._host = host
         self._show = show
@@ -577,11 +577,11 @@ class Dispatcher:
             reuse: of a graph that can, take the deep layers' work from an earlier step.
         """
         graph, step_cache = found.graph, self._step_cache
-        if isinstance(graph, RecordedGraph) and not self._recorded:
-            graph = graph.inner
 
         def run(reuse: bool) -> Sequence[torch.Tensor]:
             if step_cache is None or found.stream is None or not isinstance(graph, ReusableGraph):
+                if isinstance(graph, RecordedGraph):
+                    return graph.run(found.weights, found.call.tensors, self._sparing)
                 return graph(found.weights, found.call.tensors)
             return step_cache.call(graph, found.stream, found.weights, found.call.tensors, reuse)
 

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from ..engines.base import CompiledGraph
+from .launching import Launching
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +183,7 @@ class RecordedGraph(CompiledGraph):
         self._recordings: OrderedDict[Sizes, _Recording] = OrderedDict()
         self._seen: dict[Sizes, _Seen] = {}
         self._plain: set[Sizes] = set()  # sizes too large to record
+        self._launching = Launching()
         self._unrecordable = False
         pool.join(self)
 
@@ -203,6 +205,16 @@ class RecordedGraph(CompiledGraph):
         self._plain.clear()
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.run(weights, tensors)
+
+    def run(
+        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], sparing: bool = False
+    ) -> Sequence[torch.Tensor]:
+        """The outputs for ``tensors``.
+
+        Args:
+            sparing: only calls that are bound by launching are recorded.
+        """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
             return self.inner(weights, tensors)
@@ -214,11 +226,13 @@ class RecordedGraph(CompiledGraph):
         self._recordings.pop(sizes, None)
         seen = self._seen.get(sizes)
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
-        if seen is not None and calls >= _CALLS_BEFORE_RECORDING:
+        gains = not sparing or self._launching.bound(sizes)
+        if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
             recorded = self._record(sizes, addresses, weights, tensors, seen.outputs)
             if recorded is not None:
                 return recorded
-        outputs = self.inner(weights, tensors)
+        with self._launching.measured(sizes, tensors[0].device):
+            outputs = self.inner(weights, tensors)
         self._seen[sizes] = _Seen(addresses, calls + 1, [output.to("meta") for output in outputs])
         return outputs
 

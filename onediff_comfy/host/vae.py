@@ -61,9 +61,9 @@ def accelerate_vae(
         in_background,
         _VAEDispatcher,
         specialise=no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode()),
-        # Launching kernels is a small part of what a VAE costs. A recording would keep the memory of all its
+        # Launching kernels is a small part of what a large image costs. A recording would keep the memory of all its
         # activations, gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
-        recorded=engine == CudaGraphEngine.name,
+        sparing=engine != CudaGraphEngine.name,
     )
     kind: type = type(vae)
     copy: Any = object.__new__(_with_runs(kind))

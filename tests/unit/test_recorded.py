@@ -54,8 +54,8 @@ class Recorded:
     def _count(self) -> None:
         self.made += 1
 
-    def __call__(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        (output,) = self.graph([weight], [x])
+    def __call__(self, weight: torch.Tensor, x: torch.Tensor, sparing: bool = False) -> torch.Tensor:
+        (output,) = self.graph.run([weight], [x], sparing)
         return output
 
     def right(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
@@ -138,6 +138,26 @@ def test_a_replay_gives_what_a_direct_call_gives() -> None:
         assert run.right(weight, on_gpu(2, 4))
     # Directly, in the recording, and never again.
     assert (run.inner.calls, run.made, run.graph.recordings) == (2, 1, 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_sparingly_only_what_is_bound_by_launching_is_recorded() -> None:
+    def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(200):
+            x = torch.tanh(x)
+        return x @ weight
+
+    small, large = Recorded(many_small), Recorded(lambda w, x: x @ w @ w @ w)
+    for run, side in ((small, 4), (large, 8192)):
+        weight, x = on_gpu(side, side), on_gpu(side, side)
+        for _ in range(7):
+            output = run(weight, x, sparing=True)
+            torch.cuda.synchronize()
+        torch.testing.assert_close(output, run.inner.function(weight, x))
+    assert (small.made, large.made) == (1, 0)
+    assert large.pool.nbytes == 0
+    assert small.inner.calls == 5, "measured in three calls after the first, then recorded"
 
 
 @pytest.mark.gpu
