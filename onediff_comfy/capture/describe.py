@@ -23,6 +23,7 @@ import torch
 from ..messages import message
 
 _PLAIN = (bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_NUMBERS_AND_TEXT = (int, float, complex, str, bytes)
 _BUILTIN_FUNCTIONS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -52,11 +53,15 @@ class Describer:
     Args:
         layers: the tree's layers, by ``id``, with their paths. They are mentioned by path; a module
             outside the tree is indescribable, because its weights would be baked into a capture.
+
+    Attributes:
+        code: the functions and classes that were met so far.
     """
 
     def __init__(self, layers: Mapping[int, str]) -> None:
         self._layers = layers
         self._open: dict[int, int] = {}
+        self.code: list[Any] = []
 
     def describe(self, value: Any) -> str:
         """A text for ``value``.
@@ -90,11 +95,12 @@ class Describer:
         if isinstance(value, enum.Enum):
             return f"enum {_qualified(kind)}.{value.name}"
         if isinstance(value, type):
+            self.code.append(value)
             return f"class {_qualified(value)}"
         if isinstance(value, types.ModuleType):
             return f"python module {value.__name__}"
         if isinstance(value, dict):
-            items = sorted(f"{self.describe(key)}: {self.describe(child)}" for key, child in value.items())
+            items = [f"{self.describe(key)}: {self.describe(child)}" for key, child in value.items()]
             return f"{_qualified(kind)} {{{', '.join(items)}}}"
         if isinstance(value, (list, tuple)):
             return f"{_qualified(kind)} [{', '.join(map(self.describe, value))}]"
@@ -106,9 +112,10 @@ class Describer:
 
     def _function(self, value: Any) -> str | None:
         if isinstance(value, types.FunctionType):
+            self.code.append(value)
             cells = [_cell_content(cell) for cell in value.__closure__ or ()]
             state = self.describe([*_defaults(value), cells])
-            return f"function {value.__module__}.{value.__qualname__} {_code_digest(value.__code__)} {state}"
+            return f"function {value.__module__}.{value.__qualname__} {code_digest(value.__code__)} {state}"
         if isinstance(value, types.MethodType):
             return f"method {self.describe(value.__func__)} of {self.describe(value.__self__)}"
         if isinstance(value, functools.partial):
@@ -120,6 +127,7 @@ class Describer:
         return None
 
     def _object(self, value: Any, kind: type) -> str:
+        self.code.append(kind)
         if dataclasses.is_dataclass(value):
             state = {item.name: getattr(value, item.name, None) for item in dataclasses.fields(value)}
         else:
@@ -128,45 +136,31 @@ class Describer:
         state |= getattr(value, "__dict__", {})
         if not state and kind.__basicsize__ > object.__basicsize__ and not hasattr(value, "__dict__"):
             raise Indescribable(message("a {kind}", kind=_qualified(kind)))
-        return f"object {_qualified(kind)} {self.describe(state)}"
+        base = next((plain for plain in _NUMBERS_AND_TEXT if isinstance(value, plain)), None)
+        if base is not None:  # a kind of number that has attributes too
+            state["itself"] = base(value)
+        return f"object {_qualified(kind)} {self.describe(dict(sorted(state.items())))}"
 
     def class_lines(self, kind: type) -> Iterator[str]:
-        """What instances of a class compute with: the functions and plain attributes it defines itself.
+        """What instances of a class compute with besides functions: the plain attributes that it defines itself.
 
         Classes of torch and of Python are left out; their versions are known.
         """
         if is_foundation(kind.__module__):
             return
         for name, member in sorted(vars(kind).items()):
-            if name in _CLASS_BOOKKEEPING:
-                continue
-            functions = _functions_of(member)
-            for function in functions:
-                yield f"{_qualified(kind)}.{name} {self._describe_or_name(function)}"
-            if not functions:
-                yield f"{_qualified(kind)}.{name} {self._describe_or_name(member)}"
+            if name not in _CLASS_BOOKKEEPING and not isinstance(member, _FUNCTIONS_IN_CLASSES):
+                yield f"{_qualified(kind)}.{name} {self.describe_or_name(member)}"
 
-    def function_lines(self, module: types.ModuleType) -> Iterator[str]:
-        """The functions that a Python module defines or imports: what its classes call by name."""
-        for name, member in sorted(vars(module).items()):
-            if isinstance(member, types.FunctionType) and not is_foundation(member.__module__ or ""):
-                yield f"{module.__name__}.{name} {self._describe_or_name(member)}"
-
-    def _describe_or_name(self, member: Any) -> str:
-        # Here an indescribable value is one among hundreds in a class or Python module, and of
-        # interest only when a person replaces it: its type has to do.
+    def describe_or_name(self, value: Any) -> str:
+        """As ``describe``; of what cannot be described its type, where that is one among hundreds of values."""
         try:
-            return self.describe(member)
+            return self.describe(value)
         except Indescribable:
-            return f"some {_qualified(type(member))}"
+            return f"some {_qualified(type(value))}"
 
 
-def _functions_of(member: Any) -> list[Callable[..., Any]]:
-    if isinstance(member, (staticmethod, classmethod)):
-        return [member.__func__]
-    if isinstance(member, property):
-        return [f for f in (member.fget, member.fset, member.fdel) if f is not None]
-    return []
+_FUNCTIONS_IN_CLASSES = (types.FunctionType, staticmethod, classmethod, property)
 
 
 def is_foundation(module: str) -> bool:
@@ -222,6 +216,12 @@ def _written_empty(function: types.FunctionType) -> frozenset[str]:
 _EMPTY = frozenset(("{}", "[]", "dict()", "list()", "set()"))
 
 
+def held_by(function: types.FunctionType) -> list[Any]:
+    """What a function keeps: defaults of its parameters, and what its closure holds."""
+    positional, named = _defaults(function)
+    return [*(positional or ()), *(named or {}).values(), *map(_cell_content, function.__closure__ or ())]
+
+
 def _cell_content(cell: Any) -> Any:
     try:
         return cell.cell_contents
@@ -234,7 +234,7 @@ def _qualified(kind: type) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _code_digest(code: types.CodeType) -> str:
+def code_digest(code: types.CodeType) -> str:
     constants = [_constant(value) for value in code.co_consts]
     text = repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -242,7 +242,7 @@ def _code_digest(code: types.CodeType) -> str:
 
 def _constant(value: Any) -> str:
     if inspect.iscode(value):
-        return _code_digest(value)
+        return code_digest(value)
     if isinstance(value, frozenset):  # prints in hash order, which differs between processes
         return f"frozenset({sorted(map(_constant, value))})"
     if isinstance(value, tuple):

@@ -8,16 +8,19 @@ does matter: classes and their functions, attributes, weight names, shapes, dtyp
 from __future__ import annotations
 
 import hashlib
-import sys
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from ..messages import Message, message
+from ..messages import Message, first_line, message
 from .call import NotCovered
-from .describe import Describer, Indescribable, is_foundation
+from .describe import Describer, Indescribable
+from .reached import Reached
 
 # nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
@@ -42,6 +45,10 @@ class Target:
     *now* (a LoRA replaces them, an offload moves them), ``is_current`` tells whether the module's
     code is still what was fingerprinted.
 
+    Args:
+        module: to be served.
+        host: the Python package of the host; see ``Reached``.
+
     Attributes:
         layers: the module and all its submodules.
         specs: every weight by name; of a weight with several names, each.
@@ -49,7 +56,7 @@ class Target:
         refusal: why no capture of the module could be relied on, if so.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, host: str = "") -> None:
         self.module = module
         self.layers = tuple(module.modules())
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
@@ -61,13 +68,36 @@ class Target:
                         full = f"{path}.{name}" if path else name
                         self._slots[full] = (holder, name)
                         self.specs[full] = _weight_spec(full, tensor)
-        self.fingerprint, self.refusal = _inspect(module)
+        self._host = host
+        self._holders: list[dict[Any, Any]] = [
+            holder
+            for layer in self.layers
+            for holder in (layer.__dict__, layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
+        ]
+        self._held = self._values()
+        self.fingerprint, self.refusal = _inspect(module, host)
 
     def is_current(self) -> bool:
         """Whether the layers are the same objects with the same code. Ten milliseconds or two: once a run."""
         now = tuple(self.module.modules())
         same = len(now) == len(self.layers) and all(a is b for a, b in zip(now, self.layers, strict=True))
-        return same and _inspect(self.module) == (self.fingerprint, self.refusal)
+        held = self._values()
+        if same and _inspect(self.module, self._host) == (self.fingerprint, self.refusal):
+            self._held = held
+            return True
+        return False
+
+    def is_untouched(self) -> bool:
+        """Whether no attribute, child or hook of a layer is another object than before: a millisecond, for every call.
+
+        What happens inside of an attribute, such as a list that is appended to, is seen by ``is_current`` only.
+        """
+        held = self._values()
+        return len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+
+    def _values(self) -> list[Any]:
+        # The objects and not their ids: a number that is thrown away leaves its id to the next one.
+        return list(chain.from_iterable(map(dict.values, self._holders)))
 
     def weights(self, names: tuple[str, ...], device: torch.device) -> list[torch.Tensor]:
         """The named weights as they are in place now, all on ``device``.
@@ -98,9 +128,11 @@ def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
     return WeightSpec(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
-def _inspect(module: torch.nn.Module) -> tuple[str, Message | None]:
+def _inspect(module: torch.nn.Module, host: str) -> tuple[str, Message | None]:
     """The module's fingerprint and why it must be refused, if it must."""
     layers = dict(module.named_modules())
+    if _global_forward_hooks or _global_forward_pre_hooks:
+        return "", message("another extension has set a forward hook on all layers")
     for path, layer in layers.items():
         if "forward" in layer.__dict__ and not _is_own_forward(layer):
             return "", message("the forward of layer {layer} was replaced by another extension", layer=_named(path))
@@ -113,15 +145,24 @@ def _inspect(module: torch.nn.Module) -> tuple[str, Message | None]:
         try:
             for line in _layer_lines(path, layer, describer, weights):
                 digest.update(line.encode())
-        except Indescribable as error:
+        except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
             return "", message(
                 "layer {layer} holds {error}, which cannot be part of a graph's identity",
                 layer=_named(path),
-                error=error,
+                error=error if isinstance(error, Indescribable) else _unreadable(error),
             )
-    for line in _class_lines({base for layer in layers.values() for base in type(layer).__mro__}, describer):
-        digest.update(line.encode())
+    try:
+        for line in _code_lines({type(layer) for layer in layers.values()}, describer, host):
+            digest.update(line.encode())
+    except Exception as error:
+        return "", message("the model's code cannot be read: it uses {what}", what=_unreadable(error))
     return digest.hexdigest(), None
+
+
+def _unreadable(error: Exception) -> Message:
+    return message(
+        "something unreadable ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error)
+    )
 
 
 def _named(path: str) -> str:
@@ -154,14 +195,19 @@ def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, weight
                 yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
 
 
-def _class_lines(kinds: set[type], describer: Describer) -> Iterator[str]:
-    """The code of the layers' classes and of the Python modules they are in.
+def _code_lines(kinds: set[type], describer: Describer, host: str) -> Iterator[str]:
+    """The code of the layers' classes and of all that they hold, and what that code reaches.
 
     Other extensions replace methods and functions of the host while it runs. What they replaced
     must not be served by a graph of what was there before.
     """
-    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
+    bases = sorted(
+        {base for kind in kinds for base in kind.__mro__}, key=lambda kind: (kind.__module__, kind.__qualname__)
+    )
+    reached = Reached(describer.describe_or_name, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
+    for kind in bases:
         yield from describer.class_lines(kind)
-    for name in sorted({kind.__module__ for kind in kinds}):
-        if name in sys.modules and not is_foundation(name):
-            yield from describer.function_lines(sys.modules[name])
+        reached.add_layer_class(kind)
+    for code in describer.code:
+        reached.add(code)
+    yield from reached.lines()

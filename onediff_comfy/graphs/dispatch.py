@@ -246,6 +246,8 @@ class Dispatcher:
             raise NotCovered(message("the call has no tensors"))
         if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves(arguments) if _is_tensor(t)):
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
+        if torch.is_autocast_enabled(_device_of(call).type):
+            raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
         route = self._routes.find(target, call.signature)
         graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
         if graph is None and not isinstance(route, Refused | Parted):
@@ -270,8 +272,8 @@ class Dispatcher:
     def _target(self, module: torch.nn.Module) -> Target:
         key = id(module)
         target = self._targets.get(key)
-        if target is None or (key in self._unchecked and not target.is_current()):
-            target = self._targets[key] = Target(module)
+        if target is None or ((key in self._unchecked or not target.is_untouched()) and not target.is_current()):
+            target = self._targets[key] = Target(module, self._host.package)
         self._unchecked.discard(key)
         if target.refusal is not None:
             raise NotCovered(target.refusal)
@@ -348,9 +350,7 @@ class Dispatcher:
         except Exception as error:
             # A compiler's own bug, a full disk, ...: nothing that eager could not do without.
             log.debug("preparing a graph failed", exc_info=True)
-            reason = message(
-                "compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error)
-            )
+            reason = _failed(error)
         else:
             route, graph = replace(found[0], note=self._note(target, maker)), found[1]
             self._routes.remember(target, call.signature, route)
@@ -451,10 +451,15 @@ class Dispatcher:
         """
         options = arguments.get(self._host.options_name) or {}
         while True:
+            names = maker.call_key(target, call, general=True), maker.call_key(target, call, general)
+            known = self._library.failures.reason(*names)
             try:
+                if known is not None:
+                    raise NotCovered(known)
                 if self._in_background:
                     self._make_in_background(maker, target, forward, call, general)
-                key, graph = maker.make(self._library, target, forward, call, options, general, self._show)
+                with self._failures_noted(*names):
+                    key, graph = maker.make(self._library, target, forward, call, options, general, self._show)
             except OptionRead as read:
                 self._library.learn_option(target.fingerprint, read.name)
                 call = self._split(target, forward, arguments)
@@ -468,13 +473,29 @@ class Dispatcher:
                 sizes = graph.shapes.values(call.signature.tensors)
                 return call, None if sizes is None else (Served(key, tuple(sizes.values())), graph)
 
+    @contextlib.contextmanager
+    def _failures_noted(self, family: str, key: str) -> Iterator[None]:
+        """What fails inside would fail in the same way for the next node; not what a person can mend meanwhile."""
+        try:
+            yield
+        except (NotYet, EngineError, MemoryError, torch.OutOfMemoryError, OSError, self._host.interruption):
+            raise
+        except NotCovered as refusal:
+            self._library.failures.add(family, key, refusal.reason)
+            raise
+        except Exception as error:
+            log.debug("making a graph failed", exc_info=True)
+            self._library.failures.add(family, key, _failed(error))
+            raise NotCovered(_failed(error)) from error
+
     def _make_in_background(
         self, maker: Maker, target: Target, forward: Callable[..., Any], call: Call, general: bool
     ) -> None:
-        """See to it that another process makes a graph; returns if that cannot be, so that it is made here.
+        """See to it that another process makes a graph; returns only where there is no such process.
 
         Raises:
             NotYet: the other process is at work, or what it made is being loaded.
+            NotCovered, EngineError: it cannot make it. To make it here is not what was chosen: somebody would wait.
             OptionRead: it found that the target reads an option that is not part of the call.
         """
         background = self._library.background
@@ -487,16 +508,16 @@ class Dispatcher:
                 try:
                     background.start(key, maker.job(target, forward, call, general))
                 except (skeleton.Unpicklable, AttributeError) as error:
-                    log.info("OneDiff: no other process can compile this model (%s); it is compiled now", error)
-                    return
+                    raise EngineError(_not_in_background(error)) from error
             raise NotYet(message("a graph is being compiled in the background"), lambda: _progress(background, key))
         if outcome.option is not None:
             raise OptionRead(outcome.option)
         self._library.forget_candidates(key)
         if outcome.failure is not None:
-            log.info("OneDiff: compiling in the background failed (%s); it is compiled now", outcome.failure)
-        elif self._kept(maker, target, call, exact=not general) is not None:
-            raise NotYet(message("a graph was compiled in the background"))
+            raise NotCovered(_not_in_background(outcome.failure))
+        if self._kept(maker, target, call, exact=not general) is None:
+            raise EngineError(_not_in_background(message("its graph is not in the cache folder")))
+        raise NotYet(message("a graph was compiled in the background"))
 
     def _while_loading(self, seconds: float) -> None:
         self._host.check_interrupted()
@@ -686,11 +707,19 @@ class _Found:
     stream: Hashable  # what it shares with the same call in other steps of a run
 
 
+def _not_in_background(why: object) -> str:
+    return message("it cannot be compiled in the background ({why}); choose compile: wait", why=why)
+
+
 def _progress(background: Background, key: str) -> str | None:
     seconds = background.seconds(key)
     if seconds is not None:
         return message("compiling in the background, {seconds:.0f} s", seconds=seconds)
     return message("waiting for another compilation in the background") if background.busy() else None
+
+
+def _failed(error: Exception) -> str:
+    return message("compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error))
 
 
 def _device_of(call: Call) -> torch.device:

@@ -22,6 +22,7 @@ from ..store.artifact import Artifact
 from ..store.store import GraphStore
 from .background import Background
 from .cache import GraphCache
+from .failures import Failures
 from .jobs import Jobs
 from .key import GraphKey
 from .persist import Origin, from_artifact, to_artifact
@@ -92,6 +93,7 @@ class GraphLibrary:
         self._store = store
         self._jobs: Jobs[CompiledGraph | None] = Jobs()
         self.recordings = RecordingPool(lambda: max(0, cache.budget - cache.nbytes))
+        self.failures = Failures()
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
         self._options_read: dict[str, frozenset[str]] = {}
         self._proved: dict[str, list[list[int]]] = {}

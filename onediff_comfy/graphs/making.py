@@ -44,6 +44,7 @@ class HostServices:
         stream: given the bag of options of a call, what it has in common with the same call in other steps of a run:
             which prompts it is for. None if that is not known; then nothing is reused.
         interruption: what ``check_interrupted`` raises.
+        package: the host's Python package, whose variables are its own business and not a model's.
     """
 
     identity: str
@@ -56,6 +57,7 @@ class HostServices:
     settings: Callable[[], Mapping[str, Any]] = dict
     stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: ()
     interruption: type[BaseException] = KeyboardInterrupt
+    package: str = ""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ def run(job: Job) -> Outcome:
     from .services import host_services
 
     device = torch.device(job.device)
-    target = Target(skeleton.from_bytes(job.module, device))
+    host = host_services()
+    target = Target(skeleton.from_bytes(job.module, device), host.package)
     if target.fingerprint != job.fingerprint:
         return Outcome("another process sees other code: an extension has changed the model or the host")
     try:
@@ -60,7 +61,7 @@ def run(job: Job) -> Outcome:
         if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
         call = job.call()
-        Maker(engine, device, code, host_services()).make(
+        Maker(engine, device, code, host).make(
             library(),
             target,
             getattr(target.module, job.forward),

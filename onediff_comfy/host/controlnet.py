@@ -23,6 +23,7 @@ from ..graphs.dispatch import Dispatcher
 from ..messages import message
 from .attach import dispatcher_for, is_dynamic, pass_through, release_on_detach
 from .served import ServedModule, module_behind, server_behind
+from .services import host_services
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ class _Networks:
     def take(self, control: ControlLora, built: torch.nn.Module) -> Any:
         """A stand-in for ``built``, over a network like it that was served before if there is one."""
         self.give_back(id(control))
-        target = Target(built)
+        target = Target(built, host_services().package)
         if target.refusal is not None:
             self.server.dispatcher.metrics.fell_back(target.refusal)
             return built

@@ -113,4 +113,5 @@ def host_services() -> HostServices:
         settings=settings,
         stream=_prompts,
         interruption=comfy.model_management.InterruptProcessingException,
+        package=comfy.__name__,
     )

@@ -267,3 +267,24 @@ def test_a_graph_that_turns_out_slower_gives_way_again(
     again = Dispatcher("eager", library, HOST)  # asks the store, as a later process does
     image(again)
     assert again.graph_keys() == [exact if stays else general]
+
+
+def test_where_it_cannot_be_done_in_the_background_nobody_waits(library: GraphLibrary) -> None:
+    """To compile it here after all would be what was not chosen."""
+
+    class Failing(OtherProcess):
+        def start(self, key: str, job: Job) -> bool:
+            self.begun.append(key)
+            self._ended[key] = Outcome("another process sees other code")
+            return True
+
+    library.background = Failing()
+    module, x, shown = Net(), torch.randn(2, 4), list[str]()
+    dispatcher = Dispatcher("eager", library, HOST, shown.append, in_background=True)
+    for _ in range(4):
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    snapshot = library.metrics.snapshot()
+    assert (snapshot["captured"], snapshot["compiled"], snapshot["served"]) == (0, 0, 0)
+    reason = "it cannot be compiled in the background (another process sees other code); choose compile: wait"
+    assert snapshot["fallbacks"][reason] >= 1
+    assert shown[-1] == f"not accelerated: {reason}"

@@ -568,7 +568,7 @@ def test_any_other_exception_of_an_engine_runs_eager_too(library: GraphLibrary, 
     for _ in range(3):
         assert served.matches(*inputs())
     assert "internal" in served.only_reason
-    assert engine.compilations == 1
+    assert engine.compilations == 2, "for all sizes, then for these"
 
 
 @pytest.mark.parametrize(
@@ -865,3 +865,105 @@ def test_a_batch_whose_samples_see_each_other_is_never_cut(library: GraphLibrary
     for batch in (4, 3, 3, 6, 3):
         assert served.matches(*inputs(batch))
     assert engine.compilations == 3
+
+
+# -- what changes between two calls of a run ---------------------------------------------------
+
+
+class Windowed(nn.Module):
+    """As extensions for videos do it: an attribute says which part of a table the next call is for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(4, 4), nn.Buffer(torch.randn(8, 4))
+        self.window = [0, 1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.table[self.window]
+
+
+def test_an_attribute_that_is_set_in_the_middle_of_a_run_is_seen(library: GraphLibrary) -> None:
+    served = Served(library, Windowed())
+    served.dispatcher.begin_run()
+    for window in ([0, 1], [2, 3], [0, 1], [4, 5]):
+        served.module.window = window
+        assert served.matches(torch.randn(2, 4))
+    assert served.counts["captured"] == 3 and not served.fallbacks
+
+
+def test_a_layer_that_is_swapped_in_the_middle_of_a_run_is_seen(library: GraphLibrary) -> None:
+    served = Served(library)
+    served.dispatcher.begin_run()
+    x, timestep = inputs()
+    assert served.matches(x, timestep)
+    served.module.linear = nn.Linear(4, 4)
+    assert served.matches(x, timestep)
+    assert served.counts["captured"] == 1
+
+
+def test_under_autocast_the_host_computes(library: GraphLibrary) -> None:
+    served = Served(library)
+    x, timestep = inputs()
+    assert served.matches(x, timestep)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert served(x, timestep).dtype == served.expected(x, timestep).dtype
+    assert "autocast is on" in served.only_reason
+    assert served.matches(x, timestep)
+
+
+# -- what failed once --------------------------------------------------------------------------
+
+
+class Broken(EagerEngine):
+    """A compiler with a fault of its own; counts how often it was asked."""
+
+    asked = 0
+
+    def compile(self, capture: Capture) -> CompiledGraph:
+        type(self).asked += 1
+        raise AssertionError("internal error")
+
+
+def test_a_compiler_that_fails_is_asked_for_three_sizes_and_by_no_other_node(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(engines._ENGINES, "eager", Broken())
+    monkeypatch.setattr(Broken, "asked", 0)
+    module = Net()
+    for _ in range(3):
+        served = Served(library, module)
+        for batch in (2, 3, 5, 7):
+            assert served.matches(*inputs(batch))
+        assert served.fallbacks.keys() == {"compiling failed (AssertionError: internal error)"}
+    assert Broken.asked == 3, "for all sizes, and for two"
+    assert library.metrics.snapshot()["captured"] <= 3
+
+
+class CannotBeCaptured(Net):
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor, **options: Any) -> torch.Tensor:  # type: ignore[override]
+        RUNS["CannotBeCaptured"] += 1
+        return x * float(x.sum().item() > 0) + timestep[:, None]
+
+
+def test_a_model_that_cannot_be_captured_is_not_tried_again_by_another_node(library: GraphLibrary) -> None:
+    module = CannotBeCaptured()
+    RUNS.clear()
+    for _ in range(3):
+        served = Served(library, module)
+        for batch in (2, 3, 5, 7):
+            assert served.matches(*inputs(batch))
+    # Twice for each of 12 calls: eager, and what it is compared with. The rest were captures: of all sizes, and of two.
+    assert RUNS["CannotBeCaptured"] - 2 * 12 <= 3
+
+
+def test_what_a_person_can_mend_is_tried_again(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_compiler(_engine: EagerEngine, _capture: Capture) -> CompiledGraph:
+        raise EngineError("no compiler")
+
+    module = Net()
+    with monkeypatch.context() as broken:
+        broken.setattr(EagerEngine, "compile", without_compiler)
+        assert Served(library, module).matches(*inputs())
+    again = Served(library, module)
+    assert again.matches(*inputs())
+    assert again.counts["served"] == 1

@@ -9,6 +9,7 @@ import functools
 import re
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -251,8 +252,6 @@ def test_a_replaced_method_or_function_counts(monkeypatch: pytest.MonkeyPatch) -
     assert not target.is_current()
     monkeypatch.undo()
     assert target.is_current()
-    monkeypatch.setitem(globals(), "hook", lambda *_: None)
-    assert not target.is_current()
 
 
 def test_tied_weights_count() -> None:
@@ -367,6 +366,78 @@ def test_is_current_notices_a_hook_that_went() -> None:
     target = Target(net)
     handle.remove()
     assert not target.is_current()
+
+
+TOUCHED: dict[str, Callable[[Net], Any]] = {
+    "attribute changed": setting("heads", 3),
+    "attribute replaced by an equal one": setting("levels", [1, 2, 4]),
+    "new attribute": setting("extra", 1),
+    "attribute gone": lambda net: delattr(net, "heads"),
+    "layer swapped": lambda net: net._modules.update(norm=nn.GroupNorm(2, 4)),
+    "forward hook": lambda net: net.conv.register_forward_hook(hook),
+    "forward replaced": lambda net: setattr(net.conv, "forward", hook),
+    "eval of a submodule": lambda net: net.norm.eval(),
+}
+
+
+@pytest.mark.parametrize("change", TOUCHED)
+def test_what_is_put_into_a_layer_is_noticed_at_the_next_call(change: str) -> None:
+    net = Net()
+    target = Target(net)
+    assert target.is_untouched()
+    TOUCHED[change](net)
+    assert not target.is_untouched()
+
+
+def test_weights_may_be_replaced_at_any_call() -> None:
+    net = Net()
+    target = Target(net)
+    net.conv.weight = nn.Parameter(torch.rand_like(net.conv.weight))
+    net.table = torch.ones(4)
+    assert target.is_untouched()
+
+
+def test_an_equal_attribute_is_looked_at_once() -> None:
+    net = Net()
+    target = Target(net)
+    net.levels = list(net.levels)
+    assert not target.is_untouched() and target.is_current() and target.is_untouched()
+
+
+class _Thing:
+    pass
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "a proxy of something that is gone": lambda: [weakref.proxy(_Thing())],
+    "a sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "a conjugate": lambda: torch.tensor([1j]).conj(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_raises_when_it_is_looked_at_ends_no_picture(odd: str) -> None:
+    refusal = Target(_changed(ODD[odd]())).refusal
+    assert refusal is None or "which cannot be part of a graph's identity" in refusal
+
+
+def test_a_hook_on_all_layers_is_refused() -> None:
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        assert "on all layers" in str(Target(Net()).refusal)
+    finally:
+        handle.remove()
+    assert Target(Net()).refusal is None
+
+
+class Strength(float):
+    """A number with a name."""
+
+    name = "strength"
+
+
+def test_a_number_that_has_attributes_counts_as_a_number() -> None:
+    assert fingerprint(setting("scale", Strength(0.5))) != fingerprint(setting("scale", Strength(0.75)))
 
 
 def test_replaced_weights_leave_the_target_current() -> None:
