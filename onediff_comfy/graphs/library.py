@@ -76,7 +76,7 @@ class GraphLibrary:
         cache: owns the compiled graphs.
         metrics: told of everything that happens.
         store: keeps graphs beyond this process; without one, nothing outlives it.
-        background: compiles in another process that shares the store.
+        background: compiles in another process that shares the store; left alone where that cannot be.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class GraphLibrary:
     ) -> None:
         self.cache = cache
         self.metrics = metrics
-        self.background = background
+        # Of what another process compiles nothing would be believed here, where each has a key of its own.
+        self.background = background if store is None or store.shared else None
         self._store = store
         self._jobs: Jobs[CompiledGraph | None] = Jobs()
         self.recordings = RecordingPool(lambda: max(0, cache.budget - cache.nbytes))

@@ -77,6 +77,11 @@ class GraphStore:
         self._trust = trust
         self._folders = (folder, *read_only)
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes of this install believe what this one leaves here."""
+        return self._trust.outlives_process
+
     # -- graphs --------------------------------------------------------------------------------
 
     def find(self, key: str) -> Artifact | None:
@@ -93,7 +98,7 @@ class GraphStore:
                     raise ArtifactError(message("it is of another graph than its name says"))
                 self._trust.check(artifact, path)
                 artifact.checked_parts()
-            except (ArtifactError, Untrusted, ValueError) as error:
+            except (ArtifactError, Untrusted, ValueError, OSError) as error:
                 log.warning("OneDiff: not using %s: %s", path, error)
                 continue
             self._touch(path)
@@ -184,10 +189,10 @@ class GraphStore:
         return [(key, shapes) for key, shapes in self.recall("calls", call_key) or ()]
 
     def note(self, kind: str, name: str, value: Any) -> None:
-        """Remember a small fact, sealed: it decides which graph serves a call."""
+        """Remember a small fact, where it can be kept; sealed, for it decides which graph serves a call."""
         text = json.dumps([kind, name, value], sort_keys=True)
-        content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
         try:
+            content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
             write_atomically(self.folder / kind / f"{name}.json", content)
         except OSError as error:
             log.debug("could not write the %s note %s: %s", kind, name, error)
@@ -220,14 +225,15 @@ class GraphStore:
 
     def _entry(self, path: Path) -> Entry:
         status = path.stat()
+        content = path.read_bytes()
         artifacts: list[Artifact] = []
         problem = None
         try:
-            artifacts = unpack(path.read_bytes())
+            artifacts = unpack(content)
             for artifact in artifacts:
                 artifact.checked_parts()
                 self._trust.check(artifact, path)
-        except (ArtifactError, Untrusted) as error:
+        except (ArtifactError, Untrusted, OSError) as error:
             problem = str(error)
         return Entry(path, status.st_size, status.st_mtime, artifacts, problem)
 

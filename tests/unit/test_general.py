@@ -22,6 +22,7 @@ from onediff_comfy.capture.shapes import ShapeRange
 from onediff_comfy.capture.trace import Binding, Capture
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
+from onediff_comfy.graphs.background import Background
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
@@ -564,6 +565,31 @@ def test_sizes_that_were_proved_are_served_unproved_by_the_next_process(tmp_path
     assert second.matches(*small(3, 40, 8))
     assert second.counts == {"loaded": 1, "proved": 1, "served": 3}
     assert (engine.made, engine.loaded) == (["general"], 1)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_key_that_cannot_be_kept_costs_only_the_next_start(tmp_path: Path, install: Any, damaged: bool) -> None:
+    engine = install()
+    if damaged:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "signing.key").write_bytes(b"short")
+    else:
+        (tmp_path / "config").write_text("a file in the way")
+    module = Small()
+    for made in (1, 2):
+        served = Served(process(tmp_path), module)
+        for sizes in [(1, 16, 16), (2, 16, 24), (1, 16, 16)]:
+            assert served.matches(*small(*sizes))
+        assert (served.fallbacks, served.counts["served"], len(engine.made)) == ({}, 3, made)
+
+
+def test_nothing_is_compiled_in_a_process_whose_graphs_would_not_be_believed(tmp_path: Path) -> None:
+    background = Background("none", list)
+    assert GraphLibrary(GraphCache(1), Metrics(), background=background).background is background
+    for name, expected in (("kept", background), ("file/unwritable", None)):
+        (tmp_path / "file").write_text("")
+        store = GraphStore(tmp_path / "cache", Trust(tmp_path / name))
+        assert GraphLibrary(GraphCache(1), Metrics(), store, background).background is expected
 
 
 def test_folds_are_kept_with_a_graph(tmp_path: Path, install: Any) -> None:
