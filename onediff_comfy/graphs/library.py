@@ -19,7 +19,7 @@ from ..engines.base import CompiledGraph, Engine
 from ..messages import message
 from ..metrics import Metrics
 from ..store.artifact import Artifact
-from ..store.store import GraphStore
+from ..store.store import PROVED, GraphStore
 from .background import Background
 from .cache import GraphCache
 from .jobs import Jobs
@@ -31,7 +31,6 @@ from .step_cache import ReusableGraph
 log = logging.getLogger(__name__)
 
 _OPTIONS = "options"
-_PROVED = "proved"
 _SLOWER = "slower"
 _EAGER_SECONDS = "eager_seconds"
 _COMPILE_RATES = "compile_rates"
@@ -155,7 +154,7 @@ class GraphLibrary:
 
     def retired(self, graph_key: str) -> str | None:
         """Why this graph may not serve, if it was found wrong, now or by an earlier process."""
-        if graph_key not in self._retired and self._store and self._store.recall(_PROVED, graph_key) is False:
+        if graph_key not in self._retired and self._store and self._store.recall(PROVED, graph_key) is False:
             self._retired[graph_key] = message(
                 "its compiled graph differed from eager when it was first used on this machine"
             )
@@ -185,7 +184,7 @@ class GraphLibrary:
         self.cache.discard(graph_key)
         if self._store:
             self._store.remove(graph_key)
-            self._store.note(_PROVED, graph_key, False)
+            self._store.note(PROVED, graph_key, False)
         self.metrics.count("retired")
 
     def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
@@ -199,7 +198,7 @@ class GraphLibrary:
         del proofs[:-_MOST_PROVED]
         self.metrics.count("proved")
         if self._store:
-            self._store.note(_PROVED, graph_key, proofs)
+            self._store.note(PROVED, graph_key, proofs)
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
         """Remember how long a call that this graph serves takes eager."""
@@ -220,7 +219,7 @@ class GraphLibrary:
 
     def _proofs(self, graph_key: str) -> list[list[int]]:
         if graph_key not in self._proved:
-            noted = self._store.recall(_PROVED, graph_key) if self._store else None
+            noted = self._store.recall(PROVED, graph_key) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
             self._proved[graph_key] = noted if isinstance(noted, list) else []
         return self._proved[graph_key]
@@ -312,6 +311,7 @@ class GraphLibrary:
             log.debug("loading %s failed", graph_key, exc_info=True)
             return None
         seconds = time.monotonic() - start
+        self._proved.pop(graph_key, None)  # another process may have compiled this one since
         graph = self._put(graph_key, graph, engine, device)
         self.metrics.made("loaded", graph_key, engine.name, manifest.target, seconds)
         log.info(

@@ -35,6 +35,9 @@ from .trust import Trust, Untrusted
 
 log = logging.getLogger(__name__)
 
+PROVED = "proved"
+"""The kind of the notes on whether a graph's output agreed with eager's: for which sizes, or False."""
+
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
 
@@ -146,10 +149,17 @@ class GraphStore:
 
     def _put(self, artifact: Artifact) -> Path:
         path = self._graph_path(self.folder, artifact.manifest.key)
+        if not _holds(path, artifact):
+            self._forget_proof(artifact.manifest.key)
         write_atomically(path, pack([artifact]))
         self._touch(path)
         self.prune(keep=path)
         return path
+
+    def _forget_proof(self, key: str) -> None:
+        """Another compilation takes the place of the one that agreed with eager. That one did not agree is kept."""
+        if self.recall(PROVED, key):
+            self.note(PROVED, key, [])  # not removed: a read-only folder may have a note too
 
     def remove(self, key: str) -> None:
         """Remove the artifact of a graph key from the folder we write, if it is there."""
@@ -275,6 +285,14 @@ class GraphStore:
     @staticmethod
     def _graph_path(folder: Path, key: str) -> Path:
         return folder / "graphs" / f"{key}{SUFFIX}"
+
+
+def _holds(path: Path, artifact: Artifact) -> bool:
+    """Whether exactly this graph is what is there, whoever sealed it."""
+    try:
+        return [there.digest for there in unpack(path.read_bytes())] == [artifact.digest]
+    except (OSError, ArtifactError):
+        return False
 
 
 def default_store() -> GraphStore:
