@@ -16,13 +16,13 @@ from ..capture.call import NotCovered
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Capture
 from ..engines.base import CompiledGraph, Engine
-from ..messages import message
+from ..messages import Message, message
 from ..metrics import Metrics
 from ..store.artifact import Artifact
 from ..store.store import PROVED, GraphStore
 from .background import Background
 from .cache import GraphCache
-from .jobs import Jobs
+from .jobs import Jobs, Waited
 from .key import GraphKey
 from .persist import Origin, from_artifact, to_artifact
 from .recorded import RecordedGraph, RecordingPool
@@ -224,12 +224,14 @@ class GraphLibrary:
             self._proved[graph_key] = noted if isinstance(noted, list) else []
         return self._proved[graph_key]
 
-    def while_no_graph_is_made(self, while_waiting: Callable[[float], None]) -> contextlib.AbstractContextManager[None]:
+    def while_no_graph_is_made(
+        self, while_waiting: Callable[[Waited], None]
+    ) -> contextlib.AbstractContextManager[None]:
         """For captures: torch.export and a compiler at work on another thread disturb each other."""
         return self._jobs.between_jobs(while_waiting)
 
     def loaded(
-        self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[float], None]
+        self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[Waited], None]
     ) -> CompiledGraph | None:
         """The graph from the cache or the store; None if neither has it.
 
@@ -256,10 +258,8 @@ class GraphLibrary:
                 graph_key, lambda: self._load(graph_key, engine, device)
             )
         if not loading.done():
-            raise NotYet(
-                message("a compiled graph is being loaded"),
-                lambda: None if loading.done() else message("loading the compiled graph"),
-            )
+            begun = time.monotonic()
+            raise NotYet(message("a compiled graph is being loaded"), lambda: _progress(loading, begun))
         del self._loading[graph_key]
         return loading.result()
 
@@ -270,7 +270,7 @@ class GraphLibrary:
         engine: Engine,
         device: torch.device,
         origin: Origin,
-        while_waiting: Callable[[float], None],
+        while_waiting: Callable[[Waited], None],
     ) -> CompiledGraph:
         """The compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
 
@@ -380,6 +380,17 @@ class GraphLibrary:
             self.metrics.count("not_kept")
             log.warning("OneDiff: the compiled graph could not be kept for the next start: %s", error)
             log.debug("keeping %s failed", key.digest, exc_info=True)
+
+
+def waiting_for_turn(seconds: float) -> Message:
+    """What a person is shown whose own work is not begun; what is under way may be for the same graph."""
+    return message("waiting for a compilation that is under way, {seconds:.0f} s", seconds=seconds)
+
+
+def _progress(loading: Future[CompiledGraph | None], begun: float) -> Message | None:
+    if loading.done():
+        return None
+    return message("loading the compiled graph") if loading.running() else waiting_for_turn(time.monotonic() - begun)
 
 
 def _compiled(capture: Capture, engine: Engine) -> CompiledGraph:
