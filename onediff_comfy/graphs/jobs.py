@@ -1,8 +1,12 @@
 """Compilation away from the caller's thread, so that a person can stop waiting for it.
 
-One job runs at a time (neither Inductor nor OneFlow compiles two graphs at once safely), and each
-key has one job at most, however many callers want it. A caller that stops waiting loses nothing:
-the job goes on, and its result is there for the next one.
+One job runs at a time, and each key has one job at most, however many callers want it. A caller that
+stops waiting loses nothing: the job goes on, and its result is there for the next one.
+
+Neither Inductor nor OneFlow compiles two graphs at once safely. Nor is a graph loaded beside a compilation:
+for the CPU that has moved Inductor's cache folder, an environment variable, to a passing one, which the loader
+would write to; and PyTorch notes what belongs to a compilation in one place for all threads. OneFlow builds a
+job to load one.
 """
 
 from __future__ import annotations
@@ -18,6 +22,21 @@ T = TypeVar("T")
 _POLL_S = 0.1
 
 
+class Waited(float):
+    """Seconds that a caller has waited for its work.
+
+    Attributes:
+        for_turn: they were spent waiting for a job that is under way to end; its own work is not begun.
+    """
+
+    for_turn: bool
+
+    def __new__(cls, seconds: float, for_turn: bool = False) -> Waited:
+        waited = super().__new__(cls, seconds)
+        waited.for_turn = for_turn
+        return waited
+
+
 class Jobs(Generic[T]):
     """Runs functions by key, one at a time, on daemon threads (quitting must not wait for a compiler)."""
 
@@ -26,23 +45,28 @@ class Jobs(Generic[T]):
         self._turn = threading.Lock()
         self._running: dict[str, Future[T]] = {}
 
-    def run(self, key: str, function: Callable[[], T], while_waiting: Callable[[float], None]) -> T:
+    def run(self, key: str, function: Callable[[], T], while_waiting: Callable[[Waited], None]) -> T:
         """The result of ``function``, or of the job already running under ``key``.
 
         Args:
             key: what the work is for.
             function: the work.
-            while_waiting: called about ten times a second with the seconds waited so far. What it
-                raises comes out of this call; the job goes on.
+            while_waiting: called about ten times a second with the seconds waited so far, first for
+                the job's turn, then for the job. What it raises comes out of this call; the job goes on.
         """
         future = self.begin(key, function)
-        start = time.monotonic()
+        start = begun = time.monotonic()
         while not wait([future], timeout=_POLL_S).done:
-            while_waiting(time.monotonic() - start)
+            now = time.monotonic()
+            if future.running():
+                while_waiting(Waited(now - begun))
+            else:
+                begun = now
+                while_waiting(Waited(now - start, for_turn=True))
         return future.result()
 
     @contextlib.contextmanager
-    def between_jobs(self, while_waiting: Callable[[float], None]) -> Iterator[None]:
+    def between_jobs(self, while_waiting: Callable[[Waited], None]) -> Iterator[None]:
         """For work on the caller's own thread that no job may run beside: waits its turn, as jobs do.
 
         Args:
@@ -50,14 +74,17 @@ class Jobs(Generic[T]):
         """
         start = time.monotonic()
         while not self._turn.acquire(timeout=_POLL_S):
-            while_waiting(time.monotonic() - start)
+            while_waiting(Waited(time.monotonic() - start, for_turn=True))
         try:
             yield
         finally:
             self._turn.release()
 
     def begin(self, key: str, function: Callable[[], T]) -> Future[T]:
-        """Start ``function`` if no job runs under ``key``; what its result will be, without waiting."""
+        """Start ``function`` if no job runs under ``key``; what its result will be, without waiting.
+
+        The future is ``running()`` once it is the job's turn.
+        """
         with self._lock:
             if key in self._running:
                 return self._running[key]
@@ -67,6 +94,7 @@ class Jobs(Generic[T]):
         def work() -> None:
             try:
                 with self._turn:
+                    future.set_running_or_notify_cancel()
                     result = function()
             except BaseException as error:
                 self._forget(key)

@@ -16,14 +16,14 @@ from ..capture.call import NotCovered
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Capture
 from ..engines.base import CompiledGraph, Engine
-from ..messages import message
+from ..messages import Message, message
 from ..metrics import Metrics
 from ..store.artifact import Artifact
-from ..store.store import GraphStore
+from ..store.store import PROVED, GraphStore
 from .background import Background
 from .cache import GraphCache
 from .failures import Failures
-from .jobs import Jobs
+from .jobs import Jobs, Waited
 from .key import GraphKey
 from .persist import Origin, from_artifact, to_artifact
 from .recorded import RecordedGraph, RecordingPool
@@ -32,7 +32,6 @@ from .step_cache import ReusableGraph
 log = logging.getLogger(__name__)
 
 _OPTIONS = "options"
-_PROVED = "proved"
 _SLOWER = "slower"
 _EAGER_SECONDS = "eager_seconds"
 _COMPILE_RATES = "compile_rates"
@@ -77,7 +76,7 @@ class GraphLibrary:
         cache: owns the compiled graphs.
         metrics: told of everything that happens.
         store: keeps graphs beyond this process; without one, nothing outlives it.
-        background: compiles in another process that shares the store.
+        background: compiles in another process that shares the store; left alone where that cannot be.
     """
 
     def __init__(
@@ -89,7 +88,8 @@ class GraphLibrary:
     ) -> None:
         self.cache = cache
         self.metrics = metrics
-        self.background = background
+        # Of what another process compiles nothing would be believed here, where each has a key of its own.
+        self.background = background if store is None or store.shared else None
         self._store = store
         self._jobs: Jobs[CompiledGraph | None] = Jobs()
         self.recordings = RecordingPool(lambda: max(0, cache.budget - cache.nbytes))
@@ -156,7 +156,7 @@ class GraphLibrary:
 
     def retired(self, graph_key: str) -> str | None:
         """Why this graph may not serve, if it was found wrong, now or by an earlier process."""
-        if graph_key not in self._retired and self._store and self._store.recall(_PROVED, graph_key) is False:
+        if graph_key not in self._retired and self._store and self._store.recall(PROVED, graph_key) is False:
             self._retired[graph_key] = message(
                 "its compiled graph differed from eager when it was first used on this machine"
             )
@@ -186,7 +186,7 @@ class GraphLibrary:
         self.cache.discard(graph_key)
         if self._store:
             self._store.remove(graph_key)
-            self._store.note(_PROVED, graph_key, False)
+            self._store.note(PROVED, graph_key, False)
         self.metrics.count("retired")
 
     def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
@@ -200,7 +200,7 @@ class GraphLibrary:
         del proofs[:-_MOST_PROVED]
         self.metrics.count("proved")
         if self._store:
-            self._store.note(_PROVED, graph_key, proofs)
+            self._store.note(PROVED, graph_key, proofs)
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
         """Remember how long a call that this graph serves takes eager."""
@@ -221,17 +221,19 @@ class GraphLibrary:
 
     def _proofs(self, graph_key: str) -> list[list[int]]:
         if graph_key not in self._proved:
-            noted = self._store.recall(_PROVED, graph_key) if self._store else None
+            noted = self._store.recall(PROVED, graph_key) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
             self._proved[graph_key] = noted if isinstance(noted, list) else []
         return self._proved[graph_key]
 
-    def while_no_graph_is_made(self, while_waiting: Callable[[float], None]) -> contextlib.AbstractContextManager[None]:
+    def while_no_graph_is_made(
+        self, while_waiting: Callable[[Waited], None]
+    ) -> contextlib.AbstractContextManager[None]:
         """For captures: torch.export and a compiler at work on another thread disturb each other."""
         return self._jobs.between_jobs(while_waiting)
 
     def loaded(
-        self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[float], None]
+        self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[Waited], None]
     ) -> CompiledGraph | None:
         """The graph from the cache or the store; None if neither has it.
 
@@ -258,10 +260,8 @@ class GraphLibrary:
                 graph_key, lambda: self._load(graph_key, engine, device)
             )
         if not loading.done():
-            raise NotYet(
-                message("a compiled graph is being loaded"),
-                lambda: None if loading.done() else message("loading the compiled graph"),
-            )
+            begun = time.monotonic()
+            raise NotYet(message("a compiled graph is being loaded"), lambda: _progress(loading, begun))
         del self._loading[graph_key]
         return loading.result()
 
@@ -272,7 +272,7 @@ class GraphLibrary:
         engine: Engine,
         device: torch.device,
         origin: Origin,
-        while_waiting: Callable[[float], None],
+        while_waiting: Callable[[Waited], None],
     ) -> CompiledGraph:
         """The compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
 
@@ -313,6 +313,7 @@ class GraphLibrary:
             log.debug("loading %s failed", graph_key, exc_info=True)
             return None
         seconds = time.monotonic() - start
+        self._proved.pop(graph_key, None)  # another process may have compiled this one since
         graph = self._put(graph_key, graph, engine, device)
         self.metrics.made("loaded", graph_key, engine.name, manifest.target, seconds)
         log.info(
@@ -381,6 +382,17 @@ class GraphLibrary:
             self.metrics.count("not_kept")
             log.warning("OneDiff: the compiled graph could not be kept for the next start: %s", error)
             log.debug("keeping %s failed", key.digest, exc_info=True)
+
+
+def waiting_for_turn(seconds: float) -> Message:
+    """What a person is shown whose own work is not begun; what is under way may be for the same graph."""
+    return message("waiting for a compilation that is under way, {seconds:.0f} s", seconds=seconds)
+
+
+def _progress(loading: Future[CompiledGraph | None], begun: float) -> Message | None:
+    if loading.done():
+        return None
+    return message("loading the compiled graph") if loading.running() else waiting_for_turn(time.monotonic() - begun)
 
 
 def _compiled(capture: Capture, engine: Engine) -> CompiledGraph:

@@ -19,8 +19,9 @@ from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
 from . import skeleton
 from .background import Job, signature_fields
+from .jobs import Waited
 from .key import CallKey, Compiler, GraphKey, Manner
-from .library import GraphLibrary
+from .library import GraphLibrary, waiting_for_turn
 from .persist import Origin
 
 log = logging.getLogger(__name__)
@@ -131,9 +132,9 @@ class Maker:
 
         expected: float | None = None
 
-        def while_waiting(seconds: float) -> None:
+        def while_waiting(waited: Waited) -> None:
             self.host.check_interrupted()
-            show(_compiling(seconds, expected))
+            show(waiting_for_turn(waited) if waited.for_turn else _compiling(waited, expected))
 
         with library.while_no_graph_is_made(while_waiting):
             show(message("capturing"))

@@ -25,7 +25,7 @@ import os
 import threading
 import traceback
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 # The first call of a size runs as it is: cuBLAS and cuDNN choose algorithms and allocate workspaces
 # in it, Triton loads kernels, and none of that may happen in a recording.
 _CALLS_BEFORE_RECORDING = 1
+# A recording that was replayed so often has gained more than making it took.
+_PAID_OFF_REPLAYS = 10
+# A recording that is given up so often before it has paid off is not made again.
+_MOST_OVERFLOWS = 2
 # Of one compiled graph. Each holds some megabytes of launch parameters outside the pool.
 _MOST_RECORDINGS = 32
 # Less free memory than this share of a device's, after an image, and recordings go: decoding comes next.
@@ -63,6 +67,7 @@ class RecordingPool:
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._nbytes: dict[torch.device, int] = {}
+        self._told_of = -1  # the largest budget that was said to be too small
 
     @property
     def nbytes(self) -> int:
@@ -104,6 +109,19 @@ class RecordingPool:
             graph.reconsider()
         self.keep_to_budget()
 
+    def tell_too_large(self, nbytes: int) -> None:
+        """Say, once for a budget, that not all recordings are made, which would take ``nbytes`` together."""
+        budget = self._budget()
+        if budget > self._told_of:
+            self._told_of = budget
+            log.warning(
+                "OneDiff: CUDA graph recordings would take %d MB and may take %d MB: some calls are launched kernel by "
+                "kernel from now on, which can be slower. To have them replayed, set cache_budget_mb on OneDiff Model "
+                "Speedup to a larger number; at 0 it is an eighth of the device's memory",
+                nbytes >> 20,
+                budget >> 20,
+            )
+
     def keep_to_budget(self) -> bool:
         """Throw everything away if it is more than may be held. Whether all could stay."""
         if self.nbytes <= self._budget():
@@ -143,8 +161,10 @@ class _Recording:
     addresses: list[int]
     tensors: list[torch.Tensor]
     outputs: Sequence[torch.Tensor]
+    replays: int = 0
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.replays += 1
         _copy(tensors, self.tensors)
         with _memory_errors():
             self.graph.replay()
@@ -182,6 +202,7 @@ class RecordedGraph(CompiledGraph):
         self._on_recorded = on_recorded
         self._recordings: OrderedDict[Sizes, _Recording] = OrderedDict()
         self._seen: dict[Sizes, _Seen] = {}
+        self._overflows: Counter[Sizes] = Counter()  # how often a recording was too much for the budget
         self._plain: set[Sizes] = set()  # sizes too large to record
         self._launching = Launching()
         self._unrecordable = False
@@ -198,11 +219,15 @@ class RecordedGraph(CompiledGraph):
 
     def forget_recordings(self) -> None:
         """Throw the recordings away; they are made again when their sizes come again."""
+        for sizes, recording in self._recordings.items():
+            if recording.replays >= _PAID_OFF_REPLAYS:
+                del self._overflows[sizes]
         self._recordings.clear()
 
     def reconsider(self) -> None:
         """Forget which sizes were too large to record."""
         self._plain.clear()
+        self._overflows.clear()
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.run(weights, tensors)
@@ -289,13 +314,26 @@ class RecordedGraph(CompiledGraph):
             alone = self._pool.nbytes == 0
             self._pool.count(recording)
             nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
+            together = self._pool.nbytes + nbytes
             if self._pool.grown(device, nbytes):
                 self._recordings[sizes] = recording
-            elif alone:
-                self._plain.add(sizes)
+            else:
+                self._overflowed(sizes, alone, together)
         self._on_recorded()
         log.debug("recorded a CUDA graph for %s, %.0f MB", sizes, nbytes / 2**20)
         return result
+
+    def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
+        """A recording was too much for the budget: not for ever, where it and others take turns in every step.
+
+        Args:
+            alone: there were no others.
+            together: bytes that it takes with the others.
+        """
+        self._overflows[sizes] += 1
+        if alone or self._overflows[sizes] >= _MOST_OVERFLOWS:
+            self._plain.add(sizes)
+            self._pool.tell_too_large(together)
 
 
 @contextlib.contextmanager

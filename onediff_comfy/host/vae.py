@@ -104,8 +104,8 @@ class _VAEDispatcher(Dispatcher):
     ) -> Any:
         data = args[0] if args else None
         if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
-            self.metrics.fell_back(
-                message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
+            self._fall_back(
+                module, message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
             )
             return forward(*args, **kwargs)
         return super().__call__(module, forward, args, kwargs)

@@ -35,6 +35,9 @@ from .trust import Trust, Untrusted
 
 log = logging.getLogger(__name__)
 
+PROVED = "proved"
+"""The kind of the notes on whether a graph's output agreed with eager's: for which sizes, or False."""
+
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
 
@@ -77,6 +80,11 @@ class GraphStore:
         self._trust = trust
         self._folders = (folder, *read_only)
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes of this install believe what this one leaves here."""
+        return self._trust.outlives_process
+
     # -- graphs --------------------------------------------------------------------------------
 
     def find(self, key: str) -> Artifact | None:
@@ -93,7 +101,7 @@ class GraphStore:
                     raise ArtifactError(message("it is of another graph than its name says"))
                 self._trust.check(artifact, path)
                 artifact.checked_parts()
-            except (ArtifactError, Untrusted, ValueError) as error:
+            except (ArtifactError, Untrusted, ValueError, OSError) as error:
                 log.warning("OneDiff: not using %s: %s", path, error)
                 continue
             self._touch(path)
@@ -141,10 +149,17 @@ class GraphStore:
 
     def _put(self, artifact: Artifact) -> Path:
         path = self._graph_path(self.folder, artifact.manifest.key)
+        if not _holds(path, artifact):
+            self._forget_proof(artifact.manifest.key)
         write_atomically(path, pack([artifact]))
         self._touch(path)
         self.prune(keep=path)
         return path
+
+    def _forget_proof(self, key: str) -> None:
+        """Another compilation takes the place of the one that agreed with eager. That one did not agree is kept."""
+        if self.recall(PROVED, key):
+            self.note(PROVED, key, [])  # not removed: a read-only folder may have a note too
 
     def remove(self, key: str) -> None:
         """Remove the artifact of a graph key from the folder we write, if it is there."""
@@ -184,10 +199,10 @@ class GraphStore:
         return [(key, shapes) for key, shapes in self.recall("calls", call_key) or ()]
 
     def note(self, kind: str, name: str, value: Any) -> None:
-        """Remember a small fact, sealed: it decides which graph serves a call."""
+        """Remember a small fact, where it can be kept; sealed, for it decides which graph serves a call."""
         text = json.dumps([kind, name, value], sort_keys=True)
-        content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
         try:
+            content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
             write_atomically(self.folder / kind / f"{name}.json", content)
         except OSError as error:
             log.debug("could not write the %s note %s: %s", kind, name, error)
@@ -220,14 +235,15 @@ class GraphStore:
 
     def _entry(self, path: Path) -> Entry:
         status = path.stat()
+        content = path.read_bytes()
         artifacts: list[Artifact] = []
         problem = None
         try:
-            artifacts = unpack(path.read_bytes())
+            artifacts = unpack(content)
             for artifact in artifacts:
                 artifact.checked_parts()
                 self._trust.check(artifact, path)
-        except (ArtifactError, Untrusted) as error:
+        except (ArtifactError, Untrusted, OSError) as error:
             problem = str(error)
         return Entry(path, status.st_size, status.st_mtime, artifacts, problem)
 
@@ -269,6 +285,14 @@ class GraphStore:
     @staticmethod
     def _graph_path(folder: Path, key: str) -> Path:
         return folder / "graphs" / f"{key}{SUFFIX}"
+
+
+def _holds(path: Path, artifact: Artifact) -> bool:
+    """Whether exactly this graph is what is there, whoever sealed it."""
+    try:
+        return [there.digest for there in unpack(path.read_bytes())] == [artifact.digest]
+    except (OSError, ArtifactError):
+        return False
 
 
 def default_store() -> GraphStore:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from pictures import Counters, compiled_twice
 from vae_bench import BOUND, FAMILIES, SD, Bench, TinyFamily
 
+from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
 from dev.workflows import Workflow
 
@@ -99,6 +103,58 @@ def test_in_bfloat16_it_is_as_exact_as_eager(server: ComfyServer) -> None:
     assert counters.served == 1
     assert 1e-4 < error["eager"] < 0.1
     assert error["ours"] <= 1.1 * error["eager"], error
+
+
+_VIDEO = """
+import json, logging, sys
+sys.path[:0] = sys.argv[1:]
+sys.argv[1:] = ["--cpu"]
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+from comfy.model_patcher import ModelPatcher
+from onediff_comfy.host import attach
+from onediff_comfy.host.process import metrics
+from onediff_comfy.host.vae import accelerate_vae
+
+class Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+    def decode(self, x):
+        return self.layer(x)
+
+class VAE:
+    vae_dtype = torch.float32
+    def __init__(self):
+        self.first_stage_model = Module()
+        self.patcher = ModelPatcher(self.first_stage_model, torch.device("cpu"), torch.device("cpu"))
+    def decode(self, x):
+        return self.first_stage_model.decode(x)
+
+shown, logged = [], []
+attach.status_of = lambda node: shown.append
+handler = logging.Handler(logging.WARNING)
+handler.emit = lambda record: logged.append(record.getMessage())
+logging.getLogger("onediff_comfy").addHandler(handler)
+vae = accelerate_vae(VAE(), "eager", "7")
+with torch.no_grad():
+    for _ in range(2):
+        vae.decode(torch.randn(1, 4, 3, 2, 4))
+print(json.dumps([shown, logged, metrics().snapshot()["fallbacks"]]))
+"""
+
+
+def test_a_video_says_why_it_is_not_accelerated_and_counts_once() -> None:
+    """Without a server: a VAE of one layer, in a process of its own with the host's classes."""
+    command = [sys.executable, "-c", _VIDEO, str(comfyui_path()), str(repository())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    shown, logged, fallbacks = json.loads(done.stdout.splitlines()[-1])
+    reason = "videos are decoded and encoded by the host, piece by piece; single images by graphs"
+    assert fallbacks == {reason: 2}
+    assert set(shown) == {f"not accelerated: {reason}"}
+    assert [reason in line for line in logged] == [True]
 
 
 def test_the_node_explains_itself(server: ComfyServer) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -731,6 +731,48 @@ def test_a_person_sees_that_it_compiles(library: GraphLibrary, install: Any) -> 
     served.dispatcher._show = lambda text: (served.shown.append(text), "compiling" in text and may_end.set())
     served(*inputs())
     assert "compiling, 0 s" in served.shown
+
+
+class OfOther(Net):
+    """Of another architecture than ``Net``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor, **kwargs: Any) -> Any:
+        return super().forward(self.extra(x), timestep, **kwargs)
+
+
+@pytest.fixture
+def stopped(library: GraphLibrary, install: Any) -> Iterator[threading.Event]:
+    """A person stopped waiting for a compilation, which goes on until this event is set."""
+    compiling, may_end = threading.Event(), threading.Event()
+
+    class Slow(FakeEngine):
+        def compile(self, capture: Capture) -> CompiledGraph:
+            compiling.set()
+            assert may_end.wait(WAIT)
+            return super().compile(capture)
+
+    def check() -> None:
+        if compiling.is_set():
+            raise Interrupted
+
+    install(Slow())
+    with pytest.raises(Interrupted):
+        Served(library, check_interrupted=check)(*inputs())
+    yield may_end
+    may_end.set()
+
+
+def test_a_person_sees_that_another_graph_is_compiled_before_theirs(
+    library: GraphLibrary, stopped: threading.Event
+) -> None:
+    served = Served(library, OfOther())
+    served.dispatcher._show = lambda text: (served.shown.append(text), len(served.shown) > 2 and stopped.set())
+    assert served.matches(*inputs())
+    assert served.shown[:3] == ["waiting for a compilation that is under way, 0 s"] * 3
 
 
 # -- runs and eviction -------------------------------------------------------------------------

@@ -22,10 +22,12 @@ from onediff_comfy.capture.shapes import ShapeRange
 from onediff_comfy.capture.trace import Binding, Capture
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
+from onediff_comfy.graphs.background import Background
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.store.artifact import Artifact
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -564,6 +566,75 @@ def test_sizes_that_were_proved_are_served_unproved_by_the_next_process(tmp_path
     assert second.matches(*small(3, 40, 8))
     assert second.counts == {"loaded": 1, "proved": 1, "served": 3}
     assert (engine.made, engine.loaded) == (["general"], 1)
+
+
+@pytest.mark.parametrize("again", ["saved", "adopted"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_graph_that_took_the_place_of_a_proved_one_is_compared(
+    tmp_path: Path, install: Any, again: str, restarted: bool
+) -> None:
+    """The proved one was pruned; another process compiled it again, or a file brought it."""
+    engine, module = install(), Small()
+    served = Served(process(tmp_path), module)
+    for _ in range(3):  # the second call is compared too, for eager's time
+        assert served.matches(*small(1, 16, 16))
+    (key,) = served.dispatcher.graph_keys()
+    trust = Trust(tmp_path / "config")
+    store = GraphStore(tmp_path / "cache", trust)
+    kept = store.find(key)
+    assert kept is not None
+    store.prune(limit=0)
+    text = dataclasses.replace(kept.manifest, created="2026-11-22T16:00:00+00:00").to_json()
+    other = Artifact(text, trust.seal(text), kept.data)
+    store.save(other) if again == "saved" else store.adopt(other)
+    engine.spoil = lambda output, _sizes: -output
+    served.library.cache.discard(key)
+    served = Served(process(tmp_path), module) if restarted else served
+    assert served.matches(*small(1, 16, 16))
+    assert served.counts["retired"] == 1
+    store.adopt(other)
+    assert process(tmp_path).retired(key), "the same compiler makes it wrong again"
+
+
+@pytest.mark.parametrize("again", ["saved", "adopted"])
+def test_a_graph_that_is_kept_once_more_stays_proved(tmp_path: Path, install: Any, again: str) -> None:
+    install()
+    module = Small()
+    served = Served(process(tmp_path), module)
+    assert served.matches(*small(1, 16, 16))
+    (key,) = served.dispatcher.graph_keys()
+    store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
+    kept = store.find(key)
+    assert kept is not None
+    store.save(kept) if again == "saved" else store.adopt(kept)
+    served = Served(process(tmp_path), module)
+    assert served.matches(*small(1, 16, 16))
+    assert served.counts == {"loaded": 1, "served": 1}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_key_that_cannot_be_kept_costs_only_the_next_start(tmp_path: Path, install: Any, damaged: bool) -> None:
+    engine = install()
+    if damaged:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "signing.key").write_bytes(b"short")
+    else:
+        (tmp_path / "config").write_text("a file in the way")
+    module = Small()
+    for made in (1, 2):
+        served = Served(process(tmp_path), module)
+        for sizes in [(1, 16, 16), (2, 16, 24), (1, 16, 16)]:
+            assert served.matches(*small(*sizes))
+        assert (served.fallbacks, served.counts["served"], len(engine.made)) == ({}, 3, made)
+
+
+def test_nothing_is_compiled_in_a_process_whose_graphs_would_not_be_believed(tmp_path: Path) -> None:
+    background = Background("none", list)
+    assert GraphLibrary(GraphCache(1), Metrics(), background=background).background is background
+    for name, expected in (("kept", background), ("file/unwritable", None)):
+        (tmp_path / "file").write_text("")
+        store = GraphStore(tmp_path / "cache", Trust(tmp_path / name))
+        assert GraphLibrary(GraphCache(1), Metrics(), store, background).background is expected
 
 
 def test_folds_are_kept_with_a_graph(tmp_path: Path, install: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onediff_comfy.graphs.jobs import Jobs
+from onediff_comfy.graphs.jobs import Jobs, Waited
 
 WAIT = 10.0  # seconds after which a test is broken, not slow
 
@@ -137,6 +137,36 @@ def test_while_waiting_is_told_growing_seconds() -> None:
     assert len(told) >= 3
     assert told == sorted(told)
     assert 0.05 < told[0] < WAIT
+
+
+def test_a_caller_knows_whether_it_waits_for_its_turn_or_for_its_job() -> None:
+    jobs, other, own = Jobs[Any](), Work(), Work()
+    first = Caller(jobs, "other", other)
+    assert other.began.wait(WAIT)
+    told: list[Waited] = []
+
+    def listen(waited: Waited) -> None:
+        told.append(waited)
+        if len(told) == 3:
+            other.may_end.set()
+        if [waited.for_turn for waited in told].count(False) == 3:
+            own.may_end.set()
+
+    assert jobs.run("own", own, listen) == first.result() == "result"
+    turn, job = ([waited for waited in told if waited.for_turn is it] for it in (True, False))
+    assert told == [*turn, *job]
+    assert turn == sorted(turn) and job == sorted(job)
+    assert len(turn) >= 3 and job[0] < turn[2], "what it took to wait is not what the job takes"
+
+
+def test_whoever_joins_a_job_that_runs_does_not_wait_for_a_turn() -> None:
+    jobs, work = Jobs[Any](), Work()
+    first = Caller(jobs, "a", work)
+    assert work.began.wait(WAIT)
+    told: list[bool] = []
+    jobs.run("a", work, lambda waited: (told.append(waited.for_turn), work.may_end.set()))
+    assert first.result() == "result"
+    assert not any(told)
 
 
 @pytest.mark.parametrize("error", [ValueError("v"), Stop("s"), SystemExit(1), TimeoutError("t"), FutureTimeout("f")])

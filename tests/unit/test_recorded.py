@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +20,12 @@ from onediff_comfy.capture.trace import Binding
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.graphs import recorded
+from onediff_comfy.graphs.launching import Launching
 from onediff_comfy.graphs.recorded import RecordedGraph, RecordingPool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 MANY = 1 << 40  # bytes
+MB = 1 << 20
 
 
 class Function(CompiledGraph):
@@ -125,6 +129,138 @@ def test_a_pool_does_not_keep_graphs_alive() -> None:
     assert len(run.pool._graphs) == 1
     del run.graph
     assert len(run.pool._graphs) == 0
+
+
+class Card:
+    """In the place of ``torch``: a GPU whose memory is a number, on which recording takes what a graph is said to need.
+
+    Attributes:
+        needs: bytes that the call takes which is being recorded.
+    """
+
+    OutOfMemoryError = torch.OutOfMemoryError
+
+    def __init__(self) -> None:
+        self.needs = self.held = 0
+        nothing = contextlib.nullcontext()
+        stream = SimpleNamespace(wait_stream=lambda _other: None)
+        self.cuda = SimpleNamespace(
+            CUDAGraph=lambda: SimpleNamespace(
+                capture_begin=lambda **_options: None, capture_end=self._take, replay=lambda: None
+            ),
+            Stream=lambda _device: stream,
+            current_stream=lambda _device: stream,
+            device=lambda _device: nothing,
+            empty_cache=self._give_back,
+            get_allocator_backend=lambda: "native",
+            get_rng_state=lambda _device: None,
+            graph_pool_handle=object,
+            mem_get_info=lambda _device: (MANY - self.held, MANY),
+            stream=lambda _stream: nothing,
+            synchronize=lambda _device: None,
+        )
+        self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
+
+    def empty_like(self, tensor: Any, device: object) -> Any:
+        return tensor.clone()
+
+    def _take(self) -> None:
+        self.held += self.needs
+
+    def _give_back(self) -> None:
+        self.held = 0
+
+
+class OnCard:
+    """A tensor of one row there, without values."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, columns: int) -> None:
+        self.shape = (1, columns)
+
+    def clone(self) -> OnCard:
+        return OnCard(self.shape[1])
+
+    def copy_(self, _other: OnCard) -> None: ...
+
+    def to(self, _device: str) -> OnCard:
+        return self
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+class Part:
+    """A model's part on the card: the graph, what its recording needs there, and how often it was recorded."""
+
+    def __init__(self, card: Card, pool: RecordingPool, nbytes: int) -> None:
+        def run(_weight: Any, x: Any) -> Any:
+            card.needs = nbytes
+            return x
+
+        self._run = Recorded(run, pool)
+
+    @property
+    def made(self) -> int:
+        return self._run.made
+
+    def calls(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._run.graph.run([OnCard(1)], [OnCard(4)])  # type: ignore[list-item]
+
+    def replays(self) -> bool:
+        """Whether a call launches nothing kernel by kernel."""
+        before = self._run.inner.calls
+        self.calls()
+        return self._run.inner.calls == before
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    card = Card()
+    monkeypatch.setattr(recorded, "torch", card)
+    monkeypatch.setattr(Launching, "measured", lambda *_args: contextlib.nullcontext())
+    return card
+
+
+def test_two_that_exceed_the_budget_together_do_not_take_turns_for_ever(
+    card: Card, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A ControlNet and a UNet, say, one after the other in every step."""
+    pool = RecordingPool(lambda: 1000 * MB)
+    control, unet = Part(card, pool, 500 * MB), Part(card, pool, 700 * MB)
+    for _ in range(20):
+        control.calls()
+        unet.calls()
+    assert (control.made, unet.made) == (3, 2)
+    assert control.replays() and not unet.replays()
+    (warning,) = warnings(caplog)
+    assert "would take 1200 MB and may take 1000 MB" in warning and "cache_budget_mb" in warning
+
+
+def test_what_did_not_fit_is_recorded_when_the_budget_is_larger(card: Card, caplog: pytest.LogCaptureFixture) -> None:
+    budget = 0
+    pool = RecordingPool(lambda: budget)
+    control, unet = Part(card, pool, 500 * MB), Part(card, pool, 700 * MB)
+    for megabytes, replayed, told in [(1000, False, 1), (1000, False, 1), (1100, False, 2), (2000, True, 2)]:
+        budget = megabytes * MB
+        pool.budget_changed()
+        for _ in range(10):
+            control.calls()
+            unet.calls()
+        assert control.replays()
+        assert (unet.replays(), len(warnings(caplog))) == (replayed, told)
+
+
+def test_a_recording_that_was_of_use_is_made_again_however_often_others_took_its_place(card: Card) -> None:
+    """In days of many sizes each is once the one that was too much."""
+    pool = RecordingPool(lambda: 1000 * MB)
+    parts = [Part(card, pool, size * MB) for size in (600, 900)]
+    for _ in range(5):
+        for part in parts:
+            part.calls(20)
+            assert part.replays()
 
 
 # -- with one ----------------------------------------------------------------------------------

@@ -1,15 +1,18 @@
-"""docs/trust.md: the few lines that it gives for looking into a file of graphs do it."""
+"""docs/trust.md: the few lines that it gives for looking into a file of graphs do it. And where graphs are."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onediff_comfy.store.artifact import FORMAT, Artifact, Manifest, Part, pack
+from onediff_comfy.store.folders import cache_folder
+from onediff_comfy.store.store import _limit
 
 
 def _artifact(target: str) -> Artifact:
@@ -53,3 +56,20 @@ def test_the_page_says_what_a_file_looks_like(root: Path) -> None:
     assert {name for name in header if name != "__metadata__"} == {"0/constants", "0/engine/artifact"}
     assert {header[name]["dtype"] for name in header if name != "__metadata__"} == {"U8"}
     assert f"`format` in the manifest is {FORMAT}." in page
+
+
+def test_a_person_reads_where_graphs_are_and_how_large_that_may_become(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (root / "README.md").read_text()
+    for variable in ("ONEDIFF_CACHE_DIR", "XDG_CACHE_HOME", "ONEDIFF_CACHE_LIMIT_MB"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", "/home/person")
+    for platform in ("linux", "darwin"):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert f"`{cache_folder()}`".replace("/home/person", "~") in page
+    assert f"at most {_limit() / 2**30:.0f} GB" in page
+    assert "`ONEDIFF_CACHE_DIR`" in page and "`ONEDIFF_CACHE_LIMIT_MB`" in page
+    monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ONEDIFF_CACHE_LIMIT_MB", "3")
+    assert (cache_folder(), _limit()) == (tmp_path, 3 << 20)
