@@ -30,8 +30,9 @@ from ..messages import first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
+from .jobs import Waited
 from .key import Manner, compiler
-from .library import GraphLibrary, NotYet
+from .library import GraphLibrary, NotYet, waiting_for_turn
 from .making import HostServices, Maker, describe
 from .parted import Parted, PartedCalls
 from .recorded import RecordedGraph
@@ -519,9 +520,10 @@ class Dispatcher:
             raise EngineError(_not_in_background(message("its graph is not in the cache folder")))
         raise NotYet(message("a graph was compiled in the background"))
 
-    def _while_loading(self, seconds: float) -> None:
+    def _while_loading(self, waited: Waited) -> None:
         self._host.check_interrupted()
-        self._show(message("loading the compiled graph, {seconds:.0f} s", seconds=seconds))
+        loading = message("loading the compiled graph, {seconds:.0f} s", seconds=waited)
+        self._show(waiting_for_turn(waited) if waited.for_turn else loading)
 
     # -- running it ----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -635,6 +636,18 @@ def test_nothing_is_compiled_in_a_process_whose_graphs_would_not_be_believed(tmp
         (tmp_path / "file").write_text("")
         store = GraphStore(tmp_path / "cache", Trust(tmp_path / name))
         assert GraphLibrary(GraphCache(1), Metrics(), store, background).background is expected
+
+
+def test_a_person_sees_that_another_graph_is_compiled_before_theirs_is_loaded(tmp_path: Path, install: Any) -> None:
+    install()
+    module, library = Small(), process(tmp_path)
+    assert Served(process(tmp_path), module).matches(*small(1, 16, 16))
+    served, may_end, shown = Served(library, module), threading.Event(), []
+    compiling = library._jobs.begin("another", lambda: may_end.wait(30) and None)
+    served.dispatcher._show = lambda text: (shown.append(text), may_end.set())
+    assert served.matches(*small(1, 16, 16))
+    assert compiling.done()
+    assert shown[0] == "waiting for a compilation that is under way, 0 s"
 
 
 def test_folds_are_kept_with_a_graph(tmp_path: Path, install: Any) -> None:

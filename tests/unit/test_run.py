@@ -13,6 +13,7 @@ from onediff_comfy.capture.call import Signature
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.routes import Served
 from onediff_comfy.graphs.run import Run
 from onediff_comfy.graphs.timing import RunTimes
 from onediff_comfy.metrics import Metrics
@@ -40,7 +41,7 @@ class _Times(RunTimes):
 def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20) -> Run:
     run = Run(library, _Times({KEY: graph_seconds}))
     for _ in range(calls):
-        run.graph_answered(KEY, SIZES, SIGNATURE)
+        run.graph_answered(Served(KEY, SIZES), SIGNATURE)
     return run
 
 
