@@ -3,6 +3,9 @@
 Extensions replace functions of the host and of torch while it runs, and the code that calls them stays the same. So
 names are followed from function to function: globals, attributes of modules, closures, methods of classes. Of
 libraries and of Python only the names are taken, their versions are known.
+
+Of the host's own code, which is known too, only what is not as the host wrote it is put down. How far its names lead
+depends on which of its modules a process has imported by then, and the same model has to be the same in all.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,17 +31,34 @@ _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch
 Dotted = tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class HostCode:
+    """The host's own code, which is part of every key.
+
+    Attributes:
+        package: its Python package. Its variables are bookkeeping, which changes all the time; those of other modules
+            count as far as they are plain values.
+        machinery: modules of it that are about where weights lie and not about what is computed with them. What they
+            call is not followed.
+    """
+
+    package: str = ""
+    machinery: frozenset[str] = frozenset()
+
+
+NO_HOST = HostCode()
+
+
 class Reached:
     """Collects what code reaches, from whatever is added.
 
     Args:
         state: describes defaults and what closures hold.
-        host: the package of the host. Its own variables are bookkeeping, which changes all the time; those of other
-            modules count as far as they are plain values.
+        host: the host's own code.
         walked: packages that are followed though they may be installed as libraries: those of the layers.
     """
 
-    def __init__(self, state: Callable[[Any], str], host: str, walked: frozenset[str]) -> None:
+    def __init__(self, state: Callable[[Any], str], host: HostCode, walked: frozenset[str]) -> None:
         self._state, self._host, self._walked = state, host, walked
         self._lines: set[str] = set()
         self._seen: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
@@ -81,15 +102,19 @@ class Reached:
             self._seen_classes[id(kind)] = kind
             for name, function in _functions_of_class(kind).items():
                 if not self._is_library(function.__globals__):
-                    self._lines.add(f"{_identity(kind)}.{name} is {_identity(function)}")
+                    if not (_package(kind) == self._host.package and self._as_written(function)):
+                        self._lines.add(f"{_identity(kind)}.{name} is {_identity(function)}")
                     self.add(function)
 
     def _follow(self, function: types.FunctionType) -> None:
+        if function.__globals__.get("__name__") in self._host.machinery and self._as_written(function):
+            return
         state = []
         for held in held_by(function):
             self.add(held)
             state.append("code" if list(_functions_in(held)) else self._state(held))
-        self._lines.add(f"{_identity(function)} {code_digest(function.__code__)} {state}")
+        if not self._as_written(function):
+            self._lines.add(f"{_identity(function)} {code_digest(function.__code__)} {state}")
         self._resolve_names(function)
 
     def _resolve_names(self, function: types.FunctionType) -> None:
@@ -101,21 +126,34 @@ class Reached:
                 continue
             name = f"{module}: {'.'.join(dotted[:read])}"
             if callable(value):
-                self._lines.add(f"{name} is {_identity(value)}")
+                if module.partition(".")[0] != self._host.package or not self._as_imported(value, dotted[read - 1]):
+                    self._lines.add(f"{name} is {_identity(value)}")
                 self.add(value)
-            elif not isinstance(value, types.ModuleType) and self._counts(scope, dotted[: read - 1], module):
+            elif not isinstance(value, types.ModuleType) and self._counts(scope, dotted[: read - 1]):
                 self._lines.add(f"{name} = {value!r}" if _is_plain(value) else f"{name} is {_identity(value)}")
                 self.add(type(value))
 
-    def _counts(self, scope: dict[str, Any], path: Dotted, module: str) -> bool:
-        """Whether a variable, of the module at ``path`` or of this one, is more than the host's bookkeeping."""
+    def _as_written(self, function: types.FunctionType) -> bool:
+        """Whether this is the host's function, from the host's file."""
+        scope = function.__globals__
+        return _package(function) == self._host.package and function.__code__.co_filename == scope.get("__file__")
+
+    def _as_imported(self, value: Any, name: str) -> bool:
+        """Whether what the host calls by ``name`` has this name where it was defined, in the host or in a library."""
+        for function in _functions_in(value):
+            if not (self._as_written(function) or self._is_library(function.__globals__)):
+                return False
+        return _identity(value).rpartition(".")[2] == name
+
+    def _counts(self, scope: dict[str, Any], path: Dotted) -> bool:
+        """Whether a variable, of the module at ``path`` or of this one, is neither a library's nor the host's."""
         if path:
             _, holder = _resolved(scope, path)
-            module = getattr(holder, "__name__", module)
-        return module.partition(".")[0] != self._host
+            scope = vars(holder) if isinstance(holder, types.ModuleType) else scope
+        return _package_of(scope) != self._host.package and not self._is_library(scope)
 
     def _is_library(self, scope: dict[str, Any]) -> bool:
-        package = str(scope.get("__name__") or "").partition(".")[0]
+        package = _package_of(scope)
         if package in ("torch", "torchvision", "torchaudio", "triton") or package in sys.stdlib_module_names:
             return True
         file = str(scope.get("__file__") or "").replace("\\", "/")
@@ -152,6 +190,15 @@ def _resolved(scope: dict[str, Any], dotted: Dotted) -> tuple[int, Any]:
             break
         value, read = vars(value)[name], read + 1
     return read, value
+
+
+def _package_of(scope: dict[str, Any]) -> str:
+    return str(scope.get("__name__") or "").partition(".")[0]
+
+
+def _package(value: Any) -> str:
+    """Of a function or a class."""
+    return _package_of(getattr(value, "__globals__", None) or {"__name__": value.__module__})
 
 
 def _is_plain(value: Any) -> bool:

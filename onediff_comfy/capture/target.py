@@ -20,7 +20,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from ..messages import Message, first_line, message
 from .call import NotCovered
 from .describe import Describer, Indescribable
-from .reached import Reached
+from .reached import NO_HOST, HostCode, Reached
 
 # nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
@@ -47,7 +47,7 @@ class Target:
 
     Args:
         module: to be served.
-        host: the Python package of the host; see ``Reached``.
+        host: the host's own code.
 
     Attributes:
         layers: the module and all its submodules.
@@ -56,7 +56,7 @@ class Target:
         refusal: why no capture of the module could be relied on, if so.
     """
 
-    def __init__(self, module: torch.nn.Module, host: str = "") -> None:
+    def __init__(self, module: torch.nn.Module, host: HostCode = NO_HOST) -> None:
         self.module = module
         self.layers = tuple(module.modules())
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
@@ -128,7 +128,7 @@ def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
     return WeightSpec(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
-def _inspect(module: torch.nn.Module, host: str) -> tuple[str, Message | None]:
+def _inspect(module: torch.nn.Module, host: HostCode) -> tuple[str, Message | None]:
     """The module's fingerprint and why it must be refused, if it must."""
     layers = dict(module.named_modules())
     if _global_forward_hooks or _global_forward_pre_hooks:
@@ -195,7 +195,7 @@ def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, weight
                 yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
 
 
-def _code_lines(kinds: set[type], describer: Describer, host: str) -> Iterator[str]:
+def _code_lines(kinds: set[type], describer: Describer, host: HostCode) -> Iterator[str]:
     """The code of the layers' classes and of all that they hold, and what that code reaches.
 
     Other extensions replace methods and functions of the host while it runs. What they replaced

@@ -274,7 +274,7 @@ class Dispatcher:
         key = id(module)
         target = self._targets.get(key)
         if target is None or ((key in self._unchecked or not target.is_untouched()) and not target.is_current()):
-            target = self._targets[key] = Target(module, self._host.package)
+            target = self._targets[key] = Target(module, self._host.code)
         self._unchecked.discard(key)
         if target.refusal is not None:
             raise NotCovered(target.refusal)
@@ -502,6 +502,9 @@ class Dispatcher:
         background = self._library.background
         if background is None:
             return
+        if type(maker.engine).to_parts is Engine.to_parts:
+            unkept = message("graphs of the {engine} engine are not kept in files", engine=maker.engine.name)
+            raise EngineError(_not_in_background(unkept))
         key = maker.call_key(target, call, general)
         outcome = background.outcome(key)
         if outcome is None:

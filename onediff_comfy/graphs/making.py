@@ -12,6 +12,7 @@ import torch
 
 from ..capture.call import Call, NotCovered, Signature
 from ..capture.fp8 import IN_FP8
+from ..capture.reached import NO_HOST, HostCode
 from ..capture.reuse import with_brief
 from ..capture.target import Target
 from ..capture.trace import capture
@@ -45,7 +46,7 @@ class HostServices:
         stream: given the bag of options of a call, what it has in common with the same call in other steps of a run:
             which prompts it is for. None if that is not known; then nothing is reused.
         interruption: what ``check_interrupted`` raises.
-        package: the host's Python package, whose variables are its own business and not a model's.
+        code: the host's own code, of which ``identity`` is made.
     """
 
     identity: str
@@ -58,7 +59,7 @@ class HostServices:
     settings: Callable[[], Mapping[str, Any]] = dict
     stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: ()
     interruption: type[BaseException] = KeyboardInterrupt
-    package: str = ""
+    code: HostCode = NO_HOST
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ class _Networks:
     def take(self, control: ControlLora, built: torch.nn.Module) -> Any:
         """A stand-in for ``built``, over a network like it that was served before if there is one."""
         self.give_back(id(control))
-        target = Target(built, host_services().package)
+        target = Target(built, host_services().code)
         if target.refusal is not None:
             self.server.dispatcher.metrics.fell_back(target.refusal)
             return built

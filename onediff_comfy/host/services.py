@@ -15,6 +15,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from comfy.ldm.modules.diffusionmodules import model as vae_layers
 
 from ..capture.call import NotCovered
+from ..capture.reached import HostCode
 from ..graphs.making import HostServices
 from ..messages import message
 from .host_settings import settings
@@ -89,6 +90,12 @@ def _prompts(options: Mapping[str, Any]) -> Hashable:
     return tuple(options["uuids"]), tuple(options.get("cond_or_uncond") or ()), tuple(window)
 
 
+# Where weights lie, and when they come and go: callbacks and caches that are others in every process.
+_MACHINERY = frozenset(
+    f"comfy.{name}" for name in ("model_management", "memory_management", "pinned_memory", "model_patcher")
+)
+
+
 @functools.cache
 def _identity() -> str:
     """sha256 over the host's model code: whatever steers a capture, any edit of it gives another."""
@@ -113,5 +120,5 @@ def host_services() -> HostServices:
         settings=settings,
         stream=_prompts,
         interruption=comfy.model_management.InterruptProcessingException,
-        package=comfy.__name__,
+        code=HostCode(comfy.__name__, _MACHINERY),
     )

@@ -60,6 +60,9 @@ class Eager(EagerEngine):
     def specialises(self, device: torch.device) -> bool:
         return True
 
+    def to_parts(self, graph: CompiledGraph) -> None:
+        """One whose graphs could be kept, which is what another process makes them for."""
+
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GraphLibrary:
@@ -288,3 +291,15 @@ def test_where_it_cannot_be_done_in_the_background_nobody_waits(library: GraphLi
     reason = "it cannot be compiled in the background (another process sees other code); choose compile: wait"
     assert snapshot["fallbacks"][reason] >= 1
     assert shown[-1] == f"not accelerated: {reason}"
+
+
+def test_an_engine_whose_graphs_are_not_kept_starts_no_other_process(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would come of it, time and again."""
+    monkeypatch.setitem(engines._ENGINES, "eager", EagerEngine())
+    dispatcher, module, x = Dispatcher("eager", library, HOST, in_background=True), Net(), torch.randn(2, 4)
+    for _ in range(3):
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    assert not begun(library)
+    assert "graphs of the eager engine are not kept in files" in next(iter(library.metrics.snapshot()["fallbacks"]))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from onediff_comfy.capture.reached import HostCode
 from onediff_comfy.capture.target import Target
 
 DEEP = """
@@ -151,7 +152,7 @@ def test_what_the_model_does_not_call_costs_no_capture(
 def test_variables_of_the_host_are_its_own_business_and_its_functions_are_not(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Target(net, host="deep")
+    target = Target(net, host=HostCode("deep"))
     monkeypatch.setattr("deep.FACTOR", 3.0)
     assert target.is_current()
     monkeypatch.setattr("deep.turned", other)
