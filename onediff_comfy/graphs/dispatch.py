@@ -140,6 +140,11 @@ class Dispatcher:
         self._specialiser.begin_run()
         self._run = Run(self._library, self.run_times)
 
+    def begin_step(self) -> None:
+        """A prediction is asked for; the calls for it follow. Unless this is said, no step cache reuses anything."""
+        if self._step_cache is not None:
+            self._step_cache.begin_step()
+
     def end_run(self, module: torch.nn.Module, what: str = "") -> None:
         """A sampling run over ``module`` ended: one line on what served it, in the log and on the node.
 
@@ -666,16 +671,19 @@ class Dispatcher:
 
     def _brief_difference(self, found: _Found, expected: Any) -> float:
         """How far the graph is off that reuses what a call found for that very call, where it differs by rounding."""
-        features = self._step_cache.features(found.stream) if self._step_cache is not None else None
-        if features is None or not isinstance(found.graph, ReusableGraph):
+        graph, weights, tensors = found.graph, found.weights, found.call.tensors
+        if not isinstance(graph, ReusableGraph):
             return 0.0
+        features = self._step_cache.features(found.stream) if self._step_cache is not None else None
         try:
-            flat, _ = found.graph.reuse(found.weights, found.call.tensors, features)
+            if features is None:  # nothing is reused in this run, but it may be in the next
+                _, features = graph.compute(weights, tensors)
+            flat, _ = graph.reuse(weights, tensors, features)
         except Exception as error:  # most of all, no memory: eager's result is there, and the run goes on
             log.info("OneDiff: steps cannot be reused (%s: %s)", type(error).__name__, first_line(error))
             log.debug("the brief graph failed", exc_info=True)
             return float("inf")
-        return proof.difference(pytree.tree_unflatten(flat, found.graph.binding.output), expected)
+        return proof.difference(pytree.tree_unflatten(flat, graph.binding.output), expected)
 
     def _fall_back(self, module: torch.nn.Module, reason: str, quiet: bool = False) -> None:
         self._run.eager_answered(reason)

@@ -6,6 +6,9 @@ relative to its size, and expects it to go on changing at that rate:
 
     (steps since the deep layers were computed) · (change per step) < threshold
 
+A step is one prediction that the sampler asks for, as ``begin_step`` is told; the model may be called several times
+for it.
+
 The change is a number on the device. To wait for it would leave the device idle at every step, so a step is decided
 by what was measured two steps earlier and more: that is there by the time it is asked for, or the device still has
 a whole step of work to do.
@@ -21,6 +24,7 @@ import torch
 
 from ..capture.reuse import FEATURES
 from ..engines.base import CompiledGraph
+from ..messages import message
 
 _KNOWN_AFTER = 2  # steps
 
@@ -74,25 +78,25 @@ class Features:
     deep: torch.Tensor
 
 
-@dataclass
-class _Stream:
-    """The calls of one kind in a run, one in each step: those of the positive prompt, say."""
+@dataclass(frozen=True)
+class _Known:
+    """What a stream's last whole call found, and the number of the step that it was in."""
 
     features: Features
-    steps: int = 0  # since the features were computed
+    step: int
 
 
 @dataclass
 class StepCache:
     """Of one sampling run: decides in each step whether the deep layers are computed, and keeps what they found.
 
-    Calls come in streams: what differs in nothing but the step. In one step every stream is called once, and all
-    are treated alike, for a guided image is made of the difference of two.
+    Calls come in streams: what differs in nothing but the step. In one step every stream is called at most once, and
+    all are treated alike, for a guided image is made of the difference of two. Where that cannot be, nothing is reused.
 
     Attributes:
         calls: how many there were of graphs that can reuse something.
-        others: how many of graphs that cannot, by the reason.
-        reused: how many of the former took their deep layers from an earlier step.
+        others: how many calls could not reuse anything, whatever changed, by the reason.
+        reused: how many calls took their deep layers from an earlier step.
 
     Args:
         threshold: the largest expected change of the first block's result, relative to its size, at which deep
@@ -103,15 +107,28 @@ class StepCache:
     calls: int = 0
     others: Counter[str] = field(default_factory=Counter)
     reused: int = 0
-    _streams: dict[Hashable, _Stream] = field(default_factory=dict)
+    _streams: dict[Hashable, _Known] = field(default_factory=dict)
     _in_this_step: set[Hashable] = field(default_factory=set)
     _reusing: bool = False
     _measured: deque[tuple[int, int, _Later]] = field(default_factory=deque)
-    _step: int = 0
+    _step: int = 0  # its number, from 1; 0 before the first
+    _computed: int = 0  # the last step that was
     _rate: float = float("inf")  # change per step
+    _refusal: str | None = None
+
+    def begin_step(self) -> None:
+        """The sampler asks for a prediction. It is decided whether deep layers are computed for it."""
+        self._step += 1
+        self._in_this_step.clear()
+        while self._measured and self._step - self._measured[0][0] >= _KNOWN_AFTER:
+            _, steps, change = self._measured.popleft()
+            self._rate = change.value() / steps
+        self._reusing = (self._step - self._computed) * self._rate < self.threshold
+        # What is older than that may have changed by more: a window of a long video, say, that was left for some steps.
+        self._streams = {stream: known for stream, known in self._streams.items() if known.step >= self._computed}
 
     def features(self, stream: Hashable) -> Features | None:
-        """What the stream's last whole call found."""
+        """What the stream's last whole call found, if it is not too old."""
         known = self._streams.get(stream)
         return known.features if known is not None else None
 
@@ -120,16 +137,28 @@ class StepCache:
         self._streams.clear()
         self._measured.clear()
 
+    def refuse(self, reason: str) -> None:
+        """Reuse nothing in the rest of this run; of several reasons the first counts."""
+        self._refusal = self._refusal or reason
+        self.forget()
+
     def cannot_reuse(self, reason: str) -> None:
         """A call was answered by a graph that computes everything."""
         self.others[reason] += 1
 
     def reuses(self, stream: Hashable) -> bool:
         """Whether the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
-        if not self._in_this_step or stream in self._in_this_step:
-            self._begin_step(stream)
+        if not self._step:
+            self.refuse(message("the sampler does not say when a step begins"))
+        elif stream in self._in_this_step:
+            # Tiles of an image, say: one would reuse what was found for another. Nor do the other streams go on, for
+            # all are to be treated alike.
+            self.refuse(message("the model is called several times for one prompt in a step"))
         self._in_this_step.add(stream)
         self.calls += 1
+        if self._refusal is not None:
+            self.cannot_reuse(self._refusal)
+            return False
         return self._reusing and stream in self._streams
 
     def call(
@@ -149,29 +178,23 @@ class StepCache:
         known = self._streams.get(stream)
         if known is not None and reuse:
             outputs, early = graph.reuse(weights, tensors, known.features)
-            known.steps += 1
             self._measure(known, early)
             self.reused += 1
             return outputs
         outputs, features = graph.compute(weights, tensors)
+        if self._refusal is not None:
+            return outputs
         if known is not None:
-            known.steps += 1
             self._measure(known, features.early)
-        self._streams[stream] = _Stream(features)
+        self._streams[stream] = _Known(features, self._step)
+        if not self._reusing:
+            self._computed = self._step
         return outputs
 
-    def _begin_step(self, stream: Hashable) -> None:
-        self._in_this_step.clear()
-        self._step += 1
-        while self._measured and self._step - self._measured[0][0] >= _KNOWN_AFTER:
-            _, steps, change = self._measured.popleft()
-            self._rate = change.value() / steps
-        known = self._streams.get(stream)
-        self._reusing = known is not None and (known.steps + 1) * self._rate < self.threshold
-
-    def _measure(self, stream: _Stream, early: torch.Tensor) -> None:
-        if len(self._in_this_step) == 1:  # the others in this step are of the same noise
-            self._measured.append((self._step, stream.steps, _Later(change(early, stream.features.early))))
+    def _measure(self, known: _Known, early: torch.Tensor) -> None:
+        if not self._measured or self._measured[-1][0] < self._step:  # the others in this step are of the same noise
+            later = _Later(change(early, known.features.early))
+            self._measured.append((self._step, self._step - known.step, later))
 
 
 def change(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

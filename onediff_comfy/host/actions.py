@@ -116,7 +116,7 @@ def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
         threshold: how much a first block's result may change before all layers are computed again; 0 for never.
         node_id: the node that shows how many calls were reused.
     """
-    if _passes_through("MODEL", node_id):
+    if _passes_through("MODEL", node_id) or _passes_through("step cache", node_id):
         return model
     from .model import with_step_cache
 

@@ -149,6 +149,16 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         Use("comfy.samplers", "CFGGuider.__init__", mentions=("model_patcher",)),
         Use("comfy.model_base", "BaseModel.__init__", mentions=("diffusion_model", "latent_format")),
     ),
+    "step cache": (
+        # By these we know when a step begins, and that weights change from one to another.
+        *_there(_EXTENSION, "WrappersMP.PREDICT_NOISE"),
+        Use("comfy.samplers", "CFGGuider.outer_predict_noise", mentions=("PREDICT_NOISE",)),
+        Use("comfy.samplers", "CFGGuider.sample", mentions=("conds",)),
+        Use("comfy.samplers", "preprocess_conds_hooks", mentions=("hooks",)),
+        Use("comfy.hooks", "HookGroup.__init__", mentions=("hooks",)),
+        Use("comfy.hooks", "Hook.__init__", mentions=("hook_keyframe",)),
+        Use("comfy.hooks", "HookKeyframeGroup.__init__", mentions=("keyframes",)),
+    ),
     "warm-up": (
         Use(_MEMORY, "intermediate_device", ()),
         Use(_MEMORY, "soft_empty_cache", ()),
@@ -204,6 +214,7 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
 _MEANWHILE = {
     "everything": "nothing is accelerated",
     "MODEL": "no MODEL is accelerated",
+    "step cache": "no step is reused",
     "warm-up": "nothing can be compiled ahead",
     "files": "no compiled graph is saved to a file or loaded from one",
     "VAE": "no VAE is accelerated",

@@ -2,8 +2,8 @@
 
 The clone gets three wrappers under our key, through the host's own patcher API: one around each
 sampling run, one around the diffusion model's forward, and one around what calls the diffusion model,
-for families whose forward asks for no wrappers. The MODEL that came in is not touched, and without the
-node nothing of ours is left on it.
+for families whose forward asks for no wrappers. With a step cache there is a fourth, around each prediction
+that a sampler asks for. The MODEL that came in is not touched, and without the node nothing of ours is left on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,12 +100,32 @@ def with_step_cache(model: Any, threshold: float, node_id: str | None = None) ->
         return pass_through(model, reason, node_id, name="the model")
     clone = model.clone()
     clone.set_attachments(_STEP_CACHE, _StepCacheRequest(threshold, node_id))
+    clone.remove_wrappers_with_key(WrappersMP.PREDICT_NOISE, KEY)
+    clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, _around_prediction)
     return clone
+
+
+def _around_prediction(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
+    """A step of a step cache begins whenever the sampler asks for a prediction, however often the model is called."""
+    dispatcher = find_dispatcher(executor.class_obj.model_patcher)
+    if dispatcher is not None:
+        dispatcher.begin_step()
+    return executor(*args, **kwargs)
+
+
+def _strengths_change(conditionings: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+    """Whether hooks change the weights from one step to another, of conditionings as a guider has them.
+
+    All keyframes but the first are for later steps. The hooks that the host has registered do not tell: of two of one
+    origin, of which one has keyframes, it keeps the first.
+    """
+    groups = [conditioning.get("hooks") for of_one_name in conditionings.values() for conditioning in of_one_name]
+    return any(len(hook.hook_keyframe.keyframes) > 1 for group in groups if group is not None for hook in group.hooks)
 
 
 def _reused(step_cache: StepCache) -> Message:
     """What a step cache did in a run, for people."""
-    if not step_cache.calls:
+    if not step_cache.reused and (step_cache.others or not step_cache.calls):
         reason = max(step_cache.others, key=step_cache.others.__getitem__, default="")
         return message("no step was reused: {reason}", reason=reason or message("no compiled graph answered a call"))
     return message("{reused} of {calls} calls reused", reused=step_cache.reused, calls=step_cache.calls)
@@ -220,9 +240,12 @@ class _RunWrapper:
         self._dispatcher = dispatcher
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-        patcher = executor.class_obj.model_patcher
+        guider = executor.class_obj
+        patcher = guider.model_patcher
         asked: _StepCacheRequest | None = patcher.get_attachment(_STEP_CACHE)
         step_cache = StepCache(asked.threshold) if asked is not None and asked.threshold else None
+        if step_cache is not None and _strengths_change(guider.conds):
+            step_cache.refuse(message("keyframes of a hook change the weights during the run"))
         self._dispatcher.begin_run(step_cache)
         try:
             result = executor(*args, **kwargs)

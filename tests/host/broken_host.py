@@ -106,6 +106,7 @@ def passes(kind: str, model: Any) -> tuple[bool, str]:
     nodes: dict[str, Callable[[], bool]] = {
         "everything": lambda: actions.speed_up(model, "eager", False, 0, None, "1") is model,
         "MODEL": lambda: actions.speed_up(model, "eager", False, 0, None, "1") is model,
+        "step cache": lambda: actions.cache_steps(model, 0.1, "1") is model,
         "warm-up": lambda: actions.warm_up({"model": model}, None, None, None, "1")[1] == [],
         "files": lambda: (
             actions.saved_files() == []

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from model_parts import LORA, install_model_parts
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, latent_of
 
+from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer
 from dev.workflows import Workflow
 
@@ -18,6 +20,7 @@ SDXL = dataclasses.replace(FAMILIES["sdxl"], steps=12)
 """One of its blocks goes around the others; a brief call is a third of a whole one."""
 FLUX = dataclasses.replace(FAMILIES["flux"], steps=12)
 """A chain of two blocks."""
+SD15 = dataclasses.replace(FAMILIES["sd15"], steps=12)
 TURBO = dataclasses.replace(SDXL, steps=3)
 """As distilled models are sampled."""
 
@@ -131,6 +134,39 @@ def test_prompts_that_are_sampled_one_by_one_are_reused_in_the_same_steps(server
     assert counters.served == 24
     assert counters.reused > 0 and counters.reused % 2 == 0
     assert _texts(result, "steps")[-1] == f"{counters.reused} of 24 calls reused"
+
+
+@pytest.mark.parametrize("keyframes", [1, 2])
+def test_a_lora_of_one_prompt_is_reused_with_unless_its_strength_changes(server: ComfyServer, keyframes: int) -> None:
+    install_model_parts(server)
+    strengths = {"strength_model": 1.0, "strength_clip": 1.0}
+    hooks = {
+        "lora": {"class_type": "CreateHookLora", "inputs": {"lora_name": checkpoint_file(LORA), **strengths}},
+        "frame": {"class_type": "CreateHookKeyframe", "inputs": {"strength_mult": 0.5, "start_percent": 0.0}},
+        "hooks": {"class_type": "SetHookKeyframes", "inputs": {"hooks": ["lora", 0], "hook_kf": ["frame", 0]}},
+        "hooked": {
+            "class_type": "ConditioningSetProperties",
+            "inputs": {"cond_NEW": ["positive", 0], "strength": 1.0, "set_cond_area": "default", "hooks": ["hooks", 0]},
+        },
+    }
+    if keyframes == 2:
+        later = {"strength_mult": -3.0, "start_percent": 0.5, "prev_hook_kf": ["frame", 0]}
+        hooks["later"] = {"class_type": "CreateHookKeyframe", "inputs": later}
+        hooks["hooks"]["inputs"] = {"hooks": ["lora", 0], "hook_kf": ["later", 0]}
+    plain, workflow = _plain(seed=8, family=SD15), _cached(0.5, seed=8, family=SD15)
+    for made in (plain, workflow):
+        made.update(hooks)
+        made["sampler"]["inputs"]["positive"] = ["hooked", 0]
+    expected, counters = latent_of(server.run(plain)), Counters(server)
+    result = server.run(workflow)
+    assert counters.served == 24 and counters.fallbacks == {}  # hooks are of one prompt: two calls in a step
+    if keyframes == 1:
+        assert counters.reused > 0 and _off(latent_of(result), expected) < 0.1
+        return
+    assert counters.reused == 0
+    assert_same_picture(latent_of(result), expected)
+    said = "no step was reused: keyframes of a hook change the weights during the run"
+    assert _texts(result, "steps")[-1] == said
 
 
 def test_beside_the_hosts_own_cache_every_call_that_comes_is_answered(server: ComfyServer) -> None:

@@ -78,7 +78,7 @@ _ERRORS = {
 _PLAIN_ERRORS = {"ValueError", "RuntimeError", "OSError", "NotImplementedError"}
 _PEOPLE_SEE_PLAIN_ERRORS = ("host", "lowering")
 # Functions that show what they are given, or count a call by it.
-_SHOWING = {"show", "_show", "fell_back", "_fall_back", "_refuse", "pass_through"}
+_SHOWING = {"show", "_show", "fell_back", "_fall_back", "_refuse", "pass_through", "refuse", "cannot_reuse"}
 
 
 def _sources(root: Path) -> Iterator[tuple[Path, ast.Module]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def steps_of(threshold: float, early: Sequence[float], streams: Sequence[str] = 
     graph, cache, done = Scripted(), StepCache(threshold), ""
     for value in early:
         kinds = set()
+        cache.begin_step()
         for stream in streams:
             before = graph.whole_calls
             cache.call(graph, stream, [], [torch.tensor([value])], cache.reuses(stream))
@@ -98,44 +99,110 @@ def test_the_first_stream_of_a_step_decides_for_all() -> None:
     graph, cache, computed = Scripted(), StepCache(0.05), ""
     for step, value in enumerate(growing(0.02)):
         before = graph.whole_calls
+        cache.begin_step()
         for stream, early in (("positive", value), ("negative", 100.0 * (-1) ** step)):
             cache.call(graph, stream, [], [torch.tensor([early])], cache.reuses(stream))
         computed += {0: "r", 2: "C"}[graph.whole_calls - before]
     assert computed == steps_of(0.05, growing(0.02))
 
 
+def a_step_of(cache: StepCache, graph: Scripted, *streams: Hashable, early: float = 1.0) -> str:
+    """Which of the calls of one step were computed (C) and which reused (r)."""
+    cache.begin_step()
+    return "".join(a_call_of(cache, graph, stream, early) for stream in streams)
+
+
+def a_call_of(cache: StepCache, graph: Scripted, stream: Hashable, early: float = 1.0) -> str:
+    before = graph.whole_calls
+    cache.call(graph, stream, [], [torch.tensor([early])], cache.reuses(stream))
+    return "C" if graph.whole_calls > before else "r"
+
+
 def test_nothing_is_kept_once_the_run_is_over() -> None:
     graph, cache = Scripted(), StepCache(0.5)
     for _ in range(4):
-        cache.call(graph, None, [], [torch.ones(1)], cache.reuses(None))
-    assert cache.features(None) is not None
+        a_step_of(cache, graph, "positive")
+    assert cache.features("positive") is not None
     cache.forget()
-    assert cache.features(None) is None
-    assert not cache.reuses(None)
+    assert cache.features("positive") is None
+    assert a_step_of(cache, graph, "positive") == "C"
 
 
 def test_a_stream_that_joins_late_is_computed_though_the_others_are_not() -> None:
     graph, cache = Scripted(), StepCache(0.5)
-    for _ in range(5):
-        cache.call(graph, "positive", [], [torch.ones(1)], cache.reuses("positive"))
-    assert graph.whole_calls == 3
-    cache.call(graph, "area", [], [torch.ones(1)], cache.reuses("area"))
-    assert graph.whole_calls == 4
-    cache.call(graph, "positive", [], [torch.ones(1)], cache.reuses("positive"))
-    cache.call(graph, "area", [], [torch.ones(1)], cache.reuses("area"))
-    assert graph.whole_calls == 4
+    assert [a_step_of(cache, graph, "positive") for _ in range(4)] == ["C", "C", "C", "r"]
+    assert a_step_of(cache, graph, "positive", "area") == "rC"
+    assert a_step_of(cache, graph, "positive", "area") == "rr"
 
 
 def test_an_exact_call_is_computed_and_serves_later_ones() -> None:
     graph, cache = Scripted(), StepCache(0.5)
-    for _ in range(4):
-        cache.call(graph, None, [], [torch.ones(1)], cache.reuses(None))
-    assert graph.whole_calls == 3
+    for _ in range(3):
+        a_step_of(cache, graph, None)
+    cache.begin_step()
     assert cache.reuses(None)
     (answer,) = cache.call(graph, None, [], [torch.ones(1)], reuse=False)
     assert answer == 4
+    cache.begin_step()
     (answer,) = cache.call(graph, None, [], [torch.ones(1)], cache.reuses(None))
     assert answer == 4
+
+
+def test_without_a_word_of_when_a_step_begins_nothing_is_reused() -> None:
+    graph, cache = Scripted(), StepCache(1.0)
+    assert {a_call_of(cache, graph, "positive") for _ in range(6)} == {"C"}
+    assert cache.features("positive") is None
+    assert cache.others == {"the sampler does not say when a step begins": 6}
+
+
+def test_what_was_found_is_as_old_as_the_steps_since() -> None:
+    """A window of a long video that is left for some steps, and comes back."""
+    graph, cache = Scripted(), StepCache(0.025)  # at 1%, two steps
+    done = [a_step_of(cache, graph, stream, early=1.01**step) for step, stream in enumerate("AAAABBBBBBBBA")]
+    assert "".join(done) == "CCCrCCrrCrrCC"
+
+
+def test_what_is_older_than_the_step_that_was_computed_last_is_gone() -> None:
+    graph, cache = Scripted(), StepCache(0.015)  # every other step, at 1%
+    steps = [("A", "B"), ("A", "B"), ("A", "B"), ("A",), ("A",), ("A", "B"), ("A", "B")]
+    assert [a_step_of(cache, graph, *streams, early=1.01**step) for step, streams in enumerate(steps)] == [
+        *("CC", "CC", "CC", "r", "C"),
+        "rC",  # A's are of the step before, B's of three before
+        "CC",
+    ]
+
+
+def test_a_step_that_another_cache_leaves_out_counts() -> None:
+    """EasyCache answers some steps itself; the first block moves on meanwhile."""
+    graph, cache = Scripted(), StepCache(0.025)  # at 1%, two steps
+    called = [True, True, True, False, True, True, True, False, False, True]
+    done = [a_step_of(cache, graph, *["A"] * there, early=1.01**step) for step, there in enumerate(called)]
+    assert done == ["C", "C", "C", "", "r", "C", "r", "", "", "C"]
+
+
+def test_a_prompt_with_several_calls_in_a_step_stops_it_for_all() -> None:
+    """Tiles: what was found for one is not for another. With the other prompt alone reused, guidance would be off."""
+    graph, cache = Scripted(), StepCache(1.0)
+    for _ in range(5):
+        assert a_step_of(cache, graph, "negative", *["positive"] * 3) == "CCCC"
+    assert (cache.calls, cache.reused) == (20, 0)
+    assert cache.others == {"the model is called several times for one prompt in a step": 18}
+
+
+def test_several_calls_for_a_prompt_may_begin_late() -> None:
+    graph, cache = Scripted(), StepCache(1.0)
+    done = [a_step_of(cache, graph, *["positive"] * calls) for calls in (1, 1, 1, 1, 2, 1, 1)]
+    assert done == ["C", "C", "C", "r", "rC", "C", "C"]
+    assert cache.features("positive") is None
+
+
+def test_a_run_that_is_refused_from_the_start_is_computed_with_the_first_reason() -> None:
+    graph, cache = Scripted(), StepCache(1.0)
+    cache.refuse("keyframes")
+    cache.refuse("another")
+    assert [a_step_of(cache, graph, "positive") for _ in range(6)] == ["C"] * 6
+    assert cache.features("positive") is None
+    assert (cache.calls, cache.others) == (6, {"keyframes": 6})
 
 
 def test_a_change_is_relative_and_taken_in_float32() -> None:
@@ -169,13 +236,22 @@ class Sampled:
         services = HostServices("host 1", "options", {}, lambda: None, lambda _layers: None, **host)
         self.dispatcher = Dispatcher(engine, library, services)
 
-    def run(self, threshold: float | StepCache | None, seed: int = 0, steps: int = 8) -> tuple[float, int]:
-        """The largest relative error of a step, and how many were reused."""
+    def run(
+        self, threshold: float | StepCache | None, seed: int = 0, steps: int = 8, calls: int = 1
+    ) -> tuple[float, int]:
+        """The largest relative error of a call, and how many were reused.
+
+        Args:
+            calls: in a step.
+        """
         x, timestep, context = transformer_call_of(seed)
         step_cache = StepCache(threshold) if isinstance(threshold, float) else threshold
         self.dispatcher.begin_run(step_cache)
         worst = 0.0
-        for step in range(steps):
+        for number in range(steps * calls):
+            step, of_step = divmod(number, calls)
+            if not of_step:
+                self.dispatcher.begin_step()
             call = x * (1 + 0.001 * step), timestep, context
             with torch.no_grad():
                 expected = self.module(*call)
@@ -235,8 +311,7 @@ def test_nothing_of_a_run_is_left_for_the_next(tmp_path: Path) -> None:
 def test_calls_for_other_prompts_are_streams_of_their_own(tmp_path: Path) -> None:
     prompts = iter("abababababababab")
     sampled = Sampled(library_in(tmp_path), "eager", stream=lambda _options: next(prompts))
-    # Each step has two calls: 16 calls are 8 steps, of which 5 are reused for both.
-    assert sampled.run(0.5, steps=16)[1] == 10
+    assert sampled.run(0.5, calls=2)[1] == 10  # 5 of 8 steps, for both
 
 
 def test_areas_of_other_sizes_are_streams_of_their_own(tmp_path: Path) -> None:
@@ -244,6 +319,7 @@ def test_areas_of_other_sizes_are_streams_of_their_own(tmp_path: Path) -> None:
     sampled.dispatcher.begin_run(step_cache)
     areas = [transformer_call(), transformer_call(height=16, width=4)]
     for _ in range(8):
+        sampled.dispatcher.begin_step()
         for area in areas:
             with torch.no_grad():
                 actual, expected = (
@@ -263,7 +339,8 @@ def test_a_model_that_cannot_be_cut_is_served_as_without_it(tmp_path: Path) -> N
     assert sampled.counts["served"] == 8
 
 
-def test_a_brief_graph_that_is_wrong_leaves_the_model_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _wrong_when_brief(monkeypatch: pytest.MonkeyPatch) -> None:
     reuse = ReusableGraph.reuse
 
     def off(graph: ReusableGraph, *arguments: Any) -> Any:
@@ -271,6 +348,10 @@ def test_a_brief_graph_that_is_wrong_leaves_the_model_whole(tmp_path: Path, monk
         return [output * 1.01 for output in outputs], early
 
     monkeypatch.setattr(ReusableGraph, "reuse", off)
+
+
+@pytest.mark.usefixtures("_wrong_when_brief")
+def test_a_brief_graph_that_is_wrong_leaves_the_model_whole(tmp_path: Path) -> None:
     sampled = Sampled(library_in(tmp_path), "eager")
     worst, reused = sampled.run(0.5)
     assert (worst, reused) == (0.0, 0)
@@ -278,6 +359,15 @@ def test_a_brief_graph_that_is_wrong_leaves_the_model_whole(tmp_path: Path, monk
     step_cache = StepCache(0.5)
     assert sampled.run(step_cache) == (0.0, 0)
     assert step_cache.others == {"a graph that reuses steps differed from eager": 8}
+
+
+@pytest.mark.usefixtures("_wrong_when_brief")
+def test_a_graph_is_proved_whole_and_brief_though_a_run_reuses_nothing(tmp_path: Path) -> None:
+    """The next run may reuse, and nobody looks at the graph again."""
+    sampled, refused = Sampled(library_in(tmp_path), "eager"), StepCache(0.5)
+    refused.refuse("keyframes")
+    sampled.run(refused)
+    assert sampled.run(0.5) == (0.0, 0)
 
 
 def test_a_brief_graph_that_fails_costs_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
