@@ -58,24 +58,6 @@ def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "
     return thing
 
 
-def is_dynamic(patcher: Any) -> bool:
-    """Whether layers fetch their weights one by one while they run: Dynamic VRAM, the host's default on NVIDIA."""
-    return hasattr(patcher, "is_dynamic") and bool(patcher.is_dynamic())
-
-
-def resident_clone(thing: Any, kind: str) -> Any | None:
-    """A clone of something in Dynamic VRAM whose weights stay in place while it is loaded.
-
-    The host makes a resident form for those who ask, from loaders that support it. For others this is None;
-    they stay dynamic, and their calls run eager with that reason.
-    """
-    try:
-        return thing.clone(disable_dynamic=True)
-    except RuntimeError as error:
-        log.warning("OneDiff: this %s's loader gives no resident form (%s); it stays in Dynamic VRAM", kind, error)
-        return None
-
-
 def release_on_detach(patcher: Any) -> None:
     """Have recordings go when the host takes the weights of ``patcher`` off the device, to make room.
 

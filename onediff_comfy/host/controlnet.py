@@ -21,7 +21,8 @@ from comfy.model_patcher import ModelPatcher
 from ..capture.target import Target
 from ..graphs.dispatch import Dispatcher
 from ..messages import message
-from .attach import dispatcher_for, is_dynamic, pass_through, release_on_detach
+from .attach import dispatcher_for, pass_through, release_on_detach
+from .resident import is_dynamic
 from .served import ServedModule, module_behind, server_behind
 from .services import host_services
 

@@ -132,7 +132,14 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         Use(_EXTENSION, "CallbacksMP.ON_DETACH"),
         Use(_PATCHER, "ModelPatcher.add_callback_with_key", ("self", "call_type", "key", "callback")),
         Use(_PATCHER, "ModelPatcher.remove_callbacks_with_key", ("self", "call_type", "key")),
-        Use(_PATCHER, "ModelPatcher.clone", ("self",), ("disable_dynamic",)),
+        Use(
+            _PATCHER,
+            "ModelPatcher.clone",
+            ("self",),
+            ("disable_dynamic", "model_override"),
+            mentions=("parent", "hook_backup", "cached_patcher_init"),
+        ),
+        Use(_PATCHER, "ModelPatcher.get_clone_model_override", ("self",)),
         Use(_PATCHER, "ModelPatcher.__init__", mentions=("model", "load_device", "offload_device")),
     ),
     "MODEL": (
@@ -205,7 +212,7 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
     ),
     "CLIP": (
         Use("comfy.sd", "CLIP.__init__", mentions=("cond_stage_model", "patcher")),
-        Use("comfy.sd", "CLIP.clone", ("self",), ("disable_dynamic",)),
+        Use("comfy.sd", "CLIP.clone", ("self",)),
     ),
 }
 """What we use of the host, by the kind of object that cannot be accelerated without it."""

@@ -25,8 +25,9 @@ from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher, no_sizes
 from ..graphs.step_cache import StepCache
 from ..messages import Message, message
-from .attach import KEY, dispatcher_for, is_dynamic, pass_through, release_on_detach, resident_clone
+from .attach import KEY, dispatcher_for, pass_through, release_on_detach
 from .latents import latent_ratio
+from .resident import is_dynamic, resident_clone
 from .served import ServedModule
 from .status import status_of
 

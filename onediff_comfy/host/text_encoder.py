@@ -26,7 +26,8 @@ import torch.utils._pytree as pytree
 
 from ..graphs.dispatch import Dispatcher
 from ..messages import message
-from .attach import dispatcher_for, is_dynamic, pass_through, release_on_detach, resident_clone
+from .attach import dispatcher_for, pass_through, release_on_detach
+from .resident import is_dynamic, resident_clone
 from .served import ServedModule, module_behind, server_behind
 
 log = logging.getLogger(__name__)
@@ -77,10 +78,10 @@ def stacks_of(clip: Any) -> list[torch.nn.Module]:
 
 def _resident_clone(clip: Any) -> Any:
     """A clone whose weights stay in place while they are used, where there is one."""
-    clone = resident_clone(clip, "CLIP") if is_dynamic(clip.patcher) else None
-    if clone is None:
-        return clip.clone()
-    clone.cond_stage_model = clone.patcher.model  # the host leaves the dynamic one in its place
+    patcher = resident_clone(clip.patcher, "CLIP") if is_dynamic(clip.patcher) else None
+    clone = clip.clone()
+    if patcher is not None:  # the host's clone() takes none that it is to use
+        clone.patcher, clone.cond_stage_model = patcher, patcher.model
     return clone
 
 

@@ -21,8 +21,9 @@ from ..engines.cudagraph import CudaGraphEngine
 from ..graphs.buckets import BucketSet
 from ..graphs.dispatch import Dispatcher, no_sizes
 from ..messages import Message, message
-from .attach import dispatcher_for, is_dynamic, pass_through, resident_clone
+from .attach import dispatcher_for, pass_through
 from .process import metrics
+from .resident import is_dynamic, resident_clone
 from .served import ServedModule, module_behind, server_behind, serves
 
 log = logging.getLogger(__name__)
@@ -119,10 +120,11 @@ def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
 
     The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays dynamic.
     """
-    patcher = resident_clone(vae.patcher, "VAE") if is_dynamic(vae) else None
+    patcher = resident_clone(vae.patcher, "VAE") if is_dynamic(vae.patcher) else None
     if patcher is None:
         return vae.patcher, module
     # Loaded for Dynamic VRAM its weights have the file's dtype, and layers cast them; whole, they need the VAE's.
+    # A form that is shared has it already, and nothing happens to it.
     return patcher, patcher.model.to(vae.vae_dtype)
 
 

@@ -1,0 +1,359 @@
+"""Models in Dynamic VRAM, accelerated again and again as prompts do it, in this process.
+
+    python resident_forms.py COMFY_DIR CHECKPOINT
+
+Prints as JSON how often loaders ran, when the resident forms went, and how far pictures are from the host's own. The
+device is the CPU, on which the host has no Dynamic VRAM: its patchers are only told that they are dynamic.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import threading
+import time
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+comfyui, checkpoint = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+here = Path(__file__).resolve().parent
+sys.path[:0] = [comfyui, str(here.parents[1]), str(here / "tiny_nodes")]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = args.use_pytorch_cross_attention = True
+import comfy.model_management as memory  # noqa: E402
+import comfy.sample  # noqa: E402
+import comfy.sd  # noqa: E402
+import torch  # noqa: E402
+from comfy.model_patcher import ModelPatcher  # noqa: E402
+from text_encoders import TinyTextEncoder  # noqa: E402
+
+from onediff_comfy.host import resident  # noqa: E402
+from onediff_comfy.host.model import accelerate  # noqa: E402
+from onediff_comfy.host.served import module_behind  # noqa: E402
+from onediff_comfy.host.text_encoder import accelerate_clip, stacks_of  # noqa: E402
+from onediff_comfy.host.vae import accelerate_vae  # noqa: E402
+
+SHORT, LONG = 1.0, 300.0  # seconds that a form is kept
+
+
+class Dynamic(ModelPatcher):  # type: ignore[misc]
+    def is_dynamic(self) -> bool:
+        return True
+
+
+class _Leaks(logging.Handler):
+    """Keeps the host's warnings of models that are on the device though their patcher is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "memory leak" in record.getMessage():
+            self.texts.append(record.getMessage())
+
+
+def from_file(kind: str) -> Any:
+    """A MODEL, a VAE or a CLIP as the host's loaders make them without Dynamic VRAM."""
+    if kind == "CLIP":
+        return TinyTextEncoder.execute("sd15", 0).args[0]
+    model, _, vae, _ = comfy.sd.load_checkpoint_guess_config(
+        checkpoint, output_clip=False, output_vae=kind == "VAE", output_model=kind == "MODEL"
+    )
+    return model if kind == "MODEL" else vae
+
+
+def patcher_of(thing: Any) -> Any:
+    return thing if isinstance(thing, ModelPatcher) else thing.patcher
+
+
+def dynamic(kind: str, loads: Counter[str]) -> Any:
+    """The same in Dynamic VRAM, whose loader counts how often it is asked for the resident form."""
+
+    def load(kind: str, disable_dynamic: bool = False) -> Any:
+        assert disable_dynamic
+        loads[kind] += 1
+        patcher = patcher_of(from_file(kind))
+        if kind == "VAE":
+            patcher.model.half()  # as in a file of fp16, where the VAE's dtype is fp32
+        return patcher
+
+    thing = from_file(kind)
+    patcher_of(thing).__class__ = Dynamic
+    patcher_of(thing).cached_patcher_init = (load, (kind,))
+    return thing
+
+
+def with_lora(model: Any, strength: float) -> Any:
+    """``model`` with a LoRA on every matrix."""
+    generator = torch.Generator().manual_seed(3)
+    lora = {}
+    for name, weight in model.model.diffusion_model.state_dict().items():
+        if name.endswith(".weight") and weight.ndim == 2:
+            layer = f"diffusion_model.{name.removesuffix('.weight')}"
+            lora[f"{layer}.lora_up.weight"] = torch.randn(weight.shape[0], 4, generator=generator) * 0.2
+            lora[f"{layer}.lora_down.weight"] = torch.randn(4, weight.shape[1], generator=generator) * 0.1
+    return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]
+
+
+def sampled(model: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    prompt = [[torch.randn(1, 77, 64, generator=generator), {"pooled_output": torch.randn(1, 32, generator=generator)}]]
+    latent = torch.zeros(1, 16, 16, 16)
+    noise = torch.randn(latent.shape, generator=generator)
+    result = comfy.sample.sample(
+        model, noise, 2, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True, seed=1
+    )
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).abs().max() / (expected.max() - expected.min()))
+
+
+def gone(thing: weakref.ref[Any], seconds: float = 0.0) -> bool:
+    """Whether it goes within this time; a collection may be needed, as the host does one after each prompt."""
+    end = time.monotonic() + seconds
+    while thing() is not None and time.monotonic() < end:
+        time.sleep(0.02)
+    gc.collect()
+    return thing() is None
+
+
+def listed(model: Any) -> list[Any]:
+    """The patchers by which the host manages the memory of a model."""
+    return [entry.model for entry in memory.current_loaded_models if entry.real_model() is model]
+
+
+def lora_changes() -> dict[str, Any]:
+    """A slider that is moved between prompts, then a second node on the same loader."""
+    loads: Counter[str] = Counter()
+    loader = dynamic("MODEL", loads)
+    output = None
+    for strength in (0.8, 0.6, 0.4):
+        output = None  # the host drops it when the prompt starts
+        output = accelerate(with_lora(loader, strength), "eager")
+        sampled(output)
+    second = accelerate(loader, "eager")
+    return {"loads": loads["MODEL"], "shared": second.is_clone(output), "entries": len(listed(second.model))}
+
+
+def pictures() -> dict[str, Any]:
+    """Two nodes with different LoRAs, and one without, in turns."""
+    loads: Counter[str] = Counter()
+    loader, plain = dynamic("MODEL", loads), from_file("MODEL")
+    pairs = {
+        strength: (
+            with_lora(plain, strength) if strength else plain,
+            accelerate(with_lora(loader, strength) if strength else loader, "eager"),
+        )
+        for strength in (0.8, 0.0, 0.3)
+    }
+    turns = (0.8, 0.3, 0.0, 0.8, 0.3, 0.3, 0.0)
+    no_lora = sampled(plain)
+    wanted = {strength: sampled(pairs[strength][0]) for strength in pairs}
+    return {
+        "loads": loads["MODEL"],
+        "off": [off(sampled(pairs[strength][1]), wanted[strength]) for strength in turns],
+        "apart": [off(wanted[strength], no_lora) for strength in (0.8, 0.3)],
+    }
+
+
+def between_prompts() -> dict[str, Any]:
+    """Nobody holds a clone for a while: the host goes on managing the model, and it is found again."""
+    loads: Counter[str] = Counter()
+    loader = dynamic("MODEL", loads)
+    output = accelerate(with_lora(loader, 0.8), "eager")
+    sampled(output)
+    model, patched = weakref.ref(output.model), output.model.state_dict()
+    del output
+    gc.collect()
+    kept = model() is not None
+    entries = [patcher.model is model() for patcher in listed(model())] if kept else []
+    memory.unload_all_models()
+    originals = from_file("MODEL").model.state_dict()
+    now = model().state_dict() if kept else {}
+    found = {
+        "kept": kept,
+        "managed": entries,
+        "was_patched": sum(not torch.equal(patched[name], weight) for name, weight in originals.items()),
+        "still_patched": sum(not torch.equal(now[name], weight) for name, weight in originals.items() if kept),
+    }
+    output = accelerate(with_lora(loader, 0.3), "eager")
+    found |= {"loads": loads["MODEL"], "off": off(sampled(output), sampled(with_lora(from_file("MODEL"), 0.3)))}
+    return found
+
+
+def clones_of_others() -> dict[str, Any]:
+    """What a LoRA loader behind the node has made is all that is left, for longer than a form is kept."""
+    loads: Counter[str] = Counter()
+    loader = dynamic("MODEL", loads)
+    resident._KEPT_SECONDS = SHORT
+    behind = with_lora(accelerate(loader, "eager"), 0.5)
+    gc.collect()
+    time.sleep(2 * SHORT)
+    again = accelerate(loader, "eager")
+    return {"loads": loads["MODEL"], "shared": again.is_clone(behind)}
+
+
+def the_while_passes(running: Any) -> dict[str, Any]:
+    """The node is taken out of the workflow; ``running`` is what the host's queue says."""
+    loads: Counter[str] = Counter()
+    loader = dynamic("MODEL", loads)
+    resident._KEPT_SECONDS = SHORT
+    output = accelerate(with_lora(loader, 0.8), "eager")
+    sampled(output)
+    model, weights = weakref.ref(output.model), weakref.ref(output.model.diffusion_model)
+    del output
+    found: dict[str, Any] = {"kept": not gone(model)}
+    if running:
+        found["gone_while_running"] = gone(model, 2 * SHORT)
+        running.clear()
+    found |= {"gone": gone(model, 10.0), "weights_gone": gone(weights), "loaded": len(memory.current_loaded_models)}
+    accelerate(loader, "eager")
+    return found | {"loads": loads["MODEL"]}
+
+
+def dynamic_model_goes() -> dict[str, Any]:
+    """Another checkpoint, or everything is freed: nothing is left to wait for."""
+    loads: Counter[str] = Counter()
+    loader = dynamic("MODEL", loads)
+    output = accelerate(with_lora(loader, 0.8), "eager")
+    sampled(output)
+    model, source = weakref.ref(output.model), weakref.ref(loader.model)
+    del output
+    found = {"kept": not gone(model)}
+    del loader
+    found |= {"source_gone": gone(source), "gone": gone(model), "loaded": len(memory.current_loaded_models)}
+    # The other way round: the clone goes last.
+    loader = dynamic("MODEL", loads)
+    output = accelerate(loader, "eager")
+    model, source = weakref.ref(output.model), weakref.ref(loader.model)
+    del loader
+    found |= {"source_gone_first": gone(source)}
+    del output
+    return found | {"gone_last": gone(model)}
+
+
+def state_of(patcher: Any) -> dict[str, str]:
+    """What there is on a patcher and its model, weights left out."""
+    lists = ("patches", "object_patches", "callbacks", "wrappers", "attachments", "injections", "model_options")
+    found = {name: str(getattr(patcher, name)) for name in lists}
+    found |= {"on the patcher": str(sorted(vars(patcher))), "on the model": str(sorted(vars(patcher.model)))}
+    found |= {f"on {path}": str(sorted(vars(layer))) for path, layer in patcher.model.named_modules()}
+    return found
+
+
+def leftovers() -> list[str]:
+    """What an accelerated clone that is sampled and dropped leaves on what the host has given us."""
+    loader = dynamic("MODEL", Counter())
+    before, weights = state_of(loader), loader.model.state_dict()
+    sampled(accelerate(loader, "eager"))
+    gc.collect()
+    after, now = state_of(loader), loader.model.state_dict()
+    changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    return changed + [name for name, weight in weights.items() if now[name].data_ptr() != weight.data_ptr()]
+
+
+def other_kind(
+    kind: str,
+    accelerated: Callable[[Any], Any],
+    served: Callable[[Any], list[Any]],
+    used: Callable[[Any], torch.Tensor],
+) -> dict[str, Any]:
+    """The same for a VAE or a CLIP, as far as theirs is code of its own.
+
+    Args:
+        accelerated: makes it.
+        served: its modules that graphs stand in for.
+        used: what it makes, by the host's code on its weights: a capture would take most of this script's time.
+    """
+    loads: Counter[str] = Counter()
+    loader = dynamic(kind, loads)
+    expected = used(from_file(kind))
+    first = accelerated(loader)
+    second = accelerated(loader)
+    found: dict[str, Any] = {
+        "shared": first.patcher.is_clone(second.patcher),
+        "served": [
+            module in list(thing.patcher.model.modules()) for thing in (first, second) for module in served(thing)
+        ],
+        "off": [off(used(first), expected)],
+    }
+    model = weakref.ref(first.patcher.model)
+    del first, second
+    gc.collect()
+    again = accelerated(loader)
+    found |= {"loads": loads[kind], "off": [*found["off"], off(used(again), expected)]}
+    del again
+    found["kept"] = not gone(model)
+    del loader
+    return found | {"gone": gone(model)}
+
+
+def vaes() -> dict[str, Any]:
+    latent = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(1))
+
+    def decoded(vae: Any) -> torch.Tensor:
+        vae.first_stage_model = module_behind(vae.first_stage_model)
+        image: torch.Tensor = vae.decode(latent)
+        return image
+
+    return other_kind(
+        "VAE", lambda vae: accelerate_vae(vae, "eager"), lambda vae: [module_behind(vae.first_stage_model)], decoded
+    )
+
+
+def clips() -> dict[str, Any]:
+    def encoded(clip: Any) -> torch.Tensor:
+        clip.cond_stage_model = clip.patcher.model
+        embedding: torch.Tensor = clip.encode_from_tokens(clip.tokenize("a lighthouse on a cliff"))
+        return embedding
+
+    return other_kind("CLIP", lambda clip: accelerate_clip(clip, "eager"), stacks_of, encoded)
+
+
+def main() -> None:
+    found: dict[str, Any] = {}
+    logging.getLogger().addHandler(leaks := _Leaks())
+    gc.freeze()
+    with torch.inference_mode():
+        for name, scene in {
+            "lora_changes": lora_changes,
+            "pictures": pictures,
+            "between_prompts": between_prompts,
+            "clones_of_others": clones_of_others,
+            "the_while_passes": lambda: the_while_passes(None),
+            "dynamic_model_goes": dynamic_model_goes,
+            "leftovers": leftovers,
+            "VAE": vaes,
+            "CLIP": clips,
+        }.items():
+            memory.unload_all_models()
+            resident._KEPT_SECONDS = LONG
+            found[name] = scene()
+            gc.collect()
+            gc.freeze()  # collections in later scenes have less to look through
+        # Last: from here on there is something like the host's server.
+        running = {0: "a prompt"}
+        queue = types.SimpleNamespace(mutex=threading.RLock(), currently_running=running)
+        server = types.ModuleType("server")
+        server.PromptServer = types.SimpleNamespace(  # type: ignore[attr-defined]
+            instance=types.SimpleNamespace(prompt_queue=queue)
+        )
+        sys.modules["server"] = server
+        found["a_prompt_is_running"] = the_while_passes(running)
+    found["leaks"] = leaks.texts
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+main()

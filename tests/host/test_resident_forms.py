@@ -1,0 +1,90 @@
+"""Dynamic VRAM: one resident form for each model, shared by all that is made of it, and given back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pictures import FAMILIES
+
+from dev.checkpoints import checkpoint_file, ensure_checkpoints
+from dev.environment import OTHER_COMFYUI, comfyui_path, other_comfyui_path, repository
+
+FLUX = FAMILIES["flux"]
+
+
+@pytest.fixture(
+    scope="module", params=["this one", *(pytest.param(version, marks=pytest.mark.slow) for version in OTHER_COMFYUI)]
+)
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What tests/host/resident_forms.py found, in each version of the host."""
+    comfy = comfyui_path() if request.param == "this one" else other_comfyui_path(request.param)
+    script = Path(__file__).with_name("resident_forms.py")
+    checkpoints = repository() / ".cache" / "checkpoints"
+    ensure_checkpoints(comfyui_path(), checkpoints, [FLUX.checkpoint])
+    command = [sys.executable, str(script), str(comfy), str(checkpoints / checkpoint_file(FLUX.checkpoint))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_the_checkpoint_is_read_once_for_all_loras_and_nodes(found: dict[str, Any]) -> None:
+    assert found["lora_changes"] == {"loads": 1, "shared": True, "entries": 1}
+
+
+def test_clones_with_different_loras_give_their_own_pictures_in_turns(found: dict[str, Any]) -> None:
+    turns = found["pictures"]
+    assert turns["loads"] == 1
+    assert min(turns["apart"]) > 0.05, "the LoRAs change too little to prove anything"
+    assert max(turns["off"]) <= 1e-4, turns
+
+
+def test_between_two_prompts_the_form_is_kept_and_stays_the_hosts_to_manage(found: dict[str, Any]) -> None:
+    between = found["between_prompts"]
+    assert between["kept"]
+    assert between["managed"] == [True], "the host has another model's patcher for it, or none"
+    assert between["was_patched"] > 0
+    assert between["still_patched"] == 0, "unloaded, it has a LoRA of somebody who is gone"
+    assert between["loads"] == 1
+    assert between["off"] <= 1e-4
+
+
+def test_what_other_nodes_made_of_a_clone_keeps_the_form(found: dict[str, Any]) -> None:
+    assert found["clones_of_others"] == {"loads": 1, "shared": True}
+
+
+def test_without_the_node_the_memory_comes_back(found: dict[str, Any]) -> None:
+    expected = {"kept": True, "gone": True, "weights_gone": True, "loaded": 0, "loads": 2}
+    assert found["the_while_passes"] == expected
+
+
+def test_nothing_is_taken_from_under_a_prompt_that_runs(found: dict[str, Any]) -> None:
+    waited = found["a_prompt_is_running"]
+    assert (waited["gone_while_running"], waited["gone"]) == (False, True)
+
+
+def test_it_goes_with_the_dynamic_model(found: dict[str, Any]) -> None:
+    names = ("kept", "source_gone", "gone", "source_gone_first", "gone_last")
+    assert found["dynamic_model_goes"] == dict.fromkeys(names, True) | {"loaded": 0}
+
+
+def test_nothing_is_left_on_what_the_host_gave_us(found: dict[str, Any]) -> None:
+    assert found["leftovers"] == []
+
+
+def test_vaes_and_clips_share_theirs_too(found: dict[str, Any]) -> None:
+    for kind in ("VAE", "CLIP"):
+        case = found[kind]
+        assert (case["loads"], case["shared"], case["kept"], case["gone"]) == (1, True, True, True), (kind, case)
+        assert case["served"] == [True, True], (kind, case)
+        assert max(case["off"]) <= 1e-4, (kind, case)
+
+
+def test_the_host_sees_no_leak(found: dict[str, Any]) -> None:
+    """As it would if a loader has put the model on the device already, and its patcher were not the one we keep."""
+    assert found["leaks"] == []
