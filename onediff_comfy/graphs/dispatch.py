@@ -45,6 +45,9 @@ from .timing import EAGER, RunTimes
 log = logging.getLogger(__name__)
 
 _SHOW_AGAIN_S = 1.0
+# Of one module, in one node: each is another capture, and some are another compilation. An extension that counts
+# something in an attribute would have one made for every image.
+_MOST_IDENTITIES = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class Dispatcher:
         self.run_times = RunTimes()
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
+        self._identities: dict[int, set[str]] = {}  # of a module, the fingerprints that it had
         self._routes = Routes()
         self._not_general: set[tuple[str, Signature]] = set()
         self._parted = PartedCalls(host.options_name)
@@ -283,6 +287,11 @@ class Dispatcher:
         self._unchecked.discard(key)
         if target.refusal is not None:
             raise NotCovered(target.refusal)
+        identities = self._identities.setdefault(key, set())
+        if len(identities) < _MOST_IDENTITIES:
+            identities.add(target.fingerprint)
+        if target.fingerprint not in identities:
+            raise NotCovered(message("another extension changes its code or attributes again and again"))
         return target
 
     def _split(self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> Call:

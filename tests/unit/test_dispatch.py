@@ -933,6 +933,17 @@ def test_an_attribute_that_is_set_in_the_middle_of_a_run_is_seen(library: GraphL
     assert served.counts["captured"] == 3 and not served.fallbacks
 
 
+def test_an_attribute_that_never_stays_the_same_is_not_captured_for_ever(library: GraphLibrary) -> None:
+    served = Served(library, Windowed())
+    for number in range(12):
+        served.dispatcher.begin_run()
+        served.module.window = [0, number % 8]
+        assert served.matches(torch.randn(2, 4))
+    assert served.counts["captured"] == 4
+    assert served.counts["served"] == 8, "the first four are known, and come again"
+    assert served.fallbacks == {"another extension changes its code or attributes again and again": 4}
+
+
 def test_a_layer_that_is_swapped_in_the_middle_of_a_run_is_seen(library: GraphLibrary) -> None:
     served = Served(library)
     served.dispatcher.begin_run()
