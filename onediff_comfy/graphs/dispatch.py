@@ -248,6 +248,29 @@ class Dispatcher:
     def _find(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Found | Parted:
+        """What serves a call.
+
+        Raises:
+            NotCovered: nothing does. Also for whatever is wrong with us or with what we are given: the host may well
+                do without.
+        """
+        try:
+            return self._looked_up(module, forward, args, kwargs)
+        except (NotCovered, self._host.interruption):
+            raise
+        except Exception as error:
+            log.debug("looking for a graph failed", exc_info=True)
+            raise NotCovered(
+                message(
+                    "looking for its graph failed ({kind}: {first_line})",
+                    kind=type(error).__name__,
+                    first_line=first_line(error),
+                )
+            ) from error
+
+    def _looked_up(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> _Found | Parted:
         target = self._target(module)
         self._host.refuse(target.layers)
         arguments = bind(forward, args, kwargs)

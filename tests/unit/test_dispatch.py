@@ -964,6 +964,30 @@ def test_under_autocast_the_host_computes(library: GraphLibrary) -> None:
     assert served.matches(x, timestep)
 
 
+def test_whatever_goes_wrong_in_looking_for_a_graph_the_host_computes(
+    library: GraphLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_layers: Any) -> None:
+        raise ReferenceError("weakly-referenced object no longer exists")
+
+    served = Served(library, refuse=broken)
+    for _ in range(3):
+        assert served.matches(*inputs())
+    assert served.only_reason.startswith("looking for its graph failed (ReferenceError: weakly-referenced")
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_stop_while_looking_for_a_graph_stops(library: GraphLibrary) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(_layers: Any) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        Served(library, refuse=stop, interruption=Stopped)(*inputs())
+
+
 # -- what failed once --------------------------------------------------------------------------
 
 
