@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 comfyui, checkpoint = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
@@ -20,9 +19,9 @@ from comfy.cli_args import args  # noqa: E402 - the host's path first
 
 args.cpu = args.use_pytorch_cross_attention = True
 import comfy.model_management as memory  # noqa: E402
-import comfy.sample  # noqa: E402
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
+from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.model import accelerate, find_dispatcher  # noqa: E402
 
@@ -34,30 +33,6 @@ def too_small(small: bool) -> None:
     memory.unload_all_models()
     memory.vram_state = memory.VRAMState.NO_VRAM if small else memory.VRAMState.DISABLED
     memory.is_device_cpu = (lambda _device: False) if small else _is_device_cpu
-
-
-def sampled(model: Any, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    prompt = [[torch.randn(1, 77, 64, generator=generator), {"pooled_output": torch.randn(1, 32, generator=generator)}]]
-    latent = torch.zeros(1, 16, 16, 16)
-    noise = torch.randn(latent.shape, generator=generator)
-    result = comfy.sample.sample(
-        model, noise, 2, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True, seed=seed
-    )
-    assert isinstance(result, torch.Tensor)
-    return result
-
-
-def with_lora(model: Any, strength: float) -> Any:
-    """``model`` with a LoRA on every matrix."""
-    generator = torch.Generator().manual_seed(3)
-    lora = {}
-    for name, weight in model.model.diffusion_model.state_dict().items():
-        if name.endswith(".weight") and weight.ndim == 2:
-            layer = f"diffusion_model.{name.removesuffix('.weight')}"
-            lora[f"{layer}.lora_up.weight"] = torch.randn(weight.shape[0], 4, generator=generator) * 0.2
-            lora[f"{layer}.lora_down.weight"] = torch.randn(4, weight.shape[1], generator=generator) * 0.1
-    return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]
 
 
 def main() -> None:

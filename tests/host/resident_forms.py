@@ -29,11 +29,11 @@ from comfy.cli_args import args  # noqa: E402 - the host's path first
 
 args.cpu = args.use_pytorch_cross_attention = True
 import comfy.model_management as memory  # noqa: E402
-import comfy.sample  # noqa: E402
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
 from comfy.model_patcher import ModelPatcher  # noqa: E402
 from text_encoders import TinyTextEncoder  # noqa: E402
+from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host import resident  # noqa: E402
 from onediff_comfy.host.model import accelerate  # noqa: E402
@@ -92,30 +92,6 @@ def dynamic(kind: str, loads: Counter[str]) -> Any:
     return thing
 
 
-def with_lora(model: Any, strength: float) -> Any:
-    """``model`` with a LoRA on every matrix."""
-    generator = torch.Generator().manual_seed(3)
-    lora = {}
-    for name, weight in model.model.diffusion_model.state_dict().items():
-        if name.endswith(".weight") and weight.ndim == 2:
-            layer = f"diffusion_model.{name.removesuffix('.weight')}"
-            lora[f"{layer}.lora_up.weight"] = torch.randn(weight.shape[0], 4, generator=generator) * 0.2
-            lora[f"{layer}.lora_down.weight"] = torch.randn(4, weight.shape[1], generator=generator) * 0.1
-    return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]
-
-
-def sampled(model: Any) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    prompt = [[torch.randn(1, 77, 64, generator=generator), {"pooled_output": torch.randn(1, 32, generator=generator)}]]
-    latent = torch.zeros(1, 16, 16, 16)
-    noise = torch.randn(latent.shape, generator=generator)
-    result = comfy.sample.sample(
-        model, noise, 2, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True, seed=1
-    )
-    assert isinstance(result, torch.Tensor)
-    return result
-
-
 def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).abs().max() / (expected.max() - expected.min()))
 
@@ -142,7 +118,7 @@ def lora_changes() -> dict[str, Any]:
     for strength in (0.8, 0.6, 0.4):
         output = None  # the host drops it when the prompt starts
         output = accelerate(with_lora(loader, strength), "eager")
-        sampled(output)
+        sampled(output, 1)
     second = accelerate(loader, "eager")
     return {"loads": loads["MODEL"], "shared": second.is_clone(output), "entries": len(listed(second.model))}
 
@@ -159,11 +135,11 @@ def pictures() -> dict[str, Any]:
         for strength in (0.8, 0.0, 0.3)
     }
     turns = (0.8, 0.3, 0.0, 0.8, 0.3, 0.3, 0.0)
-    no_lora = sampled(plain)
-    wanted = {strength: sampled(pairs[strength][0]) for strength in pairs}
+    no_lora = sampled(plain, 1)
+    wanted = {strength: sampled(pairs[strength][0], 1) for strength in pairs}
     return {
         "loads": loads["MODEL"],
-        "off": [off(sampled(pairs[strength][1]), wanted[strength]) for strength in turns],
+        "off": [off(sampled(pairs[strength][1], 1), wanted[strength]) for strength in turns],
         "apart": [off(wanted[strength], no_lora) for strength in (0.8, 0.3)],
     }
 
@@ -173,7 +149,7 @@ def between_prompts() -> dict[str, Any]:
     loads: Counter[str] = Counter()
     loader = dynamic("MODEL", loads)
     output = accelerate(with_lora(loader, 0.8), "eager")
-    sampled(output)
+    sampled(output, 1)
     model, patched = weakref.ref(output.model), output.model.state_dict()
     del output
     gc.collect()
@@ -189,7 +165,7 @@ def between_prompts() -> dict[str, Any]:
         "still_patched": sum(not torch.equal(now[name], weight) for name, weight in originals.items() if kept),
     }
     output = accelerate(with_lora(loader, 0.3), "eager")
-    found |= {"loads": loads["MODEL"], "off": off(sampled(output), sampled(with_lora(from_file("MODEL"), 0.3)))}
+    found |= {"loads": loads["MODEL"], "off": off(sampled(output, 1), sampled(with_lora(from_file("MODEL"), 0.3), 1))}
     return found
 
 
@@ -211,7 +187,7 @@ def the_while_passes(running: Any) -> dict[str, Any]:
     loader = dynamic("MODEL", loads)
     resident._KEPT_SECONDS = SHORT
     output = accelerate(with_lora(loader, 0.8), "eager")
-    sampled(output)
+    sampled(output, 1)
     model, weights = weakref.ref(output.model), weakref.ref(output.model.diffusion_model)
     del output
     found: dict[str, Any] = {"kept": not gone(model)}
@@ -228,7 +204,7 @@ def dynamic_model_goes() -> dict[str, Any]:
     loads: Counter[str] = Counter()
     loader = dynamic("MODEL", loads)
     output = accelerate(with_lora(loader, 0.8), "eager")
-    sampled(output)
+    sampled(output, 1)
     model, source = weakref.ref(output.model), weakref.ref(loader.model)
     del output
     found = {"kept": not gone(model)}
@@ -257,7 +233,7 @@ def leftovers() -> list[str]:
     """What an accelerated clone that is sampled and dropped leaves on what the host has given us."""
     loader = dynamic("MODEL", Counter())
     before, weights = state_of(loader), loader.model.state_dict()
-    sampled(accelerate(loader, "eager"))
+    sampled(accelerate(loader, "eager"), 1)
     gc.collect()
     after, now = state_of(loader), loader.model.state_dict()
     changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]

@@ -1,0 +1,33 @@
+"""The tiny Flux checkpoint in a process that has imported ComfyUI: an image of it, and a LoRA on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.sample
+import comfy.sd
+import torch
+
+
+def sampled(model: Any, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    prompt = [[torch.randn(1, 77, 64, generator=generator), {"pooled_output": torch.randn(1, 32, generator=generator)}]]
+    latent = torch.zeros(1, 16, 16, 16)
+    noise = torch.randn(latent.shape, generator=generator)
+    result = comfy.sample.sample(
+        model, noise, 2, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True, seed=seed
+    )
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def with_lora(model: Any, strength: float) -> Any:
+    """``model`` with a LoRA on every matrix."""
+    generator = torch.Generator().manual_seed(3)
+    lora = {}
+    for name, weight in model.model.diffusion_model.state_dict().items():
+        if name.endswith(".weight") and weight.ndim == 2:
+            layer = f"diffusion_model.{name.removesuffix('.weight')}"
+            lora[f"{layer}.lora_up.weight"] = torch.randn(weight.shape[0], 4, generator=generator) * 0.2
+            lora[f"{layer}.lora_down.weight"] = torch.randn(4, weight.shape[1], generator=generator) * 0.1
+    return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]
