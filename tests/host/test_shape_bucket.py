@@ -493,6 +493,8 @@ def test_stopping_the_command_stops_the_server_too_and_keeps_what_is_done(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # What is started in the background of a shell, as these tests may be, is told to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert command.stderr is not None
     for line in command.stderr:
