@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 
 _SHOW_AGAIN_S = 1.0
 # Of one module, in one node: each is another capture, and some are another compilation. An extension that counts
-# something in an attribute would have one made for every image.
-_MOST_IDENTITIES = 4
+# something in an attribute would have one made for every image. Cosmos Predict2 leaves tensors of each eager call on
+# itself, so not after the first few.
+_MOST_IDENTITIES = 16
 
 
 @dataclass(frozen=True)

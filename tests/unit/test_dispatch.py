@@ -18,6 +18,7 @@ from onediff_comfy.capture.call import NotCovered
 from onediff_comfy.capture.trace import Capture
 from onediff_comfy.engines.base import CompiledGraph, Engine, EngineError
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
+from onediff_comfy.graphs import dispatch
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
@@ -933,7 +934,10 @@ def test_an_attribute_that_is_set_in_the_middle_of_a_run_is_seen(library: GraphL
     assert served.counts["captured"] == 3 and not served.fallbacks
 
 
-def test_an_attribute_that_never_stays_the_same_is_not_captured_for_ever(library: GraphLibrary) -> None:
+def test_an_attribute_that_never_stays_the_same_is_not_captured_for_ever(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_MOST_IDENTITIES", 4)
     served = Served(library, Windowed())
     for number in range(12):
         served.dispatcher.begin_run()
