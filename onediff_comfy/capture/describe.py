@@ -113,8 +113,7 @@ class Describer:
     def _function(self, value: Any) -> str | None:
         if isinstance(value, types.FunctionType):
             self.code.append(value)
-            cells = [_cell_content(cell) for cell in value.__closure__ or ()]
-            state = self.describe([*_defaults(value), cells])
+            state = self.describe(held_by(value))
             return f"function {value.__module__}.{value.__qualname__} {code_digest(value.__code__)} {state}"
         if isinstance(value, types.MethodType):
             return f"method {self.describe(value.__func__)} of {self.describe(value.__self__)}"

@@ -62,7 +62,6 @@ class Reached:
         self._state, self._host, self._walked = state, host, walked
         self._lines: set[str] = set()
         self._seen: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
-        self._seen_classes: dict[int, type] = {}
         self._to_follow: list[types.FunctionType] = []
 
     def lines(self) -> list[str]:
@@ -75,11 +74,13 @@ class Reached:
         """``value`` may be called, or its methods: a function, a class, or an object."""
         if id(value) in self._seen:
             return
-        self._seen[id(value)] = value
         if isinstance(value, type):
             for base in value.__mro__:
-                self._add_class(base)
+                if id(base) not in self._seen:
+                    self._seen[id(base)] = base
+                    self._add_class(base)
             return
+        self._seen[id(value)] = value
         if isinstance(value, types.FunctionType):
             if not self._is_library(value.__globals__):
                 self._to_follow.append(value)
@@ -98,13 +99,12 @@ class Reached:
 
     def _add_class(self, kind: type) -> None:
         """The methods of a class; of a library's class those that somebody else has put there."""
-        if id(kind) not in self._seen_classes:
-            self._seen_classes[id(kind)] = kind
-            for name, function in _functions_of_class(kind).items():
-                if not self._is_library(function.__globals__):
-                    if not (_package(kind) == self._host.package and self._as_written(function)):
-                        self._lines.add(f"{_identity(kind)}.{name} is {_identity(function)}")
-                    self.add(function)
+        of_host = _package(kind.__module__) == self._host.package
+        for name, function in _functions_of_class(kind).items():
+            if not self._is_library(function.__globals__):
+                if not (of_host and self._as_written(function)):
+                    self._lines.add(f"{_identity(kind)}.{name} is {_identity(function)}")
+                self.add(function)
 
     def _follow(self, function: types.FunctionType) -> None:
         if function.__globals__.get("__name__") in self._host.machinery and self._as_written(function):
@@ -119,14 +119,14 @@ class Reached:
 
     def _resolve_names(self, function: types.FunctionType) -> None:
         scope = function.__globals__
-        module = str(scope.get("__name__"))
+        module = _module(scope)
         for dotted in _names(function.__code__):
             read, value = _resolved(scope, dotted)
             if value is None:
                 continue
             name = f"{module}: {'.'.join(dotted[:read])}"
             if callable(value):
-                if module.partition(".")[0] != self._host.package or not self._as_imported(value, dotted[read - 1]):
+                if _package(module) != self._host.package or not self._as_imported(value, dotted[read - 1]):
                     self._lines.add(f"{name} is {_identity(value)}")
                 self.add(value)
             elif not isinstance(value, types.ModuleType) and self._counts(scope, dotted[: read - 1]):
@@ -136,7 +136,7 @@ class Reached:
     def _as_written(self, function: types.FunctionType) -> bool:
         """Whether this is the host's function, from the host's file."""
         scope = function.__globals__
-        return _package(function) == self._host.package and function.__code__.co_filename == scope.get("__file__")
+        return _package(_module(scope)) == self._host.package and function.__code__.co_filename == scope.get("__file__")
 
     def _as_imported(self, value: Any, name: str) -> bool:
         """Whether what the host calls by ``name`` has this name where it was defined, in the host or in a library."""
@@ -150,10 +150,10 @@ class Reached:
         if path:
             _, holder = _resolved(scope, path)
             scope = vars(holder) if isinstance(holder, types.ModuleType) else scope
-        return _package_of(scope) != self._host.package and not self._is_library(scope)
+        return _package(_module(scope)) != self._host.package and not self._is_library(scope)
 
     def _is_library(self, scope: dict[str, Any]) -> bool:
-        package = _package_of(scope)
+        package = _package(_module(scope))
         if package in ("torch", "torchvision", "torchaudio", "triton") or package in sys.stdlib_module_names:
             return True
         file = str(scope.get("__file__") or "").replace("\\", "/")
@@ -192,13 +192,13 @@ def _resolved(scope: dict[str, Any], dotted: Dotted) -> tuple[int, Any]:
     return read, value
 
 
-def _package_of(scope: dict[str, Any]) -> str:
-    return str(scope.get("__name__") or "").partition(".")[0]
+def _module(scope: dict[str, Any]) -> str:
+    """The name of the module whose globals these are."""
+    return str(scope.get("__name__") or "")
 
 
-def _package(value: Any) -> str:
-    """Of a function or a class."""
-    return _package_of(getattr(value, "__globals__", None) or {"__name__": value.__module__})
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _is_plain(value: Any) -> bool:

@@ -36,7 +36,7 @@ from .library import GraphLibrary, NotYet, waiting_for_turn
 from .making import HostServices, Maker, describe
 from .parted import Parted, PartedCalls
 from .recorded import RecordedGraph
-from .routes import Refused, Routes, Served
+from .routes import Refused, Route, Routes, Served
 from .run import Run
 from .specialise import Specialiser
 from .step_cache import ReusableGraph, StepCache
@@ -346,7 +346,7 @@ class Dispatcher:
 
     def _prepare_unless_on_its_way(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, Served | Refused | Parted, CompiledGraph | None]:
+    ) -> tuple[Call, Route, CompiledGraph | None]:
         self._look_later()
         try:
             return self._prepare(target, forward, arguments, call)
@@ -356,7 +356,7 @@ class Dispatcher:
 
     def _prepare(
         self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any], call: Call
-    ) -> tuple[Call, Served | Refused | Parted, CompiledGraph | None]:
+    ) -> tuple[Call, Route, CompiledGraph | None]:
         """Find or make the graph for a signature that has no route yet, and remember the route."""
         device = _device_of(call)
         manner = Manner()
