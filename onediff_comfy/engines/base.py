@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -43,6 +44,10 @@ class CompiledGraph(ABC):
     @abstractmethod
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run on weights (in ``binding.weight_names`` order) and a call's tensors; flat outputs."""
+
+    def recordable(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a call whose sizes were called before can be recorded as a CUDA graph."""
+        return contextlib.nullcontext()
 
 
 class Engine(ABC):

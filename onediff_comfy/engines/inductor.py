@@ -22,6 +22,7 @@ from ..capture.trace import Binding, Capture
 from ..files import write_atomically
 from ..messages import Message, first_line, message
 from .base import CompiledGraph, Engine, EngineError
+from .launch import by_address
 
 # Eager rounds to 16 bits after every operator, a fused kernel only at its end. Mostly that is more
 # exact, but it is not always the same picture: Flux computes cos(1000 * guidance) with the product
@@ -49,6 +50,9 @@ class InductorGraph(CompiledGraph):
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.artifact(*self.binding.feed(weights, tensors))
+
+    def recordable(self) -> contextlib.AbstractContextManager[None]:
+        return by_address()
 
 
 class InductorEngine(Engine):

@@ -289,7 +289,8 @@ class RecordedGraph(CompiledGraph):
                     # encoded) must not end this recording, nor this recording them.
                     graph.capture_begin(pool=self._pool.handle(device), capture_error_mode="thread_local")
                     try:
-                        _copy(self.inner(weights, own), outputs)
+                        with self.inner.recordable():
+                            _copy(self.inner(weights, own), outputs)
                     except BaseException as error:
                         traceback.clear_frames(error.__traceback__)  # they hold tensors
                         raise

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend
 
-from onediff_comfy.capture import forms
+from onediff_comfy.capture import forms, reuse
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -46,3 +51,31 @@ def test_wide_attention_is_no_worse_than_the_kernel_it_replaces(dtype: torch.dty
     eager = F.scaled_dot_product_attention(query, key, value)
     ours = forms.attention(query, key, value)
     assert (ours - exact).norm() <= 1.1 * (eager - exact).norm()
+
+
+class _ByCudnn(nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        query, key = (x.reshape(x.shape[0], -1, 4, 64).transpose(1, 2) for x in (query, key))
+        return forms.cudnn_attention()(query, key, key, None)
+
+
+def test_cudnns_attention_is_one_node_of_a_capture(capture_of: Callable[..., Any]) -> None:
+    captured = capture_of(_ByCudnn(), *(torch.randn(2, n, 256).half() for n in (48, 77)), general=True).capture
+    (node,) = (n for n in captured.graph.graph.nodes if n.op == "call_function" and "attention" in str(n.target))
+    assert node.target is torch.ops.onediff_comfy.cudnn_attention.default
+    assert (node.meta["val"].dtype, node.meta["val"].stride()[1:]) == (torch.half, (64, 256, 1))  # as the query lies
+    assert reuse.work(captured) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_capture_names_the_kernel_that_eager_takes(capture_of: Callable[..., Any]) -> None:
+    query, key = (torch.randn(2, tokens, 4, 64, device="cuda").half().transpose(1, 2) for tokens in (48, 77))
+
+    class Attention(nn.Module):
+        def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(query, key, key)
+
+    captured = capture_of(Attention(), query, key, general=True, forms=forms.FOR_INDUCTOR).capture
+    named = torch.ops.onediff_comfy.cudnn_attention.default in {node.target for node in captured.graph.graph.nodes}
+    assert named == (torch._fused_sdp_choice(query, key, key) == SDPBackend.CUDNN_ATTENTION.value)
