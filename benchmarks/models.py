@@ -74,8 +74,18 @@ _SD15: dict[str, Any] = {
 }
 
 
-def _unet(dtype: torch.dtype, config: dict[str, Any], transformer_depth_output: list[int]) -> torch.nn.Module:
+def _operations() -> Any:
+    """The host's layers with weights of their own: in Dynamic VRAM its own have none before a file gives them some."""
     import comfy.ops
+
+    class Operations(comfy.ops.disable_weight_init):
+        Linear = torch.nn.Linear
+        Embedding = torch.nn.Embedding
+
+    return Operations
+
+
+def _unet(dtype: torch.dtype, config: dict[str, Any], transformer_depth_output: list[int]) -> torch.nn.Module:
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
     return UNetModel(
@@ -83,7 +93,7 @@ def _unet(dtype: torch.dtype, config: dict[str, Any], transformer_depth_output: 
         use_temporal_attention=False,
         use_temporal_resblock=False,
         dtype=dtype,
-        operations=comfy.ops.disable_weight_init,
+        operations=_operations(),
         transformer_depth_output=transformer_depth_output,
         **_UNET,
         **config,
@@ -100,17 +110,15 @@ def _sd15(dtype: torch.dtype) -> torch.nn.Module:
 
 def control_shapes(name: str) -> dict[str, torch.Tensor]:
     """The weights of a ControlNet for the UNet called ``name``, on the meta device."""
-    import comfy.ops
     from comfy.cldm.cldm import ControlNet
 
     config = {"sdxl": _SDXL, "sd15": _SD15}[name]
     with torch.device("meta"):
-        network = ControlNet(hint_channels=3, operations=comfy.ops.disable_weight_init, **_UNET, **config)
+        network = ControlNet(hint_channels=3, operations=_operations(), **_UNET, **config)
     return network.state_dict()
 
 
 def _flux(dtype: torch.dtype, **sizes: int) -> torch.nn.Module:
-    import comfy.ops
     from comfy.ldm.flux.model import Flux
 
     return Flux(
@@ -125,7 +133,7 @@ def _flux(dtype: torch.dtype, **sizes: int) -> torch.nn.Module:
         guidance_embed=True,
         txt_ids_dims=[],
         dtype=dtype,
-        operations=comfy.ops.disable_weight_init,
+        operations=_operations(),
         **sizes,
     )
 

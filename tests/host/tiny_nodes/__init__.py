@@ -6,6 +6,8 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import comfy.model_base
+import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
@@ -93,9 +95,9 @@ class _Plain(torch.nn.Module):
 
     dtype = torch.float32
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any = None, **_: Any) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)
+        self.weight = torch.nn.Parameter(torch.tensor(0.5, device=device), requires_grad=False)
         # The host looks at these of any UNet that it runs on a GPU.
         self.input_blocks = self.middle_block = self.output_blocks = torch.nn.ModuleList()
 
@@ -103,10 +105,22 @@ class _Plain(torch.nn.Module):
         return x * self.weight
 
 
-def _with_plain_module(model: Any) -> Any:
-    clone = model.clone()
-    clone.add_object_patch("diffusion_model", _Plain())
-    return clone
+def _plain(like: Any, disable_dynamic: bool = False) -> Any:
+    """A MODEL of that family, made as a loader of another extension makes one.
+
+    It is a model of its own, for a diffusion model cannot be exchanged by an object patch in Dynamic VRAM: there the
+    host puts weights back by their names when the patch is already in place, or no longer.
+
+    Args:
+        like: a patcher whose latents, sampling and devices it has.
+        disable_dynamic: what the host asks for when it wants the weights to stay in place.
+    """
+    patcher = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    config, kind = like.model.model_config, like.model.model_type
+    model = comfy.model_base.BaseModel(config, kind, like.offload_device, unet_model=_Plain)
+    made = patcher(model, load_device=like.load_device, offload_device=like.offload_device)
+    made.cached_patcher_init = (_plain, (like,))
+    return made
 
 
 class _NotAModel:
@@ -147,7 +161,7 @@ NODES = [
     _model_node("ScaleWrapper", _scaled, [io.Float.Input("factor", default=0.9)]),
     _model_node("AttentionPatch", _with_attention_patch),
     _model_node("AttentionOverride", _with_attention_override),
-    _model_node("PlainModule", _with_plain_module),
+    _model_node("PlainModule", _plain),
     _model_node("NotAModel", lambda model: _NotAModel()),
     *text_encoders.NODES,
     *vaes.NODES,
