@@ -9,7 +9,7 @@ import pytest
 import torch
 from pictures import FAMILIES, Counters, assert_same_picture, assert_untouched, pair_of
 from processes import compile_process_of, outlived, process_of
-from vae_bench import BOUND, SD, Bench
+from vae_bench import BOUND, SD, UNTOUCHED, Bench
 
 from dev.host import ComfyServer, RunResult
 
@@ -98,7 +98,7 @@ def test_a_vae_decodes_at_once_and_its_graph_comes_in_without_a_seam(
     with start_server() as server:
         bench, counters = Bench(server, SD, compile="background", encode=False), Counters(server)
         start, images = time.monotonic(), 0
-        assert bench.decoded(128, 96, 1, 1) == 0  # the host's own code on the same weights
+        assert bench.decoded(128, 96, 1, 1) <= UNTOUCHED  # the host's own code on the same weights
         assert counters.served == 0 and sum(counters.fallbacks.values()) == 1
         while not counters.served:
             assert time.monotonic() - start < PATIENCE_S, f"no graph after {PATIENCE_S} s; {counters.fallbacks}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def test_save_compiles_for_a_latent_and_conditioning(server: ComfyServer) -> Non
     result = server.run({name: workflow[name] for name in wanted})
     assert result.status == "success", result.error
     assert counters.compiled == 1
-    assert "Flux float32[3x16x8x8]" in result.outputs["keep"]["text"][0]
+    assert re.search(r"Flux b?float\d\d\[3x16x8x8\]", result.outputs["keep"]["text"][0])  # of 16 bits on a GPU
 
 
 @pytest.mark.parametrize("name", ["", "../outside", "/tmp/outside", "  "])
@@ -164,12 +165,12 @@ def test_load_on_another_machine(saved: Saved, elsewhere: ComfyServer) -> None:
 @pytest.mark.slow
 def test_a_mismatch_is_explained_and_compiled_for_again_or_refused(saved: Saved, elsewhere: ComfyServer) -> None:
     (friends,) = unpack(saved.path.read_bytes())
-    other = {"torch": "2.10.0", "architecture": "sm_89"}
+    other = {"torch": "2.10.0", "architecture": "sm_35"}
     artifact = doctored(friends, lambda manifest: manifest["environment"].update(other))
     Trust(elsewhere.base_dir / "onediff-config").trust(artifact)
     file = put(elsewhere, "other machine.graph", pack([artifact]))
     message = error_of(elsewhere.run(with_load(FLUX.workflow(6), file, "strict")))
-    assert "architecture: compiled for sm_89, here it is " in message
+    assert "architecture: compiled for sm_35, here it is " in message
     # Patches of two do not fill these sides, so the friend's graph does not serve them.
     expected = latent_of(elsewhere.run(FLUX.workflow(6, size=104)))
     counters = Counters(elsewhere)

@@ -13,6 +13,9 @@ from dev.workflows import Workflow
 BOUND = 2e-2 if torch.cuda.is_available() else 1e-5
 """Relative error. In fp32 on the CPU a compiled sum is another order of the same additions (measured: 1e-6)."""
 
+UNTOUCHED = BOUND if torch.cuda.is_available() else 0.0
+"""Relative error where the host's own code ran on the same weights; ``pictures.assert_untouched`` says why."""
+
 
 @dataclass(frozen=True)
 class TinyFamily:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from onediff_comfy.capture.call import Call, bind, split
 from onediff_comfy.capture.forms import Forms
 from onediff_comfy.capture.target import Target
 from onediff_comfy.capture.trace import Capture, capture
+from onediff_comfy.engines.oneflow import install
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = "transformer_options"
@@ -30,6 +31,22 @@ torch.set_num_threads(1)  # everything here is tiny, and the machine may be shar
 def root() -> Path:
     """The repository's root folder."""
     return ROOT
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """What is found out about OneFlow holds for the whole process; not beyond a test that pretends another."""
+    for question in (install._held, install._not_importable):
+        question.cache_clear()
+    yield
+    for question in (install._held, install._not_importable):
+        question.cache_clear()
+
+
+@pytest.fixture
+def no_oneflow(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no OneFlow, whatever is installed or on the path."""
+    monkeypatch.setitem(sys.modules, "oneflow", None)  # Python's own way to say that there is none
 
 
 @pytest.fixture(scope="session")
@@ -96,15 +113,16 @@ class Captured:
     def run(self, *tensors: torch.Tensor, target: Target | None = None) -> Any:
         """The graph's output, put together again, for the weights that are in place in ``target`` now."""
         binding = self.capture.binding
-        weights = (target or self.target).weights(binding.weight_names, CPU)
+        tensors = tensors or tuple(self.call.tensors)
+        weights = (target or self.target).weights(binding.weight_names, tensors[0].device if tensors else CPU)
         with torch.no_grad():
-            flat = self.capture.graph(*binding.feed(weights, tensors or self.call.tensors))
+            flat = self.capture.graph(*binding.feed(weights, tensors))
         return torch.utils._pytree.tree_unflatten(flat, binding.output)
 
 
 @pytest.fixture(scope="session")
 def capture_of() -> Callable[..., Captured]:
-    """Captures ``module(*args, **kwargs)`` on the CPU."""
+    """Captures ``module(*args, **kwargs)``, where its weights and tensors are."""
 
     def make(
         module: torch.nn.Module,

@@ -468,6 +468,7 @@ def test_an_uncovered_argument_runs_eager_counted_and_warned_once(
     assert served.counts["served"] == 1
 
 
+@pytest.mark.usefixtures("no_oneflow")
 @pytest.mark.parametrize(
     ("engine", "words"),
     [

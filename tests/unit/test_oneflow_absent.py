@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from onediff_comfy.engines import choose
 from onediff_comfy.engines.base import EngineError
 
 
-@pytest.mark.skipif(importlib.util.find_spec("oneflow") is not None, reason="OneFlow is in this Python")
+@pytest.mark.usefixtures("no_oneflow")
 def test_without_oneflow_the_message_says_how_to_install_it_and_in_which_python() -> None:
     with pytest.raises(EngineError) as refusal:
         choose("oneflow", torch.device("cpu"))

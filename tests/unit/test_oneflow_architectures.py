@@ -6,9 +6,8 @@ tests/host/test_oneflow_refusal.py is the refusal on a real card.
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,7 @@ GPU = torch.device("cuda", 0)
 HERE = {"without": "OneFlow 0.9.0, the release that pip installs,", "with": "the installed OneFlow"}
 
 
-@pytest.fixture(autouse=True)
-def ask_anew() -> Iterator[None]:
-    """What was found out about OneFlow holds for the whole process; here each test has another."""
-    for question in (install._held, install._not_importable):
-        question.cache_clear()
-    yield
-    for question in (install._held, install._not_importable):
-        question.cache_clear()
+pytestmark = pytest.mark.usefixtures("anew")  # each test has another OneFlow
 
 
 @pytest.fixture
@@ -107,10 +99,13 @@ def test_a_card_without_kernels_is_told_so_whether_or_not_oneflow_is_there(
     card: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Not how to install it, which a person would do in vain."""
     card(*capability)
-    if oneflow == "with":
+    if oneflow == "without":
+        request.getfixturevalue("no_oneflow")
+    else:
         write_wheel(tmp_path, (Kernels(60), Kernels(61), Kernels(70)), (Kernels(75), Kernels(80), Kernels(86)))
         monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EngineError) as refusal:
@@ -143,7 +138,7 @@ def test_a_wheel_without_any_kernels_is_for_the_cpu(
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("oneflow") is not None, reason="OneFlow is in this Python")
+@pytest.mark.usefixtures("no_oneflow")
 def test_a_card_with_kernels_is_told_how_to_install_it(card: Callable[..., None]) -> None:
     card(8, 9)
     assert "onediff-comfy[oneflow]" in (install.problem(GPU) or "")
