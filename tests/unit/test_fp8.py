@@ -53,6 +53,12 @@ def computing(device: torch.device) -> torch.device:
     return device
 
 
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers here are small, so what counts as large is less."""
+    monkeypatch.setattr(fp8, "_LEAST_WEIGHTS", WIDTH * WIDTH)
+
+
 class Wide(nn.Module):
     """Two large layers over many rows, a small one, and one that is told the time, of which there is one row."""
 
