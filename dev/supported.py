@@ -25,7 +25,7 @@ CAPTURED_AGAIN: Mapping[str, set[str]] = {
     "z_image": {"batch"},
     "hidream": {"size", "batch", "prompt"},  # one graph for each: its 4-D text conditioning reads as an image
     "cosmos": {"size", "batch", "prompt", "frames"},  # what its general graph excludes these sizes by is not known yet
-    "cosmos_predict2": {"size", "batch", "prompt"},
+    "cosmos_predict2": {"size"},
 }
 """Changes for which a family may need another capture, because its code takes decisions by them."""
 

@@ -32,7 +32,7 @@ _BUILTIN_FUNCTIONS = (
     types.ClassMethodDescriptorType,
 )
 # Parts of a class that are about the class and not what its instances compute.
-_CLASS_BOOKKEEPING = frozenset(
+CLASS_BOOKKEEPING = frozenset(
     (
         *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__"),
         *("__annotate__", "__annotations_cache__", "__abstractmethods__", "_abc_impl", "__slots__"),
@@ -148,7 +148,7 @@ class Describer:
         if is_foundation(kind.__module__):
             return
         for name, member in sorted(vars(kind).items()):
-            if name not in _CLASS_BOOKKEEPING and not isinstance(member, _FUNCTIONS_IN_CLASSES):
+            if name not in CLASS_BOOKKEEPING and not isinstance(member, _FUNCTIONS_IN_CLASSES):
                 yield f"{_qualified(kind)}.{name} {self.describe_or_name(member)}"
 
     def describe_or_name(self, value: Any) -> str:

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from .describe import code_digest, held_by
+from .describe import CLASS_BOOKKEEPING, code_digest, held_by
+from .left_behind import Reads
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 _READS, _READS_ON = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
@@ -56,6 +57,9 @@ class Reached:
         state: describes defaults and what closures hold.
         host: the host's own code.
         walked: packages that are followed though they may be installed as libraries: those of the layers.
+
+    Attributes:
+        reads: which attributes the code may read, as far as it was followed.
     """
 
     def __init__(self, state: Callable[[Any], str], host: HostCode, walked: frozenset[str]) -> None:
@@ -63,11 +67,16 @@ class Reached:
         self._lines: set[str] = set()
         self._seen: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
         self._to_follow: list[types.FunctionType] = []
+        self.reads = Reads()
+
+    def follow(self) -> None:
+        """Go through what was added, and what that reaches."""
+        while self._to_follow:
+            self._follow(self._to_follow.pop())
 
     def lines(self) -> list[str]:
         """One for each function, for each name that a function calls something by, and for each plain value."""
-        while self._to_follow:
-            self._follow(self._to_follow.pop())
+        self.follow()
         return sorted(self._lines)
 
     def add(self, value: Any) -> None:
@@ -82,6 +91,7 @@ class Reached:
             return
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType):
+            self.reads.add_value(value)
             if not self._is_library(value.__globals__):
                 self._to_follow.append(value)
             return
@@ -100,18 +110,23 @@ class Reached:
     def _add_class(self, kind: type) -> None:
         """The methods of a class; of a library's class those that somebody else has put there."""
         of_host = _package(kind.__module__) == self._host.package
+        self.reads.add_value([member for name, member in vars(kind).items() if name not in CLASS_BOOKKEEPING])
         for name, function in _functions_of_class(kind).items():
             if not self._is_library(function.__globals__):
                 if not (of_host and self._as_written(function)):
                     self._lines.add(f"{_identity(kind)}.{name} is {_identity(function)}")
                 self.add(function)
+                if name in ("__getattr__", "__getattribute__"):
+                    self.reads.add_everything()
 
     def _follow(self, function: types.FunctionType) -> None:
         if function.__globals__.get("__name__") in self._host.machinery and self._as_written(function):
             return
+        self.reads.add(function)
         state = []
         for held in held_by(function):
             self.add(held)
+            self.reads.add_value(held)
             state.append("code" if list(_functions_in(held)) else self._state(held))
         if not self._as_written(function):
             self._lines.add(f"{_identity(function)} {code_digest(function.__code__)} {state}")
@@ -124,6 +139,7 @@ class Reached:
             read, value = _resolved(scope, dotted)
             if value is None:
                 continue
+            self.reads.add_value(value)
             name = f"{module}: {'.'.join(dotted[:read])}"
             if callable(value):
                 if _package(module) != self._host.package or not self._as_imported(value, dotted[read - 1]):

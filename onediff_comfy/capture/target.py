@@ -3,6 +3,7 @@
 Weights are inputs of a compiled graph, so their values do not matter here: two checkpoints of one
 architecture have the same fingerprint. Everything else that can change what the forward computes
 does matter: classes and their functions, attributes, weight names, shapes, dtypes and layouts.
+Not so attributes that a forward only sets and that nothing reads (left_behind.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
@@ -20,10 +21,11 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from ..messages import Message, first_line, message
 from .call import NotCovered
 from .describe import Describer, Indescribable
+from .left_behind import stored_by
 from .reached import NO_HOST, HostCode, Reached
 
 # nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
-_MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
+_NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
 # Subclasses (quantised tensors) carry scales and dispatch rules that a plain graph input would lose.
 _PLAIN_WEIGHTS = (torch.nn.Parameter, torch.Tensor, torch.nn.Buffer)
 
@@ -74,18 +76,40 @@ class Target:
             for layer in self.layers
             for holder in (layer.__dict__, layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
         ]
+        # Those with attributes that a forward leaves behind. None yet: what is not compared was looked at before.
+        self._with_left: list[dict[Any, Any]] = []
+        self._left: frozenset[str] = frozenset()
         self._held = self._values()
-        self.fingerprint, self.refusal = _inspect(module, host)
+        self.fingerprint, self.refusal, self._unread = _inspect(module, host)
 
     def is_current(self) -> bool:
         """Whether the layers are the same objects with the same code. Ten milliseconds or two: once a run."""
         now = tuple(self.module.modules())
         same = len(now) == len(self.layers) and all(a is b for a, b in zip(now, self.layers, strict=True))
         held = self._values()
-        if same and _inspect(self.module, self._host) == (self.fingerprint, self.refusal):
-            self._held = held
-            return True
-        return False
+        found = _inspect(self.module, self._host) if same else None
+        if found is None or (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
+            return False
+        if self._leave_out(found.left):
+            return self.is_current()  # what counts as held is less now, and may have changed meanwhile
+        self._held = held
+        return True
+
+    def _leave_out(self, left: frozenset[str]) -> bool:
+        """Compare attributes of these names no more; whether that changes anything."""
+        states = [layer.__dict__ for layer in self.layers]
+        with_left = [state for state in states if not left.isdisjoint(state)] if left else []
+        if left == self._left and list(map(id, with_left)) == list(map(id, self._with_left)):
+            return False
+        apart = set(map(id, with_left))
+        self._holders = [
+            holder
+            for layer in self.layers
+            for holder in (layer.__dict__, layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
+            if id(holder) not in apart
+        ]
+        self._left, self._with_left = left, with_left
+        return True
 
     def is_untouched(self) -> bool:
         """Whether no attribute, child or hook of a layer is another object than before: a millisecond, for every call.
@@ -97,7 +121,21 @@ class Target:
 
     def _values(self) -> list[Any]:
         # The objects and not their ids: a number that is thrown away leaves its id to the next one.
-        return list(chain.from_iterable(map(dict.values, self._holders)))
+        values = list(chain.from_iterable(map(dict.values, self._holders)))
+        for holder in self._with_left:
+            values += [value for name, value in holder.items() if name not in self._left]
+        return values
+
+    def attributes(self) -> dict[tuple[str, str], str]:
+        """What the attributes of the layers are that count, by layer and name. As dear as ``is_current``."""
+        layers = {id(layer): path for path, layer in self.module.named_modules()}
+        describer = Describer(layers)
+        return {
+            (_named(layers[id(layer)]), name): describer.describe_or_name(value)
+            for layer in self.layers
+            for name, value in layer.__dict__.items()
+            if name not in _NOT_DESCRIBED and name not in self._unread
+        }
 
     def weights(self, names: tuple[str, ...], device: torch.device) -> list[torch.Tensor]:
         """The named weights as they are in place now, all on ``device``.
@@ -128,35 +166,64 @@ def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
     return WeightSpec(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
-def _inspect(module: torch.nn.Module, host: HostCode) -> tuple[str, Message | None]:
+class _Inspected(NamedTuple):
+    """What a module is. ``left`` names attributes that are no part of it, because nothing reads them."""
+
+    fingerprint: str
+    refusal: Message | None
+    left: frozenset[str] = frozenset()
+
+
+def _inspect(module: torch.nn.Module, host: HostCode) -> _Inspected:
     """The module's fingerprint and why it must be refused, if it must."""
     layers = dict(module.named_modules())
     if _global_forward_hooks or _global_forward_pre_hooks:
-        return "", message("another extension has set a forward hook on all layers")
+        return _Inspected("", message("another extension has set a forward hook on all layers"))
     for path, layer in layers.items():
         if "forward" in layer.__dict__ and not _is_own_forward(layer):
-            return "", message("the forward of layer {layer} was replaced by another extension", layer=_named(path))
+            return _Inspected(
+                "", message("the forward of layer {layer} was replaced by another extension", layer=_named(path))
+            )
         if layer._forward_hooks or layer._forward_pre_hooks:
-            return "", message("layer {layer} has a forward hook from another extension", layer=_named(path))
+            return _Inspected(
+                "", message("layer {layer} has a forward hook from another extension", layer=_named(path))
+            )
     describer = Describer({id(layer): path for path, layer in layers.items()})
-    digest = hashlib.sha256()
+    bases = _bases({type(layer) for layer in layers.values()})
+    stored = stored_by(bases) - _NOT_DESCRIBED
+    lines: list[str] = []
+    aside: list[tuple[str, str, Any]] = []
     weights: dict[int, str] = {}
     for path, layer in layers.items():
         try:
-            for line in _layer_lines(path, layer, describer, weights):
-                digest.update(line.encode())
+            lines += _layer_lines(path, layer, describer, weights, stored)
         except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
-            return "", message(
-                "layer {layer} holds {error}, which cannot be part of a graph's identity",
-                layer=_named(path),
-                error=error if isinstance(error, Indescribable) else _unreadable(error),
-            )
+            return _Inspected("", _cannot_be_part(path, error))
+        aside += [(path, name, layer.__dict__[name]) for name in sorted(stored.intersection(layer.__dict__))]
     try:
-        for line in _code_lines({type(layer) for layer in layers.values()}, describer, host):
-            digest.update(line.encode())
+        reached = _reached(bases, describer, host, lines)
+        while read := _read_of({name for _, name, _ in aside}, reached, describer, lines):
+            for path, name, value in aside:
+                if name in read:
+                    try:
+                        lines.append(f"\n  {path}: {name} = {describer.describe(value)}")
+                    except Exception as error:
+                        return _Inspected("", _cannot_be_part(path, error))
+            aside = [attribute for attribute in aside if attribute[1] not in read]
+            _follow(reached, describer)
+        lines += reached.lines()
     except Exception as error:
-        return "", message("the model's code cannot be read: it uses {what}", what=_unreadable(error))
-    return digest.hexdigest(), None
+        return _Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return _Inspected(digest, None, frozenset(name for _, name, _ in aside))
+
+
+def _cannot_be_part(path: str, error: Exception) -> Message:
+    return message(
+        "layer {layer} holds {error}, which cannot be part of a graph's identity",
+        layer=_named(path),
+        error=error if isinstance(error, Indescribable) else _unreadable(error),
+    )
 
 
 def _unreadable(error: Exception) -> Message:
@@ -176,11 +243,16 @@ def _is_own_forward(layer: torch.nn.Module) -> bool:
     return getattr(forward, "__self__", None) is layer and getattr(forward, "__func__", None) is type(layer).forward
 
 
-def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str]) -> Iterator[str]:
-    """Class, attributes, children and weights of one layer; ``weights`` collects first names by identity."""
+def _layer_lines(
+    path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], aside: frozenset[str]
+) -> Iterator[str]:
+    """Class, attributes, children and weights of one layer; ``weights`` collects first names by identity.
+
+    Attributes of the names in ``aside`` are left out.
+    """
     yield f"\nlayer {path} {type(layer).__module__}.{type(layer).__qualname__} {layer.training}"
     for name, value in sorted(vars(layer).items()):
-        if name not in _MODULE_INTERNALS and name != "forward":
+        if name not in _NOT_DESCRIBED and name not in aside:
             yield f"\n  {name} = {describer.describe(value)}"
     for name, child in layer._modules.items():
         yield f"\n  child {name} = {describer.describe(child)}"
@@ -195,19 +267,38 @@ def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, weight
                 yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
 
 
-def _code_lines(kinds: set[type], describer: Describer, host: HostCode) -> Iterator[str]:
+def _bases(kinds: set[type]) -> list[type]:
+    """The classes of layers and all that these are derived from."""
+    return sorted(
+        {base for kind in kinds for base in kind.__mro__}, key=lambda kind: (kind.__module__, kind.__qualname__)
+    )
+
+
+def _reached(bases: list[type], describer: Describer, host: HostCode, lines: list[str]) -> Reached:
     """The code of the layers' classes and of all that they hold, and what that code reaches.
 
     Other extensions replace methods and functions of the host while it runs. What they replaced
     must not be served by a graph of what was there before.
     """
-    bases = sorted(
-        {base for kind in kinds for base in kind.__mro__}, key=lambda kind: (kind.__module__, kind.__qualname__)
-    )
     reached = Reached(describer.describe_or_name, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
     for kind in bases:
-        yield from describer.class_lines(kind)
+        lines += describer.class_lines(kind)
         reached.add_layer_class(kind)
-    for code in describer.code:
+    _follow(reached, describer)
+    return reached
+
+
+def _follow(reached: Reached, describer: Describer) -> None:
+    for code in tuple(describer.code):
         reached.add(code)
-    yield from reached.lines()
+    reached.follow()
+
+
+def _read_of(names: set[str], reached: Reached, describer: Describer, lines: list[str]) -> set[str]:
+    """Which attributes of these names may be read, also by a name that is itself the value of an attribute."""
+    if not names:
+        return names
+    for code in describer.code:  # with what was met on the way
+        reached.reads.add_value(code)
+    text = "".join(lines)
+    return {name for name in names if reached.reads.may_read(name) or repr(name) in text}

@@ -26,7 +26,7 @@ from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
-from ..messages import first_line, message
+from ..messages import Message, first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
@@ -46,8 +46,7 @@ log = logging.getLogger(__name__)
 
 _SHOW_AGAIN_S = 1.0
 # Of one module, in one node: each is another capture, and some are another compilation. An extension that counts
-# something in an attribute would have one made for every image. Cosmos Predict2 leaves tensors of each eager call on
-# itself, so not after the first few.
+# something in an attribute would have one made for every image.
 _MOST_IDENTITIES = 16
 
 
@@ -121,6 +120,8 @@ class Dispatcher:
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
         self._identities: dict[int, set[str]] = {}  # of a module, the fingerprints that it had
+        self._last_known: dict[int, dict[tuple[str, str], str]] = {}  # of those that had the most, attributes
+        self._changing: dict[int, tuple[Target, Message]] = {}  # what changed since
         self._routes = Routes()
         self._not_general: set[tuple[str, Signature]] = set()
         self._parted = PartedCalls(host.options_name)
@@ -312,11 +313,25 @@ class Dispatcher:
         if target.refusal is not None:
             raise NotCovered(target.refusal)
         identities = self._identities.setdefault(key, set())
-        if len(identities) < _MOST_IDENTITIES:
-            identities.add(target.fingerprint)
         if target.fingerprint not in identities:
-            raise NotCovered(message("another extension changes its code or attributes again and again"))
+            if len(identities) >= _MOST_IDENTITIES:
+                raise NotCovered(self._what_changes(key, target))
+            identities.add(target.fingerprint)
+            if len(identities) == _MOST_IDENTITIES:
+                self._last_known[key] = target.attributes()
         return target
+
+    def _what_changes(self, key: int, target: Target) -> Message:
+        """Why a module that had the most identities has another one again."""
+        if key not in self._changing or self._changing[key][0] is not target:
+            before, now = self._last_known[key], target.attributes()
+            changed = [place for place in now | before if now.get(place) != before.get(place)]
+            reason = message("its code, layers or weights change again and again")
+            if changed:
+                layer, name = changed[0]
+                reason = message("attribute {name} of layer {layer} changes again and again", name=name, layer=layer)
+            self._changing[key] = target, reason
+        return self._changing[key][1]
 
     def _split(self, target: Target, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> Call:
         return split(

@@ -946,7 +946,43 @@ def test_an_attribute_that_never_stays_the_same_is_not_captured_for_ever(
         assert served.matches(torch.randn(2, 4))
     assert served.counts["captured"] == 4
     assert served.counts["served"] == 8, "the first four are known, and come again"
-    assert served.fallbacks == {"another extension changes its code or attributes again and again": 4}
+    assert served.fallbacks == {"attribute window of layer (root) changes again and again": 4}
+
+
+def test_code_that_never_stays_the_same_is_not_captured_for_ever(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_MOST_IDENTITIES", 2)
+    served = Served(library, Windowed())
+    for number in range(4):
+        served.dispatcher.begin_run()
+        monkeypatch.setattr(Windowed, "number", number, raising=False)
+        assert served.matches(torch.randn(2, 4))
+    assert served.counts["captured"] == 2
+    assert served.fallbacks == {"its code, layers or weights change again and again": 2}
+
+
+class Noting(nn.Module):
+    """As Cosmos Predict2 does it: each call leaves something on the module for nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.noted_for_nobody = y
+        return y + 1
+
+
+def test_what_each_eager_call_leaves_behind_is_no_reason_to_capture_again(library: GraphLibrary) -> None:
+    served = Served(library, Noting())
+    for _ in range(4):
+        served.dispatcher.begin_run()
+        for _ in range(2):
+            served.module(torch.randn(2, 4))
+            assert served.matches(torch.randn(2, 4))
+    assert served.counts["captured"] == 1 and not served.fallbacks
 
 
 def test_a_layer_that_is_swapped_in_the_middle_of_a_run_is_seen(library: GraphLibrary) -> None:

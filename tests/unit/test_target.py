@@ -508,3 +508,114 @@ def test_a_module_that_does_not_run_its_own_code_is_refused(change: Callable[[Ne
     refusal = Target(net).refusal
     assert refusal is not None
     assert re.search(message, refusal)
+
+
+# -- what a forward leaves behind ------------------------------------------------------------------
+
+HEAD = """
+import functools
+import operator
+from torch import nn
+
+class Noting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        {construct}
+
+    def forward(self, x):
+        y = self.linear(x)
+        {before}
+        self.left_over = y
+        return y
+"""
+BEHIND: dict[str, tuple[str, str, str]] = {
+    "only set": ("pass", "pass", ""),
+    "also at construction": ("self.left_over = None", "pass", ""),
+    "a local of that name": ("pass", "left_over = y", ""),
+    "one name in __dict__": ("pass", "self.__dict__.get('another')", ""),
+}
+READ: dict[str, tuple[str, str, str]] = {
+    "by a later call": ("self.left_over = 0", "y = y + self.left_over", ""),
+    "by augmenting": ("self.left_over = 0", "self.left_over += 1", ""),
+    "deleted": ("self.left_over = 0", "del self.left_over", ""),
+    "by hasattr": ("pass", "y = y + 1 if hasattr(self, 'left_over') else y", ""),
+    "by getattr": ("pass", "y = y + getattr(self, 'left_over', 0)", ""),
+    "by attrgetter": ("pass", "operator.attrgetter('linear.left_over')", ""),
+    "by a name put together": ("pass", "getattr(self, f'left_{x.dtype}', 0)", ""),
+    "by a name that an attribute holds": ("self.which = ['left_over']", "getattr(self, self.which[0], 0)", ""),
+    "by a name in a table": ("pass", "[getattr(self, name, 0) for name in NAMES]", "NAMES = ['left_over']"),
+    "by a name that the class holds": (
+        "pass",
+        "[getattr(self, name, 0) for name in self.names]",
+        "Noting.names = ('left_over',)",
+    ),
+    "by a function that is called": (
+        "pass",
+        "read(self)",
+        "def read(layer): return getattr(layer, NAME)\nNAME = 'left_over'",
+    ),
+    "by a method of a helper": (
+        "self.help = Helper()",
+        "self.help(self)",
+        "class Helper:\n  def __call__(self, of): of.left_over",
+    ),
+    "by a function in a table": ("pass", "TABLE[0](self)", "TABLE = [lambda layer: layer.left_over]"),
+    "by a default": ("pass", "read(self)", "def read(of, name='left_over'): return getattr(of, name)"),
+    "by a closure": (
+        "pass",
+        "read(self)",
+        "def made(name):\n  return lambda of: getattr(of, name)\nread = made('left_over')",
+    ),
+    "by vars": ("pass", "list(vars(self).values())", ""),
+    "by __dict__": ("pass", "list(self.__dict__.values())", ""),
+    "by a __getattr__": ("pass", "pass", "Noting.__getattr__ = lambda self, name: nn.Module.__getattr__(self, name)"),
+}
+
+
+def noting(construct: str, before: str, more: str) -> nn.Module:
+    scope: dict[str, Any] = {"__name__": "noting"}
+    exec(compile(HEAD.format(construct=construct, before=before) + "\n" + more, "noting.py", "exec"), scope)
+    module: nn.Module = scope["Noting"]()
+    return module
+
+
+@pytest.mark.parametrize("how", BEHIND)
+def test_what_a_forward_only_leaves_behind_is_no_part_of_the_model(how: str) -> None:
+    module = noting(*BEHIND[how])
+    target = Target(module)
+    for _ in range(3):
+        module.left_over = torch.randn(2)
+        assert target.is_untouched() or target.is_current()
+        assert Target(module).fingerprint == target.fingerprint
+    module.left_over = torch.randn(2)
+    assert target.is_untouched(), "known by now, and not looked at again"
+    module.another = 1
+    assert not target.is_untouched() and not target.is_current()
+
+
+@pytest.mark.parametrize("how", READ)
+def test_what_may_be_read_again_counts(how: str) -> None:
+    module = noting(*READ[how])
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    assert target.refusal is None and target.is_current()
+    module.left_over = torch.zeros(2)
+    assert not target.is_untouched() and not target.is_current()
+
+
+def test_what_was_left_behind_before_is_known_after_one_look() -> None:
+    module = noting(*BEHIND["only set"])
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    module.left_over = torch.zeros(2)
+    assert not target.is_untouched() and target.is_current()
+    module.left_over = threading.Lock()
+    assert target.is_untouched() and target.is_current()
+
+
+def test_an_attribute_that_no_method_sets_counts_though_nothing_reads_it() -> None:
+    module = noting(*BEHIND["only set"])
+    target = Target(module)
+    module.set_by_somebody = 1
+    assert not target.is_untouched() and not target.is_current()
