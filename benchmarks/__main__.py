@@ -60,11 +60,15 @@ PLANS = {
         Job("sampling-flux", "sampling", f"--model flux --rounds 3 --variants {_FLUX}"),
         Job("vae", "vae", "--no-bucket"),
         Job("restart-sdxl", "restart", "--model sdxl"),
+        Job("kernels-sdxl", "kernels", "--model sdxl"),
+        Job("kernels-flux", "kernels", "--model flux"),
+        Job("kernels-vae", "kernels", "--model vae"),
     ),
     "tiny": (
         Job("sampling-tiny", "sampling", f"--model tiny --rounds 2 --variants {_TINY}"),
         Job("quality-tiny", "quality", f"--model tiny --seeds 1 --variants {_TINY}"),
         Job("restart-tiny", "restart", "--model tiny --variants eager,onediff-eager"),
+        Job("kernels-tiny", "kernels", "--model tiny --variant onediff-eager"),
     ),
 }
 _PLOTS = {"full": "--speed sdxl,sd15,flux --quality sdxl", "tiny": "--speed tiny --quality tiny"}

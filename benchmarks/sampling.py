@@ -150,8 +150,11 @@ class _Bench:
     def first_image(self, name: str) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.options.inductor_cache or tempfile.mkdtemp(prefix="onediff-bench-")
         self.models[name] = variant(self.model, name)
+        before = _compiler_phases()
         latent, found = self.image(name, 0)
         self.rows[name] |= {f"first_image_{what}": value for what, value in found.items()}
+        phases = {phase: seconds - before.get(phase, 0.0) for phase, seconds in _compiler_phases().items()}
+        self.rows[name]["compiler_phases_s"] = {phase: round(s, 1) for phase, s in phases.items() if s >= 1}
         if name == "eager":  # itself it is compared with its own repetition
             self.expected = self.sampler(self.models[name], 0)
         if self.expected is not None:
@@ -214,6 +217,13 @@ def ours_failed(report: dict[str, Any]) -> bool:
     """Whether one of our own variants failed, or had calls that ran eager, so that its figures are not ours."""
     ours = [row for name, row in report["variants"].items() if name.startswith("onediff")]
     return any("failed" in row or row["calls_eager"] for row in ours)
+
+
+def _compiler_phases() -> dict[str, float]:
+    """Seconds that PyTorch's compiler spent in each of its phases so far; one may be part of another."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return {phase: sum(seconds) for phase, seconds in compilation_time_metrics.items()}
 
 
 def _reset_peak() -> None:

@@ -27,7 +27,8 @@ def table(reports: Mapping[str, Report]) -> list[str]:
     """The lines of a table.
 
     Args:
-        reports: by what they are about: ``sampling-MODEL``, ``quality-MODEL``, ``restart-MODEL`` or ``vae``. A row of a
+        reports: by what they are about: ``sampling-MODEL``, ``quality-MODEL``, ``restart-MODEL``, ``vae``, or
+            ``kernels-MODEL``, which is a table of its own and has no row. A row of a
             ``sampling`` report takes from the others of its model what they know of the same variant; a step's time
             and peak memory are its own.
     """
@@ -41,7 +42,7 @@ def _rows(what: str, report: Report, reports: Mapping[str, Report]) -> Iterator[
         yield from _sampling_rows(model, report, reports)
     elif what == "vae":
         yield from _vae_rows(report)
-    elif f"sampling-{model}" not in reports:  # else its figures are in those rows
+    elif script != "kernels" and f"sampling-{model}" not in reports:  # else its figures are in those rows
         names = report["variants"] if script == "quality" else {row["variant"]: row for row in report["processes"]}
         for name in names:
             yield [model, name, "", "", *_first(reports, model, name), "", *_quality(reports, model, name), ""]

@@ -103,7 +103,7 @@ class _Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.plan = PLANS[options.model]
-        self.vae = _random_vae(self.plan.channels)
+        self.vae = random_vae(self.plan.channels)
         self.ways: dict[str, Any] = {"eager": self.vae, "general": self.accelerated()}
         if not options.no_bucket:
             self.ways["bucket"] = self.accelerated(f"{self.plan.bucket}x{self.plan.bucket} b1")
@@ -226,12 +226,12 @@ class _Bench:
         """The relative error of each output against the same VAE in float32."""
         import torch
 
-        reference = _random_vae(self.plan.channels, torch.float32)
+        reference = random_vae(self.plan.channels, torch.float32)
         exact = reference.decode(self.input(case)) if case.what == "decode" else reference.encode(self.input(case))
         return {name: _relative_error(output, exact) for name, output in outputs.items()}
 
 
-def _random_vae(channels: int, dtype: Any = None) -> Any:
+def random_vae(channels: int, dtype: Any = None) -> Any:
     """A ComfyUI VAE as SDXL's, of ``channels`` in its first level where that is 128, with random weights."""
     import comfy.sd
     import torch

@@ -1,4 +1,4 @@
-"""graphs/launching.py: which calls a CPU launches more slowly than a GPU runs them."""
+"""graphs/launching.py: which calls a GPU waits in for a CPU that launches their kernels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 @pytest.mark.parametrize(
-    ("launch", "run", "bound"), [(0.010, 0.0105, True), (0.010, 0.004, True), (0.010, 0.032, False)]
+    ("launch", "run", "bound"),
+    [(0.010, 0.0105, True), (0.010, 0.004, True), (0.005, 0.0115, True), (0.005, 0.032, False)],
 )
 def test_after_four_calls_it_is_known(gpu: Gpu, launch: float, run: float, bound: bool) -> None:
     times = Launching()
@@ -102,5 +103,5 @@ def test_the_fastest_of_each_count(calls: list[tuple[float, float]]) -> None:
         for launch, run in calls:
             gpu.call(times, None, launch, run)
         launch, run = min(launch for launch, _ in calls[1:]), min(run for _, run in calls[1:])
-        if abs(launch - 0.9 * run) > 1e-6:
-            assert times.bound(None) is (launch > 0.9 * run)
+        if abs(3 * launch - run) > 1e-6:
+            assert times.bound(None) is (3 * launch > run)
