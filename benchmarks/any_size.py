@@ -29,7 +29,7 @@ from .host import reported, start_host
 from .sampling import environment
 from .variants import variant
 
-_MEASURED, _PATIENCE_S = 8, 420  # images; seconds until a background compilation must have ended
+_MEASURED = 8  # images
 _SHORT, _LONG, _ROUNDS = 3, 9, 2  # steps, steps, times
 _LARGE = tuple((w, h, b) for w, h in ((1024, 1024), (832, 1216), (1536, 1536)) for b in (1, 2, 4))
 SHAPES = {"sdxl": _LARGE, "flux": _LARGE, "sd15": ((512, 512, 1), (512, 768, 1), (768, 768, 2))}
@@ -50,6 +50,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("shapes", nargs="*", type=_shape_of, help="such as 1024x1024b1; default: the model's list")
     parser.add_argument("--model", choices=["sd15", "sdxl", "flux"], default="sdxl")
     parser.add_argument("--changes", type=int, default=24, help="random changes to walk through")
+    parser.add_argument(
+        "--patience", type=float, default=420, help="walk: seconds that a background compilation may take"
+    )
     parser.add_argument("--waiting", action="store_true", help="walk: compile in wait mode, not in the background")
     parser.add_argument("--replayed-only", action="store_true", help="times: only ours, replayed as CUDA graphs")
     parser.add_argument("--not-launched", action="store_true", help="times: leave out graphs launched kernel by kernel")
@@ -196,7 +199,7 @@ class _Bench:
             self.sample(self.model, shape, steps)
             seconds["eager"].append(time.perf_counter() - start)
         began = time.perf_counter()
-        while not metrics().snapshot()["served"] and time.perf_counter() - began < _PATIENCE_S:
+        while not metrics().snapshot()["served"] and time.perf_counter() - began < self.options.patience:
             start = time.perf_counter()
             self.sample(fast, shape, steps)
             seconds["meanwhile"].append(time.perf_counter() - start)
@@ -243,7 +246,7 @@ class _Bench:
         after = metrics().snapshot()
         counted = {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
         self.say(counted)
-        return {"changes": rows, "counted": counted, "worst_error": max(errors)}
+        return {"changes": rows, "counted": counted, "worst_error": max(errors, default=0.0)}
 
     def memory(self) -> dict[str, int]:
         import torch
