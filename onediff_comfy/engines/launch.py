@@ -17,8 +17,8 @@ def by_address() -> Iterator[None]:
     Whoever launches a Triton kernel, PyTorch or Triton, first asks the driver what lies at each tensor's address. What
     ``cudaMallocAsync`` allocates in a recording lies nowhere until the recording is replayed, and the launch fails with
     "CUDA driver error: invalid argument" or "Pointer argument cannot be accessed from Triton" (state-spaces/mamba#699).
-    About an address that is given as a number nobody asks; both launchers take one. Each kernel must have been launched
-    before: the first launch chooses among variants, and that needs tensors.
+    About an address that is given as a number nobody asks; all launchers take one, and that of PyTorch 2.13 no longer
+    asks at all. Each kernel must have been launched before: the first launch chooses among variants, and needs tensors.
 
     PyTorch's own allocator has nothing of this, and nothing is done.
     """
