@@ -149,6 +149,7 @@ def test_several_in_a_chain(server: ComfyServer) -> None:
 @pytest.mark.slow
 def test_a_control_lora_is_captured_once_though_the_host_builds_it_anew_for_each_image(server: ComfyServer) -> None:
     _same_as_eager(server, LORA)
+    _same_as_eager(server, LORA, model_engine="eager")
     later = Counters(server)
     for change in ("strength", "size", "batch"):
         _same_as_eager(server, LORA, **CHANGES[change])
