@@ -4,7 +4,8 @@ The other process gets a job: the module without weights, the call's signature, 
 It captures, compiles and leaves the graph in the store, where this process finds it. Capturing here
 would take the interpreter for seconds, and tracing swaps a module's weights while it is in use.
 
-One process works at a time. It ends with this one, and a job that was cut off is simply begun again.
+One process works at a time. It ends with this one, and a job that was cut off is simply begun again. A process that
+dies by itself (memory was short, somebody ended it) is given one more try: that says nothing of the graph.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import torch
 from ..capture.call import Call, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
+
+_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,18 @@ class Background:
             work.write_bytes(job.to_bytes())
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self._path())}
             command = [sys.executable, "-m", self._module, str(work), str(result), str(os.getpid())]
-            with errors.open("wb") as output:
-                done = subprocess.run(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
-                )
-            said = errors.read_text(errors="replace").strip()
-            log.debug("background compilation said:\n%s", said)
-            if not result.exists():
+            for tries_left in reversed(range(_TRIES)):
+                with errors.open("wb") as output:
+                    done = subprocess.run(
+                        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+                    )
+                said = errors.read_text(errors="replace").strip()
+                log.debug("background compilation said:\n%s", said)
+                if result.exists():
+                    break
                 last = said.splitlines()[-1] if said else "it said nothing"
-                return Outcome(f"the compiling process ended with status {done.returncode} ({last})")
+                failure = f"the compiling process ended with status {done.returncode} ({last})"
+                if not tries_left:
+                    return Outcome(failure)
+                log.warning("OneDiff: %s; it is started once more", failure)
             return Outcome(**json.loads(result.read_text()))

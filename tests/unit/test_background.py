@@ -303,3 +303,35 @@ def test_an_engine_whose_graphs_are_not_kept_starts_no_other_process(
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
     assert not begun(library)
     assert "graphs of the eager engine are not kept in files" in next(iter(library.metrics.snapshot()["fallbacks"]))
+
+
+@pytest.mark.parametrize(
+    ("deaths", "failure"), [(1, None), (2, "the compiling process ended with status -9 (oh dear)")]
+)
+def test_a_process_that_dies_is_started_once_more(
+    deaths: int, failure: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = tmp_path / "tries"
+    tries.touch()
+    (tmp_path / "dying_worker.py").write_text(
+        "import json, os, pathlib, signal, sys\n"
+        f"tries = pathlib.Path({str(tries)!r})\n"
+        "tries.write_text(tries.read_text() + 'x')\n"
+        f"if len(tries.read_text()) <= {deaths}:\n"
+        "    print('oh dear', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "pathlib.Path(sys.argv[2]).write_text(json.dumps({'failure': None}))\n"
+    )
+    background = Background("dying_worker", lambda: [str(tmp_path)])
+    assert background.start("key", Job(b"", "forward", "", {}, {}, "cpu", True, {}))
+    deadline = time.monotonic() + 60
+    while background.busy():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    outcome = background.outcome("key")
+    assert outcome is not None
+    assert outcome.failure == failure
+    assert len(tries.read_text()) == 2
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "OneDiff: the compiling process ended with status -9 (oh dear); it is started once more"
+    ]
