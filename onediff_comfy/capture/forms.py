@@ -87,7 +87,8 @@ def attention(
     trace has no real tensors to choose by, and graphs were seen to hold FlashAttention: so what eager takes is named.
     """
     plain = attn_mask is None and not (dropout_p or is_causal or any(options.values()))
-    if plain and query.ndim == 4 and query.dtype in (torch.float16, torch.bfloat16) and query.device.type == "cuda":
+    plain = plain and query.ndim == key.ndim == value.ndim == 4
+    if plain and query.dtype in (torch.float16, torch.bfloat16) and query.device.type == "cuda":
         if query.shape[-1] > _FUSED_HEAD and _multiplies_into_float32():
             return wide_attention()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
         if _eager_takes_cudnn(query, key, value):
@@ -98,7 +99,7 @@ def attention(
 def cudnn_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]:
     """The operator ``onediff_comfy::cudnn_attention``: one node of a capture, which compilers take to pieces.
 
-    It takes [batch, heads, n or m, width] each, and gives [batch, heads, n, width] in the same dtype.
+    It takes [batch, heads, n or m, width] each, and gives [batch, heads, n, width of the values] in the same dtype.
     """
     _library()
     operator: Callable[..., torch.Tensor] = torch.ops.onediff_comfy.cudnn_attention

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from .describe import CLASS_BOOKKEEPING, code_digest, held_by
-from .left_behind import Reads
+from .left_behind import Reads, functions_within
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 _READS, _READS_ON = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 _BETWEEN = ("EXTENDED_ARG", "PUSH_NULL", "CACHE")
+_NAMES_ONLY = CLASS_BOOKKEEPING - {"__match_args__"}  # which a pattern reads
 _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 Dotted = tuple[str, ...]
@@ -110,7 +111,7 @@ class Reached:
     def _add_class(self, kind: type) -> None:
         """The methods of a class; of a library's class those that somebody else has put there."""
         of_host = _package(kind.__module__) == self._host.package
-        self.reads.add_value([member for name, member in vars(kind).items() if name not in CLASS_BOOKKEEPING])
+        self.reads.add_value([member for name, member in vars(kind).items() if name not in _NAMES_ONLY])
         for name, function in _functions_of_class(kind).items():
             if not self._is_library(function.__globals__):
                 if not (of_host and self._as_written(function)):
@@ -140,6 +141,7 @@ class Reached:
             if value is None:
                 continue
             self.reads.add_value(value)
+            self._count_table(value)
             name = f"{module}: {'.'.join(dotted[:read])}"
             if callable(value):
                 if _package(module) != self._host.package or not self._as_imported(value, dotted[read - 1]):
@@ -148,6 +150,13 @@ class Reached:
             elif not isinstance(value, types.ModuleType) and self._counts(scope, dotted[: read - 1]):
                 self._lines.add(f"{name} = {value!r}" if _is_plain(value) else f"{name} is {_identity(value)}")
                 self.add(type(value))
+
+    def _count_table(self, table: Any) -> None:
+        """Functions of other files may be called out of a table."""
+        if isinstance(table, (dict, list, tuple)):
+            for function in functions_within(table):
+                if not self._is_library(function.__globals__):
+                    self.reads.add(function)
 
     def _as_written(self, function: types.FunctionType) -> bool:
         """Whether this is the host's function, from the host's file."""

@@ -3,13 +3,14 @@
 Weights are inputs of a compiled graph, so their values do not matter here: two checkpoints of one
 architecture have the same fingerprint. Everything else that can change what the forward computes
 does matter: classes and their functions, attributes, weight names, shapes, dtypes and layouts.
-Not so attributes that a forward only sets and that nothing reads (left_behind.py).
+Not so tensors that a forward only notes on itself and that nothing reads (left_behind.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -21,7 +22,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from ..messages import Message, first_line, message
 from .call import NotCovered
 from .describe import Describer, Indescribable
-from .left_behind import stored_by
+from .left_behind import is_tensors, stored_by
 from .reached import NO_HOST, HostCode, Reached
 
 # nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
@@ -92,7 +93,7 @@ class Target:
             return False
         if self._leave_out(found.left):
             return self.is_current()  # what counts as held is less now, and may have changed meanwhile
-        self._held = held
+        self._held, self._unread = held, found.left
         return True
 
     def _leave_out(self, left: frozenset[str]) -> bool:
@@ -123,7 +124,7 @@ class Target:
         # The objects and not their ids: a number that is thrown away leaves its id to the next one.
         values = list(chain.from_iterable(map(dict.values, self._holders)))
         for holder in self._with_left:
-            values += [value for name, value in holder.items() if name not in self._left]
+            values += [value for name, value in holder.items() if name not in self._left or not is_tensors(value)]
         return values
 
     def attributes(self) -> dict[tuple[str, str], str]:
@@ -134,7 +135,7 @@ class Target:
             (_named(layers[id(layer)]), name): describer.describe_or_name(value)
             for layer in self.layers
             for name, value in layer.__dict__.items()
-            if name not in _NOT_DESCRIBED and name not in self._unread
+            if name not in _NOT_DESCRIBED and not (name in self._unread and is_tensors(value))
         }
 
     def weights(self, names: tuple[str, ...], device: torch.device) -> list[torch.Tensor]:
@@ -195,11 +196,12 @@ def _inspect(module: torch.nn.Module, host: HostCode) -> _Inspected:
     aside: list[tuple[str, str, Any]] = []
     weights: dict[int, str] = {}
     for path, layer in layers.items():
+        apart = {name for name in stored.intersection(layer.__dict__) if is_tensors(layer.__dict__[name])}
         try:
-            lines += _layer_lines(path, layer, describer, weights, stored)
+            lines += _layer_lines(path, layer, describer, weights, apart)
         except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
             return _Inspected("", _cannot_be_part(path, error))
-        aside += [(path, name, layer.__dict__[name]) for name in sorted(stored.intersection(layer.__dict__))]
+        aside += [(path, name, layer.__dict__[name]) for name in sorted(apart)]
     try:
         reached = _reached(bases, describer, host, lines)
         while read := _read_of({name for _, name, _ in aside}, reached, describer, lines):
@@ -244,7 +246,7 @@ def _is_own_forward(layer: torch.nn.Module) -> bool:
 
 
 def _layer_lines(
-    path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], aside: frozenset[str]
+    path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], aside: set[str]
 ) -> Iterator[str]:
     """Class, attributes, children and weights of one layer; ``weights`` collects first names by identity.
 
@@ -301,4 +303,4 @@ def _read_of(names: set[str], reached: Reached, describer: Describer, lines: lis
     for code in describer.code:  # with what was met on the way
         reached.reads.add_value(code)
     text = "".join(lines)
-    return {name for name in names if reached.reads.may_read(name) or repr(name) in text}
+    return {name for name in names if reached.reads.may_read(name) or re.search(rf"\b{re.escape(name)}\b", text)}

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+_ONE_RECORDING = threading.RLock()  # or one that ends would bring back what another has put there
+
 
 @contextlib.contextmanager
 def by_address() -> Iterator[None]:
@@ -28,18 +30,19 @@ def by_address() -> Iterator[None]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     recording_thread = threading.get_ident()
-    launch = CachingAutotuner.run
+    with _ONE_RECORDING:
+        launch = CachingAutotuner.run
 
-    def run(kernel: Any, *arguments: Any, **options: Any) -> Any:
-        if threading.get_ident() == recording_thread:
-            arguments = tuple(_address(argument) for argument in arguments)
-        return launch(kernel, *arguments, **options)
+        def run(kernel: Any, *arguments: Any, **options: Any) -> Any:
+            if threading.get_ident() == recording_thread:
+                arguments = tuple(_address(argument) for argument in arguments)
+            return launch(kernel, *arguments, **options)
 
-    CachingAutotuner.run = run  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        CachingAutotuner.run = launch  # type: ignore[method-assign]
+        CachingAutotuner.run = run  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            CachingAutotuner.run = launch  # type: ignore[method-assign]
 
 
 def _address(argument: Any) -> Any:

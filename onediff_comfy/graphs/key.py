@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -102,6 +103,7 @@ def _hardware(device: torch.device) -> dict[str, str]:
             "cuda": str(torch.version.cuda or torch.version.hip),
             "architecture": f"sm_{properties.major}{properties.minor}",
             "multiprocessors": str(properties.multi_processor_count),
+            "cudnn": str(torch.backends.cudnn.version()),  # which attention it takes; pip updates it without torch
         }
     return {"device": device.type, "architecture": torch.backends.cpu.get_cpu_capability()}
 
@@ -114,7 +116,16 @@ def _numeric_settings() -> dict[str, str]:
         f"{matmul.allow_bf16_reduced_precision_reduction},"
         f"{getattr(matmul, 'allow_fp16_accumulation', None)}",
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "attention": f"{attention_kernels()},{os.environ.get('TORCH_CUDNN_SDPA_PREFERRED')}",
     }
+
+
+def attention_kernels() -> dict[str, bool]:
+    """Which kernels PyTorch may choose from: a capture names what it chooses."""
+    return {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION_KERNELS}
+
+
+_ATTENTION_KERNELS = ("cudnn", "flash", "math", "mem_efficient")
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,13 @@ def settings() -> dict[str, Any]:
     import torch
     from comfy.cli_args import args
 
+    from ..graphs.key import attention_kernels
+
     return {
         "args": dict(vars(args)),
         "threads": torch.get_num_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
+        "attention": attention_kernels(),
     }
 
 
@@ -26,3 +29,5 @@ def take_over(values: Mapping[str, Any]) -> None:
     vars(args).update(values["args"])
     torch.set_num_threads(values["threads"])  # kernels for a CPU are compiled for this number of threads
     torch.set_float32_matmul_precision(values["matmul_precision"])
+    for kernel, allowed in values["attention"].items():
+        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(allowed)

@@ -235,7 +235,7 @@ def test_compiler_describes_this_process() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_compiler_describes_the_gpu() -> None:
     environment = compiler(InductorEngine(), torch.device("cuda")).environment
-    assert {"device", "cuda", "architecture", "multiprocessors"} <= set(environment)
+    assert {"device", "cuda", "architecture", "multiprocessors", "cudnn"} <= set(environment)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +275,20 @@ def test_torchs_numeric_settings_are_in_the_environment(name: str) -> None:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced
         torch.use_deterministic_algorithms(False)
     assert compiler(EagerEngine(), CPU) == before
+
+
+def test_which_attention_kernels_are_allowed_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture names cuDNN's kernel where eager would take it; whoever switches that off must not be given it."""
+    before = compiler(EagerEngine(), CPU)
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(not allowed)
+        assert compiler(EagerEngine(), CPU) != before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
+    assert compiler(EagerEngine(), CPU) == before
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_PREFERRED", "0")
+    assert compiler(EagerEngine(), CPU) != before
 
 
 def test_an_engines_own_options_and_versions_are_in_the_key() -> None:

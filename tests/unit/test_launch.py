@@ -60,6 +60,24 @@ def test_nothing_stays(launched: list[tuple[Any, ...]]) -> None:
     assert launched[0][0] is tensor
 
 
+def test_recordings_of_two_threads_come_one_after_another(launched: list[tuple[Any, ...]]) -> None:
+    """Else the first to end takes the other's launcher away, and the last leaves the first's there for ever."""
+    before, begun, inside = heuristics.CachingAutotuner.run, threading.Event(), threading.Event()
+
+    def other() -> None:
+        begun.set()
+        with by_address():
+            inside.set()
+
+    thread = threading.Thread(target=other)
+    with by_address():
+        thread.start()
+        begun.wait()
+        assert not inside.wait(0.2)
+    thread.join()
+    assert inside.is_set() and heuristics.CachingAutotuner.run is before
+
+
 def test_with_pytorchs_own_allocator_nothing_is_done(
     launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import re
+import sys
 import threading
 import types
 import weakref
@@ -534,6 +535,8 @@ BEHIND: dict[str, tuple[str, str, str]] = {
     "also at construction": ("self.left_over = None", "pass", ""),
     "a local of that name": ("pass", "left_over = y", ""),
     "one name in __dict__": ("pass", "self.__dict__.get('another')", ""),
+    "a library imported late": ("pass", "import math", ""),
+    "other names put together": ("pass", "getattr(self, f'right{x.ndim}', getattr(self, 'ove', 0))", ""),
 }
 READ: dict[str, tuple[str, str, str]] = {
     "by a later call": ("self.left_over = 0", "y = y + self.left_over", ""),
@@ -543,6 +546,15 @@ READ: dict[str, tuple[str, str, str]] = {
     "by getattr": ("pass", "y = y + getattr(self, 'left_over', 0)", ""),
     "by attrgetter": ("pass", "operator.attrgetter('linear.left_over')", ""),
     "by a name put together": ("pass", "getattr(self, f'left_{x.dtype}', 0)", ""),
+    "by a name put together of attributes": ("self.which = 'left'", "getattr(self, f'{self.which}_{x.dtype}', 0)", ""),
+    "by a formatted name": ("pass", "getattr(self, 'left_%s' % x.dtype, 0)", ""),
+    "by a formatted middle": ("pass", "getattr(self, '{}ft_ov{}'.format(x.dtype, x.ndim), 0)", ""),
+    "by a pattern": ("pass", "match self:\n            case Noting(left_over=_): y = y + 1", ""),
+    "by a pattern's position": (
+        "pass",
+        "match self:\n            case Noting(_): y = y + 1",
+        "Noting.__match_args__ = ('left_over',)",
+    ),
     "by a name that an attribute holds": ("self.which = ['left_over']", "getattr(self, self.which[0], 0)", ""),
     "by a name in a table": ("pass", "[getattr(self, name, 0) for name in NAMES]", "NAMES = ['left_over']"),
     "by a name that the class holds": (
@@ -574,10 +586,25 @@ READ: dict[str, tuple[str, str, str]] = {
 
 
 def noting(construct: str, before: str, more: str) -> nn.Module:
-    scope: dict[str, Any] = {"__name__": "noting"}
-    exec(compile(HEAD.format(construct=construct, before=before) + "\n" + more, "noting.py", "exec"), scope)
+    scope = imported("noting", HEAD.format(construct=construct, before=before) + "\n" + more)
     module: nn.Module = scope["Noting"]()
     return module
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Loader:
+    code: types.CodeType
+
+    def get_code(self, _name: str) -> types.CodeType:
+        return self.code
+
+
+def imported(name: str, text: str) -> dict[str, Any]:
+    """The globals of a module of this text, as if it had been imported from a file."""
+    code = compile(text, f"{name}.py", "exec")
+    scope: dict[str, Any] = {"__name__": name, "__spec__": types.SimpleNamespace(loader=_Loader(code))}
+    exec(code, scope)
+    return scope
 
 
 @pytest.mark.parametrize("how", BEHIND)
@@ -610,8 +637,53 @@ def test_what_was_left_behind_before_is_known_after_one_look() -> None:
     target = Target(module)
     module.left_over = torch.zeros(2)
     assert not target.is_untouched() and target.is_current()
-    module.left_over = threading.Lock()
+    module.left_over = {"nested": [torch.ones(2), None]}
     assert target.is_untouched() and target.is_current()
+
+
+@pytest.mark.parametrize("switch", [True, 2, "high", [torch.ones(2), 1], {"scale": 0.5}])
+def test_what_is_more_than_tensors_counts_though_nothing_reads_it(switch: Any) -> None:
+    """A method that sets a switch, and a way to read it that nobody has thought of."""
+    module = noting(*BEHIND["only set"])
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    assert target.is_current() and target.is_untouched()
+    module.left_over = switch
+    assert not target.is_untouched() and not target.is_current()
+    assert Target(module).fingerprint != target.fingerprint
+
+
+def test_without_its_source_a_module_may_read_everything() -> None:
+    module = noting(*BEHIND["only set"])
+    del type(module).forward.__globals__["__spec__"]
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    module.left_over = torch.zeros(2)
+    assert not target.is_current()
+
+
+@pytest.mark.parametrize("how", ["from helping import read", "import helping; read = helping.read"])
+def test_what_a_forward_imports_itself_may_read_everything(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    helping = types.ModuleType("helping")
+    helping.__dict__.update(imported("helping", "def read(layer): return layer.left_over"))
+    monkeypatch.setitem(sys.modules, "helping", helping)
+    module = noting("self.left_over = None", f"{how}; read(self)", "")
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    module.left_over = torch.zeros(2)
+    assert not target.is_current()
+
+
+def test_functions_of_other_files_in_a_table_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    helping = types.ModuleType("helping")
+    text = "def read(layer): return deeper(layer)\ndef deeper(layer): return layer.left_over\nTABLE = {'a': [read]}"
+    helping.__dict__.update(imported("helping", text))
+    monkeypatch.setitem(sys.modules, "helping", helping)
+    module = noting("pass", "TABLE['a'][0](self)", "from helping import TABLE")
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    module.left_over = torch.zeros(2)
+    assert not target.is_current()
 
 
 def test_an_attribute_that_no_method_sets_counts_though_nothing_reads_it() -> None:
