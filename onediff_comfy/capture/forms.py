@@ -96,23 +96,34 @@ def attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
 
 
-def cudnn_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]:
-    """The operator ``onediff_comfy::cudnn_attention``: one node of a capture, which compilers take to pieces.
+def composite(schema: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An operator of ours that is one node of a capture, and that compilers take to pieces.
 
-    It takes [batch, heads, n or m, width] each, and gives [batch, heads, n, width of the values] in the same dtype.
+    Args:
+        schema: its name and types, as in ``double(Tensor x) -> Tensor``.
+        function: what it computes, in torch's operators.
     """
-    _library()
-    operator: Callable[..., torch.Tensor] = torch.ops.onediff_comfy.cudnn_attention
-    return operator
+    return _composite(schema, function)[1]
 
 
 @functools.cache
-def _library() -> torch.library.Library:
-    """Defines the operator, for as long as it is kept."""
-    library = torch.library.Library("onediff_comfy", "FRAGMENT")
-    library.define("cudnn_attention(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor")
-    library.impl("cudnn_attention", _by_cudnn, "CompositeImplicitAutograd")
-    return library
+def _composite(
+    schema: str, function: Callable[..., torch.Tensor]
+) -> tuple[torch.library.Library, Callable[..., torch.Tensor]]:
+    library = torch.library.Library("onediff_comfy", "FRAGMENT")  # defines the operator for as long as it is kept
+    library.define(schema)
+    name = schema.partition("(")[0]
+    library.impl(name, function, "CompositeImplicitAutograd")
+    return library, getattr(torch.ops.onediff_comfy, name)
+
+
+def cudnn_attention() -> Callable[..., torch.Tensor]:
+    """The operator ``onediff_comfy::cudnn_attention``.
+
+    It takes query, key and value, [batch, heads, n or m, width] each, and a scale or None; it gives [batch, heads, n,
+    width of the values] in the same dtype.
+    """
+    return composite("cudnn_attention(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor", _by_cudnn)
 
 
 def _by_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:

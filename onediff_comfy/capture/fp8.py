@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ..messages import Message, first_line, message
-from .forms import Forms
+from .forms import Forms, composite
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _TINY = 1e-12  # a row of zeros has no scale
@@ -82,20 +82,9 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     return product()(input, weight, bias) if _is_worth_it(input, weight) else F.linear(input, weight, bias)
 
 
-@functools.cache
-def _library() -> torch.library.Library:
-    """Defines the operator ``onediff_comfy::fp8_linear``, for as long as it is kept."""
-    library = torch.library.Library("onediff_comfy", "FRAGMENT")
-    library.define("fp8_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
-    library.impl("fp8_linear", _product, "CompositeImplicitAutograd")
-    return library
-
-
-def product() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """An operator that is one node of a capture; compilers take it to pieces and fuse them."""
-    _library()
-    operator: Callable[..., torch.Tensor] = torch.ops.onediff_comfy.fp8_linear
-    return operator
+def product() -> Callable[..., torch.Tensor]:
+    """The operator ``onediff_comfy::fp8_linear``; compilers fuse what it is made of with what is around it."""
+    return composite("fp8_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", _product)
 
 
 def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
