@@ -15,6 +15,7 @@ Forms = Mapping[Callable[..., Any], Callable[..., Any]]
 """What is called, by what the model calls."""
 
 _FUSED_HEAD = 256  # the widest attention head that cuDNN and FlashAttention have kernels for
+_TOKENS = 1024  # enough to see which kernel PyTorch takes
 _SCORES_AT_ONCE = 1 << 25  # in float32 and once more in 16 bits: 200 MB
 
 
@@ -134,13 +135,14 @@ def _by_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
 
 
 def _eager_takes_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether PyTorch takes cuDNN's attention for real tensors of these sizes, which may be symbols with hints."""
+    """Whether PyTorch takes cuDNN's attention for real tensors like these, whose sizes may be symbols with hints."""
     shapes = [[_hint(size) for size in tensor.shape] for tensor in (query, key, value)]
     with _disable_current_modes():  # those of a trace
-        # As models make them: [batch, tokens, heads * width], viewed.
+        # As models make them: [batch, tokens, heads * width], viewed. It makes no difference how many there are of
+        # either, and a video's would take gigabytes.
         real_query, real_key, real_value = (
-            torch.empty(batch, tokens, heads, width, dtype=query.dtype, device=query.device).transpose(1, 2)
-            for batch, heads, tokens, width in shapes
+            torch.empty(1, min(tokens, _TOKENS), heads, width, dtype=query.dtype, device=query.device).transpose(1, 2)
+            for _, heads, tokens, width in shapes
         )
         choice: int = torch._fused_sdp_choice(real_query, real_key, real_value)
     return choice == SDPBackend.CUDNN_ATTENTION.value
