@@ -27,6 +27,7 @@ import torch
 from ..capture.call import Signature
 from ..engines.base import Engine
 
+_ATTENTION_KERNELS = ("cudnn", "flash", "math", "mem_efficient")
 FORMAT_VERSION = 2
 """Raised when the meaning of a key or the calling convention of a compiled graph changes."""
 
@@ -123,9 +124,6 @@ def _numeric_settings() -> dict[str, str]:
 def attention_kernels() -> dict[str, bool]:
     """Which kernels PyTorch may choose from: a capture names what it chooses."""
     return {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION_KERNELS}
-
-
-_ATTENTION_KERNELS = ("cudnn", "flash", "math", "mem_efficient")
 
 
 @dataclass(frozen=True)
