@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .shapes import hint
+
 Forms = Mapping[Callable[..., Any], Callable[..., Any]]
 """What is called, by what the model calls."""
 
@@ -136,7 +138,7 @@ def _by_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
 
 def _eager_takes_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether PyTorch takes cuDNN's attention for real tensors like these, whose sizes may be symbols with hints."""
-    shapes = [[_hint(size) for size in tensor.shape] for tensor in (query, key, value)]
+    shapes = [[hint(size) for size in tensor.shape] for tensor in (query, key, value)]
     with _disable_current_modes():  # those of a trace
         # As models make them: [batch, tokens, heads * width], viewed. It makes no difference how many there are of
         # either, and a video's would take gigabytes.
@@ -146,10 +148,6 @@ def _eager_takes_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
         )
         choice: int = torch._fused_sdp_choice(real_query, real_key, real_value)
     return choice == SDPBackend.CUDNN_ATTENTION.value
-
-
-def _hint(size: int | torch.SymInt) -> int:
-    return (size.node.hint or 1) if isinstance(size, torch.SymInt) else size
 
 
 def _multiplies_into_float32() -> bool:

@@ -32,7 +32,7 @@ import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
 from .describe import argument_text
-from .shapes import IMAGE_AXES
+from .shapes import IMAGE_AXES, hint
 from .trace import Binding, Capture, GraphInput
 
 FEATURES = 2
@@ -246,12 +246,7 @@ def _size(node: Node) -> tuple[Any, ...] | None:
 
 
 def _numel(node: Node) -> int:
-    return math.prod(map(_hint, node.meta["val"].shape))
-
-
-def _hint(size: int | torch.SymInt) -> int:
-    # A size that only values tell has none.
-    return (size.node.hint or 1) if isinstance(size, torch.SymInt) else size
+    return math.prod(map(hint, node.meta["val"].shape))
 
 
 def _work_of(nodes: Iterable[Node]) -> float:
@@ -264,7 +259,7 @@ def _work(node: Node) -> float:
         return 0.0
     name = getattr(node.target, "_opname", "")
     sizes = [
-        tuple(map(_hint, argument.meta["val"].shape))
+        tuple(map(hint, argument.meta["val"].shape))
         for argument in node.args
         if isinstance(argument, Node) and _is_tensor(argument)
     ]

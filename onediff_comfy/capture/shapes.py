@@ -288,6 +288,11 @@ def _is_image(sizes: Sequence[int]) -> bool:
     return len(sizes) >= IMAGE_AXES and min(sizes[-2:]) > 1
 
 
+def hint(size: int | torch.SymInt) -> int:
+    """The size that a symbol stood for while it was traced; 1 for one that only values tell."""
+    return (size.node.hint or 1) if isinstance(size, torch.SymInt) else size
+
+
 def fold(tensor: torch.Tensor, factor: int) -> torch.Tensor:
     """View a contiguous image [..., h, w] as [..., h/factor, factor, w/factor, factor].
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend
 
 from onediff_comfy.capture import forms, reuse
@@ -79,3 +80,16 @@ def test_a_capture_names_the_kernel_that_eager_takes(capture_of: Callable[..., A
     captured = capture_of(Attention(), query, key, general=True, forms=forms.FOR_INDUCTOR).capture
     named = torch.ops.onediff_comfy.cudnn_attention.default in {node.target for node in captured.graph.graph.nodes}
     assert named == (torch._fused_sdp_choice(query, key, key) == SDPBackend.CUDNN_ATTENTION.value)
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+def test_compilers_take_an_operator_of_ours_to_pieces() -> None:
+    """What is not taken to pieces is not fused with what is around it."""
+    doubled = forms.composite("doubled_in_a_test(Tensor x) -> Tensor", _doubled)
+    traced = make_fx(doubled)(torch.ones(2))
+    operators = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert operators == [torch.ops.aten.add.Tensor]
+    assert torch.equal(doubled(torch.ones(2)), torch.full((2,), 2.0))
