@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .shapes import hint
@@ -17,7 +16,9 @@ Forms = Mapping[Callable[..., Any], Callable[..., Any]]
 """What is called, by what the model calls."""
 
 _FUSED_HEAD = 256  # the widest attention head that cuDNN and FlashAttention have kernels for
-_TOKENS = 1024  # enough to see which kernel PyTorch takes
+_TOKENS = 1024  # enough to see whether a kernel takes them
+_CUDNN_CAPABILITIES = ((9, 0), (10, 0))
+_CUDNN_NEWER_THAN = 91500
 _SCORES_AT_ONCE = 1 << 25  # in float32 and once more in 16 bits: 200 MB
 
 
@@ -86,15 +87,16 @@ def attention(
     A VAE has one head of 512, and no fused kernel takes it. PyTorch's remaining one needs 4.0 ms for 16384 tokens,
     where those for narrower heads are several times as fast per operation (H200, bfloat16).
 
-    On Hopper, eager takes cuDNN's kernel: 184 microseconds where FlashAttention 2 needs 303 (SDXL, 4096 tokens). A
-    trace has no real tensors to choose by, and graphs were seen to hold FlashAttention: so what eager takes is named.
+    On data-centre GPUs from Hopper on, cuDNN's kernel takes 184 microseconds where FlashAttention 2 takes 303 (SDXL,
+    4096 tokens), and 406 for 787 (Flux); against 77 tokens of a prompt both take the same (H200). PyTorch would choose
+    cuDNN's by itself there, and the host has it choose FlashAttention.
     """
     plain = attn_mask is None and not (dropout_p or is_causal or any(options.values()))
     plain = plain and query.ndim == key.ndim == value.ndim == 4
     if plain and query.dtype in (torch.float16, torch.bfloat16) and query.device.type == "cuda":
         if query.shape[-1] > _FUSED_HEAD and _multiplies_into_float32():
             return wide_attention()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
-        if _eager_takes_cudnn(query, key, value):
+        if _faster_by_cudnn(query, key, value):
             return cudnn_attention()(query, key, value, scale)
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
 
@@ -136,8 +138,28 @@ def _by_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
     return output
 
 
-def _eager_takes_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether PyTorch takes cuDNN's attention for real tensors like these, whose sizes may be symbols with hints."""
+def _faster_by_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether cuDNN's kernel is the fastest for tensors like these, whose sizes may be symbols with hints."""
+    if str(query.shape[2]) != str(key.shape[2]):  # comparing symbols would make them equal for good
+        return False
+    version = torch.backends.cudnn.version() or 0
+    return prefers_cudnn(torch.cuda.get_device_capability(query.device), version) and _cudnn_takes(query, key, value)
+
+
+def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
+    """Whether PyTorch, left alone, prefers cuDNN's attention to its own.
+
+    As in ``check_prefer_cudnn_attention`` of PyTorch 2.11's ``sdp_utils.cpp``. That cannot be asked: PyTorch asks it
+    once in a process, in its first attention, and the answer ends with whatever context that was in.
+
+    Args:
+        capability: major and minor compute capability of the device.
+        cudnn: cuDNN's version, as 91501 for 9.15.1.
+    """
+    return capability in _CUDNN_CAPABILITIES and cudnn > _CUDNN_NEWER_THAN
+
+
+def _cudnn_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     shapes = [[hint(size) for size in tensor.shape] for tensor in (query, key, value)]
     with _disable_current_modes():  # those of a trace
         # As models make them: [batch, tokens, heads * width], viewed. It makes no difference how many there are of
@@ -146,8 +168,9 @@ def _eager_takes_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
             torch.empty(1, min(tokens, _TOKENS), heads, width, dtype=query.dtype, device=query.device).transpose(1, 2)
             for _, heads, tokens, width in shapes
         )
-        choice: int = torch._fused_sdp_choice(real_query, real_key, real_value)
-    return choice == SDPBackend.CUDNN_ATTENTION.value
+        options = (None, 0.0, False, False)  # no mask, no dropout, not causal, as many heads of keys as of queries
+        parameters = torch.backends.cuda.SDPAParams(real_query, real_key, real_value, *options)
+        return torch.backends.cuda.can_use_cudnn_attention(parameters)
 
 
 def _multiplies_into_float32() -> bool:

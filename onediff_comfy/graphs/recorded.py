@@ -64,6 +64,7 @@ class RecordingPool:
         self._budget = budget
         self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
         self._alive: weakref.WeakSet[_Recording] = weakref.WeakSet()
+        self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._nbytes: dict[torch.device, int] = {}
@@ -138,6 +139,12 @@ class RecordingPool:
             spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - held
             if free + max(0, spare) < total * _SPARE_SHARE:
                 log.info("OneDiff: released %d MB of CUDA graph recordings, memory is short", self.release() >> 20)
+
+    def release_with(self, owner: object) -> None:
+        """Throw all recordings away when ``owner``, whose weights some of them read, is no more."""
+        if owner not in self._owners:
+            self._owners.add(owner)
+            weakref.finalize(owner, self.release).atexit = False
 
     def release(self) -> int:
         """Throw all recordings away and give their memory back to the device: the bytes they held."""

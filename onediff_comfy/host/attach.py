@@ -59,9 +59,18 @@ def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "
 
 
 def release_on_detach(patcher: Any) -> None:
-    """Have recordings go when the host takes the weights of ``patcher`` off the device, to make room.
+    """Have recordings go when the host takes the weights of ``patcher`` off the device, and when its model dies.
 
-    They hold addresses of weights that are about to go, and memory that the host wants.
+    They hold addresses of weights that are about to go, and memory that the host wants. The host also *detaches*
+    whatever it is about to load, a model that is there already included, before every image: then weights stay where
+    they are, and so do recordings. Making them anew took 0.2 s an image (H200, SDXL).
     """
+    recordings = library().recordings
     patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
-    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, lambda *_: library().recordings.release())
+    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, _release_if_unloaded)
+    recordings.release_with(patcher.model)
+
+
+def _release_if_unloaded(_patcher: Any, weights_go: bool) -> None:
+    if weights_go:
+        library().recordings.release()

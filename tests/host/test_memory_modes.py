@@ -67,15 +67,22 @@ def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(
 
 
 @pytest.fixture(scope="module")
-def partly_loaded(start_server: Callable[..., ComfyServer]) -> list[dict[str, Any]]:
-    """What tests/host/partly_loaded.py found (``start_server`` has seen to the checkpoints)."""
-    script = Path(__file__).with_name("partly_loaded.py")
+def printed_by(start_server: Callable[..., ComfyServer]) -> Callable[[str], Any]:
+    """What a script in this folder printed as JSON, given the host and a checkpoint (``start_server`` has made it)."""
     checkpoint = repository() / ".cache" / "checkpoints" / checkpoint_file(FLUX.checkpoint)
-    done = subprocess.run(
-        [sys.executable, str(script), str(comfyui_path()), str(checkpoint)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+
+    def run(name: str) -> Any:
+        command = [sys.executable, str(Path(__file__).with_name(name)), str(comfyui_path()), str(checkpoint)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def partly_loaded(printed_by: Callable[[str], Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = printed_by("partly_loaded.py")
     return found
 
 
@@ -97,3 +104,14 @@ def test_a_lora_on_offloaded_weights_runs_eager_and_is_served_again_when_they_ar
             assert "a LoRA on offloaded weights" in reason
         else:
             assert (case["served"], case["eager"]) == (2, {}), case
+
+
+def test_recordings_go_with_the_weights_and_not_with_every_image(printed_by: Callable[[str], Any]) -> None:
+    """The host detaches whatever it is about to load, a model that is there already included."""
+    found: dict[str, dict[str, int]] = printed_by("releases.py")
+    for name in ("another seed", "after the model without the node", "a LoRA", "loaded again"):
+        assert found[name]["released"] == 0, name
+    for name in ("another seed", "a LoRA", "unloaded"):
+        assert found[name]["detached"] > 0, f"the host does something else than this is about: {name}"
+    assert found["unloaded"]["released"] > 0
+    assert found["gone"]["released"] > 0

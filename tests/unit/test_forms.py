@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onediff_comfy.capture import forms, reuse
 
@@ -68,18 +68,88 @@ def test_cudnns_attention_is_one_node_of_a_capture(capture_of: Callable[..., Any
     assert reuse.work(captured) > 0
 
 
+class _Attention(nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, key)
+
+
+def _named(captured: Any) -> bool:
+    """Whether a capture says that attention is to be cuDNN's."""
+    return torch.ops.onediff_comfy.cudnn_attention.default in {node.target for node in captured.graph.graph.nodes}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_capture_names_the_kernel_that_eager_takes(capture_of: Callable[..., Any]) -> None:
-    query, key = (torch.randn(2, tokens, 4, 64, device="cuda").half().transpose(1, 2) for tokens in (48, 77))
+@pytest.mark.parametrize("general", [False, True])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_capture_names_cudnns_attention_where_it_is_faster(
+    capture_of: Callable[..., Any], general: bool, allowed: bool
+) -> None:
+    """Whatever the host has PyTorch prefer, in the first attention of a process and in the second."""
+    image, prompt = (torch.randn(2, tokens, 4, 64, device="cuda").half().transpose(1, 2) for tokens in (96, 77))
+    faster = forms.prefers_cudnn(torch.cuda.get_device_capability(), torch.backends.cudnn.version() or 0)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    try:
+        for _ in range(2):
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], set_priority=True):
+                of_itself = capture_of(_Attention(), image, image, general=general, forms=forms.FOR_INDUCTOR).capture
+                of_another = capture_of(_Attention(), image, prompt, general=general, forms=forms.FOR_INDUCTOR).capture
+            # Of two symbols nothing says that they are the same; of one image's tokens it is known.
+            assert _named(of_itself) == (faster and allowed and not general)
+            assert not _named(of_another)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
-    class Attention(nn.Module):
-        def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(query, key, key)
 
-    captured = capture_of(Attention(), query, key, general=True, forms=forms.FOR_INDUCTOR).capture
-    named = torch.ops.onediff_comfy.cudnn_attention.default in {node.target for node in captured.graph.graph.nodes}
-    assert named == (torch._fused_sdp_choice(query, key, key) == SDPBackend.CUDNN_ATTENTION.value)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_capture_for_all_sizes_names_cudnns_attention_of_an_image_to_itself(capture_of: Callable[..., Any]) -> None:
+    class ToItself(nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            heads = image.reshape(image.shape[0], -1, 4, 64).transpose(1, 2)
+            return F.scaled_dot_product_attention(heads, heads * 2, heads)
+
+    image = torch.randn(2, 96, 256, device="cuda").half()
+    captured = capture_of(ToItself(), image, general=True, forms=forms.FOR_INDUCTOR).capture
+    assert _named(captured) == forms.prefers_cudnn(
+        torch.cuda.get_device_capability(), torch.backends.cudnn.version() or 0
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "width", "tokens"), [(10, 64, 4096), (20, 64, 1000), (24, 128, 1536)])
+def test_cudnns_attention_is_no_worse_than_the_kernel_it_replaces(
+    heads: int, width: int, tokens: int, dtype: torch.dtype
+) -> None:
+    if not forms.prefers_cudnn(torch.cuda.get_device_capability(), torch.backends.cudnn.version() or 0):
+        pytest.skip("cuDNN's attention is not used on this GPU")
+    query, key, value = (
+        torch.randn(2, tokens, heads, width, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(3)
+    )
+    exact = F.scaled_dot_product_attention(query.float(), key.float(), value.float())
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        flash = F.scaled_dot_product_attention(query, key, value)
+    ours = forms.cudnn_attention()(query, key, value, None)
+    assert (ours - exact).norm() <= 1.1 * (flash - exact).norm()
+
+
+@pytest.mark.parametrize(
+    ("capability", "cudnn", "preferred"),
+    [
+        ((9, 0), 91900, True),
+        ((10, 0), 91501, True),
+        ((9, 0), 91002, False),
+        ((8, 9), 91900, False),
+        ((12, 0), 0, False),
+    ],
+)
+def test_cudnns_attention_is_for_gpus_that_pytorch_prefers_it_on(
+    capability: tuple[int, int], cudnn: int, preferred: bool
+) -> None:
+    assert forms.prefers_cudnn(capability, cudnn) == preferred
 
 
 def _doubled(x: torch.Tensor) -> torch.Tensor:
