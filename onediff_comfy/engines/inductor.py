@@ -19,6 +19,7 @@ import torch.fx.experimental._config as symbols
 from ..capture.forms import FOR_INDUCTOR, Forms, wide_attention
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
+from ..capture.upsampled import fold_upsampling
 from ..files import write_atomically
 from ..messages import Message, first_line, message
 from .base import CompiledGraph, Engine, EngineError
@@ -82,6 +83,7 @@ class InductorEngine(Engine):
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
             "layout": "channels_last",
             "regions": "shared" if _shares_regions() else "none",
+            "upsampling": "folded",
         }
 
     def versions(self, device: torch.device) -> Mapping[str, str]:
@@ -91,7 +93,8 @@ class InductorEngine(Engine):
         with contextlib.ExitStack() as stack:
             folder = _own_cache_folder(stack) if _on_cpu(capture) else None
             try:
-                artifact = _compile_in_regions(capture) or _compile(capture, capture.graph)
+                graph = fold_upsampling(capture.graph)
+                artifact = _compile_in_regions(capture, graph) or _compile(capture, graph)
             except Exception as error:
                 raise _explained(error) from error
             kernels = _shared_objects(folder) if folder else {}
@@ -130,15 +133,15 @@ def _shares_regions() -> bool:
     return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= _REGIONS_SINCE
 
 
-def _compile_in_regions(capture: Capture) -> Any | None:
+def _compile_in_regions(capture: Capture, whole: torch.fx.GraphModule) -> Any | None:
     """With what repeats compiled once: in a half or a third of the time. None where nothing repeats, or it fails."""
     if not _shares_regions():
         return None
     from ..capture.regions import share_regions
 
     try:
-        graph = share_regions(capture.graph)
-        return None if graph is capture.graph else _compile(capture, graph)
+        graph = share_regions(whole)
+        return None if graph is whole else _compile(capture, graph)
     except Exception as error:
         log.info("OneDiff: repeated blocks are compiled one by one (%s: %s)", type(error).__name__, first_line(error))
         log.debug("compiling with shared regions failed", exc_info=True)
