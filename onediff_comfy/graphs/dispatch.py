@@ -231,6 +231,8 @@ class Dispatcher:
             if isinstance(found, Parted):
                 return self._run_in_parts(found, module, forward, args, kwargs)
             output = self._answer(found, forward, args, kwargs)
+            if id(module) in self._unchecked and self._target(module) is not found.target:
+                return self(module, forward, args, kwargs)  # another model than it was, as it turned out meanwhile
         except NotCovered as error:
             refusal = error
         else:
@@ -273,7 +275,7 @@ class Dispatcher:
     def _looked_up(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Found | Parted:
-        target = self._target(module)
+        target = self._target(module, thoroughly=False)
         self._host.refuse(target.layers)
         arguments = bind(forward, args, kwargs)
         call = self._split(target, forward, arguments)
@@ -285,6 +287,11 @@ class Dispatcher:
             raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
         route = self._routes.find(target, call.signature)
         graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
+        unchecked = id(module) in self._unchecked
+        if unchecked and not self._is_checked_meanwhile(route, graph):
+            if self._target(module) is not target:
+                return self._looked_up(module, forward, args, kwargs)
+            unchecked = False
         if graph is None and not isinstance(route, Refused | Parted):
             with self._preparing:
                 call, route, graph = self._prepare_unless_on_its_way(target, forward, arguments, call)
@@ -293,7 +300,9 @@ class Dispatcher:
         if isinstance(route, Parted):
             return route
         assert isinstance(route, Served) and graph is not None
-        if graph.shapes.general and self._specialiser.ready(
+        if unchecked:
+            pass  # nothing is to be made of what may be another model
+        elif graph.shapes.general and self._specialiser.ready(
             lambda: self._maker(target, _device_of(call)), target, forward, call, route.graph_key
         ):
             self._routes.forget(target, call.signature)  # the next call finds the better graph
@@ -304,9 +313,28 @@ class Dispatcher:
         stream = None if prompts is None else (route.graph_key, id(module), call.signature, prompts)
         return _Found(target, call, route, graph, weights, stream)
 
-    def _target(self, module: torch.nn.Module) -> Target:
+    def _is_checked_meanwhile(self, route: Route | None, graph: CompiledGraph | None) -> bool:
+        """Whether a model is looked at while a GPU computes, in the first call of a run.
+
+        It takes 20 to 30 ms for SDXL, which no picture is to wait for. Only where nothing is made, compared or kept
+        by such a call, so that its output can be thrown away.
+        """
+        if self._step_cache is not None or not isinstance(route, Served) or not isinstance(graph, RecordedGraph):
+            return False
+        kind = (route.graph_key, route.sizes)
+        return graph.recordings > 0 and self._library.is_proved(*kind) and kind != self._time_again
+
+    def _target(self, module: torch.nn.Module, thoroughly: bool = True) -> Target:
+        """The module as it is now.
+
+        Args:
+            thoroughly: in the first call of a run, look at what is inside of attributes too. Otherwise it remains to be
+                done, and the module is in ``_unchecked``.
+        """
         key = id(module)
         target = self._targets.get(key)
+        if target is not None and target.is_untouched() and target.refusal is None and not thoroughly:
+            return target
         if target is None or ((key in self._unchecked or not target.is_untouched()) and not target.is_current()):
             target = self._targets[key] = Target(module, self._host.code)
         self._unchecked.discard(key)

@@ -15,6 +15,7 @@ from torch import nn
 
 from onediff_comfy import engines
 from onediff_comfy.capture.call import NotCovered
+from onediff_comfy.capture.target import Target
 from onediff_comfy.capture.trace import Capture
 from onediff_comfy.engines.base import CompiledGraph, Engine, EngineError
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
@@ -22,6 +23,8 @@ from onediff_comfy.graphs import dispatch
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.recorded import RecordedGraph
+from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.metrics import Metrics
 
 WAIT = 10.0  # seconds after which a test is broken, not slow
@@ -396,6 +399,78 @@ def test_an_attribute_changed_between_runs_changes_the_output(library: GraphLibr
     served.module.factor = 2.0
     served.dispatcher.begin_run()
     assert served.matches(torch.randn(2, 4))
+
+
+class Scaled(nn.Module):
+    """Holds a number where only a thorough look finds it: inside of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.factors = [2.0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.linear(x) * self.factors[0]
+        return output
+
+
+def recorded(library: GraphLibrary, served: Served, x: torch.Tensor) -> RecordedGraph:
+    """The graph that serves ``x``, and to all appearances replayed from a recording."""
+    assert served.matches(x)
+    served.dispatcher.begin_run()
+    assert served.matches(x)
+    (key,) = served.dispatcher.graph_keys()
+    graph = library.cache.get(key)
+    assert graph is not None
+    made = RecordedGraph(graph, library.recordings, lambda: None)
+    made._recordings[((0,),)] = None  # type: ignore[assignment]  # of other sizes, so it is launched
+    library.cache.put(key, made)
+    return made
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_model_is_looked_at_while_the_first_call_of_a_run_is_computed(
+    library: GraphLibrary, changed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And if it is another one than before, what was computed meanwhile is thrown away."""
+    served, x = Served(library, Scaled()), torch.randn(2, 4)
+    graph = recorded(library, served, x)
+    events: list[str] = []
+    is_current, run = Target.is_current, graph.run
+    monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])
+    monkeypatch.setattr(graph, "run", lambda *args: (events.append("computed"), run(*args))[1])
+    served.dispatcher.begin_run()
+    if changed:
+        served.module.factors[0] += 1  # in the same list
+    before = served.counts["served"]
+    for _ in range(3):
+        assert served.matches(x)
+    assert events[:2] == ["computed", "looked"], "nobody is to wait for the look"
+    assert (events.count("computed"), events.count("looked")) == (1 if changed else 3, 1)
+    assert served.counts["served"] - before == 3
+    assert served.counts["captured"] == (2 if changed else 1)
+
+
+@pytest.mark.parametrize("why", ["not recorded", "not proved", "step cache", "to be timed"])
+def test_a_model_is_looked_at_first_where_a_calls_output_could_not_be_thrown_away(
+    library: GraphLibrary, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, x = Served(library, Scaled()), torch.randn(2, 4)
+    graph = recorded(library, served, x)
+    events: list[str] = []
+    is_current, run = Target.is_current, graph.run
+    monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])
+    monkeypatch.setattr(graph, "run", lambda *args: (events.append("computed"), run(*args))[1])
+    served.dispatcher.begin_run(StepCache(0.1) if why == "step cache" else None)
+    if why == "not recorded":
+        graph._recordings.clear()
+    elif why == "not proved":
+        monkeypatch.setattr(library, "is_proved", lambda *_: False)
+    elif why == "to be timed":
+        ((_, route),) = served.dispatcher._routes.served()
+        served.dispatcher._time_again = (route.graph_key, route.sizes)
+    served(x)
+    assert events[0] == "looked"
 
 
 def test_a_bias_added_between_runs_changes_the_output(library: GraphLibrary) -> None:
