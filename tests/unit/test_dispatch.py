@@ -23,7 +23,6 @@ from onediff_comfy.graphs import dispatch
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.recorded import RecordedGraph
 from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.metrics import Metrics
 
@@ -414,61 +413,55 @@ class Scaled(nn.Module):
         return output
 
 
-def recorded(library: GraphLibrary, served: Served, x: torch.Tensor) -> RecordedGraph:
-    """The graph that serves ``x``, and to all appearances replayed from a recording."""
-    assert served.matches(x)
-    served.dispatcher.begin_run()
-    assert served.matches(x)
-    (key,) = served.dispatcher.graph_keys()
-    graph = library.cache.get(key)
-    assert graph is not None
-    made = RecordedGraph(graph, library.recordings, lambda: None)
-    made._recordings[((0,),)] = None  # type: ignore[assignment]  # of other sizes, so it is launched
-    library.cache.put(key, made)
-    return made
+@pytest.fixture
+def events(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a dispatcher does, on a device that computes while others go on."""
+    events: list[str] = []
+    is_current, run = Target.is_current, EagerGraph.__call__
+    monkeypatch.setattr(dispatch, "_computes_meanwhile", lambda _device: True)
+    monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])
+    monkeypatch.setattr(EagerGraph, "__call__", lambda *args: (events.append("computed"), run(*args))[1])
+    return events
 
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_model_is_looked_at_while_the_first_call_of_a_run_is_computed(
-    library: GraphLibrary, changed: bool, monkeypatch: pytest.MonkeyPatch
+    library: GraphLibrary, changed: bool, events: list[str]
 ) -> None:
     """And if it is another one than before, what was computed meanwhile is thrown away."""
     served, x = Served(library, Scaled()), torch.randn(2, 4)
-    graph = recorded(library, served, x)
-    events: list[str] = []
-    is_current, run = Target.is_current, graph.run
-    monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])
-    monkeypatch.setattr(graph, "run", lambda *args: (events.append("computed"), run(*args))[1])
+    for _ in range(2):  # eager is timed again in the second
+        assert served.matches(x)
     served.dispatcher.begin_run()
     if changed:
         served.module.factors[0] += 1  # in the same list
     before = served.counts["served"]
+    events.clear()
     for _ in range(3):
         assert served.matches(x)
-    assert events[:2] == ["computed", "looked"], "nobody is to wait for the look"
-    assert (events.count("computed"), events.count("looked")) == (1 if changed else 3, 1)
+    assert events == ["computed", "looked"] + ["computed"] * (3 if changed else 2), "nobody is to wait for the look"
     assert served.counts["served"] - before == 3
     assert served.counts["captured"] == (2 if changed else 1)
 
 
-@pytest.mark.parametrize("why", ["not recorded", "not proved", "step cache", "to be timed"])
+@pytest.mark.parametrize("why", ["nothing computes meanwhile", "not proved", "step cache", "to be timed"])
 def test_a_model_is_looked_at_first_where_a_calls_output_could_not_be_thrown_away(
-    library: GraphLibrary, why: str, monkeypatch: pytest.MonkeyPatch
+    library: GraphLibrary, why: str, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, x = Served(library, Scaled()), torch.randn(2, 4)
-    graph = recorded(library, served, x)
-    events: list[str] = []
-    is_current, run = Target.is_current, graph.run
-    monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])
-    monkeypatch.setattr(graph, "run", lambda *args: (events.append("computed"), run(*args))[1])
+    for _ in range(2):
+        assert served.matches(x)
     served.dispatcher.begin_run(StepCache(0.1) if why == "step cache" else None)
-    if why == "not recorded":
-        graph._recordings.clear()
+    if why == "nothing computes meanwhile":
+        monkeypatch.undo()
+        assert not dispatch._computes_meanwhile(torch.device("cpu"))
+        monkeypatch.setattr(Target, "is_current", lambda _: (events.append("looked"), True)[1])
     elif why == "not proved":
         monkeypatch.setattr(library, "is_proved", lambda *_: False)
     elif why == "to be timed":
         ((_, route),) = served.dispatcher._routes.served()
         served.dispatcher._time_again = (route.graph_key, route.sizes)
+    events.clear()
     served(x)
     assert events[0] == "looked"
 
