@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from .reached import NO_HOST, HostCode, Reached
 # nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
 _NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
 # Subclasses (quantised tensors) carry scales and dispatch rules that a plain graph input would lose.
-_PLAIN_WEIGHTS = (torch.nn.Parameter, torch.Tensor, torch.nn.Buffer)
+_PLAIN_WEIGHTS = {torch.nn.Parameter, torch.Tensor, torch.nn.Buffer}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ class WeightSpec:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+
+class _Wanted(NamedTuple):
+    """Weights that a graph takes: the dict that holds each and its name there; dtypes and shapes."""
+
+    places: list[tuple[dict[str, Any], str]]
+    metadata: list[tuple[torch.dtype, tuple[int, ...]]]
 
 
 class Target:
@@ -64,6 +71,7 @@ class Target:
         self.layers = tuple(module.modules())
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
         self.specs: dict[str, WeightSpec] = {}
+        self._wanted_of: dict[tuple[str, ...], _Wanted] = {}
         for path, owner in module.named_modules():
             for holder in (owner._parameters, owner._buffers):
                 for name, tensor in holder.items():
@@ -72,22 +80,19 @@ class Target:
                         self._slots[full] = (holder, name)
                         self.specs[full] = _weight_spec(full, tensor)
         self._host = host
-        self._holders: list[dict[Any, Any]] = [
-            holder
-            for layer in self.layers
-            for holder in (layer.__dict__, layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
-        ]
+        self._hold()
         # Those with attributes that a forward leaves behind. None yet: what is not compared was looked at before.
         self._with_left: list[dict[Any, Any]] = []
         self._left: frozenset[str] = frozenset()
-        self._held = self._values()
+        self._held = list(self._values())
         self.fingerprint, self.refusal, self._unread = _inspect(module, host)
 
     def is_current(self) -> bool:
         """Whether the layers are the same objects with the same code. Ten milliseconds or two: once a run."""
         now = tuple(self.module.modules())
         same = len(now) == len(self.layers) and all(a is b for a, b in zip(now, self.layers, strict=True))
-        held = self._values()
+        self._hold(set(map(id, self._with_left)))
+        held = list(self._values())
         found = _inspect(self.module, self._host) if same else None
         if found is None or (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
             return False
@@ -102,13 +107,7 @@ class Target:
         with_left = [state for state in states if not left.isdisjoint(state)] if left else []
         if left == self._left and list(map(id, with_left)) == list(map(id, self._with_left)):
             return False
-        apart = set(map(id, with_left))
-        self._holders = [
-            holder
-            for layer in self.layers
-            for holder in (layer.__dict__, layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
-            if id(holder) not in apart
-        ]
+        self._hold(set(map(id, with_left)))
         self._left, self._with_left = left, with_left
         return True
 
@@ -117,15 +116,33 @@ class Target:
 
         What happens inside of an attribute, such as a list that is appended to, is seen by ``is_current`` only.
         """
-        held = self._values()
-        return len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        # Without a list of what there is now, nor a look into dicts that are empty: both take longer than comparing.
+        if any(self._empty) or sum(map(len, self._holders)) + len(self._values_with_left()) != len(self._held):
+            return False
+        return all(map(operator.is_, self._values(), self._held))
 
-    def _values(self) -> list[Any]:
+    def _values(self) -> Iterator[Any]:
         # The objects and not their ids: a number that is thrown away leaves its id to the next one.
-        values = list(chain.from_iterable(map(dict.values, self._holders)))
-        for holder in self._with_left:
-            values += [value for name, value in holder.items() if name not in self._left or not is_tensors(value)]
-        return values
+        return chain(chain.from_iterable(map(dict.values, self._holders)), self._values_with_left())
+
+    def _values_with_left(self) -> list[Any]:
+        return [
+            value
+            for holder in self._with_left
+            for name, value in holder.items()
+            if name not in self._left or not is_tensors(value)
+        ]
+
+    def _hold(self, apart: Collection[int] = ()) -> None:
+        """Compare all that the layers have from now on, but for their dicts of these ids."""
+        holders = [
+            holder
+            for layer in self.layers
+            for holder in (layer.__dict__, layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
+            if id(holder) not in apart
+        ]
+        self._holders: list[dict[Any, Any]] = [holder for holder in holders if holder]
+        self._empty: list[dict[Any, Any]] = [holder for holder in holders if not holder]
 
     def attributes(self) -> dict[tuple[str, str], str]:
         """What the attributes of the layers are that count, by layer and name. As dear as ``is_current``."""
@@ -144,23 +161,38 @@ class Target:
         Raises:
             NotCovered: a weight is gone, is on another device, or is of another dtype, shape or class.
         """
-        slots = self._slots
         try:
-            tensors = [holder[name] for holder, name in map(slots.__getitem__, names)]
+            wanted = self._wanted(names)
+            tensors = [holder[name] for holder, name in wanted.places]
         except KeyError as error:
             raise NotCovered(message("a weight of the model was removed")) from error
-        specs = self.specs
-        for name, tensor in zip(names, tensors, strict=True):
-            spec = specs[name]
-            if tensor is None or tensor.dtype != spec.dtype or tensor.shape != spec.shape:
-                raise NotCovered(message("a weight of the model was replaced by one of another shape or dtype"))
-            if tensor.device != device:
-                raise NotCovered(message("weights are not resident on {device} (offloaded)", device=device))
-            if type(tensor) not in _PLAIN_WEIGHTS:
-                raise NotCovered(
-                    message("weights are {kind}s, which no graph can take yet", kind=type(tensor).__qualname__)
-                )
+        # All at once and one aspect after the other: for every call, and a model has a thousand.
+        if (
+            not set(map(type, tensors)) <= _PLAIN_WEIGHTS
+            or {tensor.device for tensor in tensors} - {device}
+            or [(tensor.dtype, tensor.shape) for tensor in tensors] != wanted.metadata
+        ):
+            raise NotCovered(self._misfit(names, tensors, device))
         return tensors
+
+    def _wanted(self, names: tuple[str, ...]) -> _Wanted:
+        if names not in self._wanted_of:
+            specs = [self.specs[name] for name in names]
+            places = [self._slots[name] for name in names]
+            self._wanted_of[names] = _Wanted(places, [(spec.dtype, spec.shape) for spec in specs])
+        return self._wanted_of[names]
+
+    def _misfit(self, names: tuple[str, ...], tensors: Sequence[Any], device: torch.device) -> Message:
+        """What is wrong with the first weight that cannot be used as it is."""
+        for name, tensor in zip(names, tensors, strict=True):
+            spec = self.specs[name]
+            if tensor is None or tensor.dtype != spec.dtype or tensor.shape != spec.shape:
+                break
+            if tensor.device != device:
+                return message("weights are not resident on {device} (offloaded)", device=device)
+            if type(tensor) not in _PLAIN_WEIGHTS:
+                return message("weights are {kind}s, which no graph can take yet", kind=type(tensor).__qualname__)
+        return message("a weight of the model was replaced by one of another shape or dtype")
 
 
 def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
