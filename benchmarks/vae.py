@@ -117,14 +117,17 @@ class _Bench:
         rows = []
         for case in self.plan.cases:
             ways = self.ways_of(case)
-            outputs, memory = {}, {}
+            outputs, memory, graphs = {}, {}, {}
             for name in ways:
+                before = metrics().served_by()
                 outputs[name], memory[name] = self.settled(case, name)
+                graphs[name] = _answered(before, metrics().served_by())
             errors = {name: _relative_error(output, outputs["eager"]) for name, output in outputs.items()}
             exact = self.errors_against_float32(case, outputs) if self.has_bucket(case) else {}
             times = self.timed(case, ways)
             for name in ways:
-                row = {"case": str(case), "way": name, **times[name], **memory[name], "relative_error": errors[name]}
+                row = {"case": str(case), "way": name, "graphs": graphs[name], **times[name], **memory[name]}
+                row["relative_error"] = errors[name]
                 rows.append(row | ({"error_against_float32": exact[name]} if exact else {}))
                 print(f"{case} {name}: {times[name]}", flush=True)
         return {
@@ -231,6 +234,14 @@ class _Bench:
         return {name: _relative_error(output, exact) for name, output in outputs.items()}
 
 
+def _answered(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Which graphs answered calls meanwhile, ``general`` or ``exact``: one for a size that is in the store is taken."""
+    from onediff_comfy.host.process import library
+
+    graphs = [library().cache.get(key) for key, calls in after.items() if calls > before.get(key, 0)]
+    return ["gone" if graph is None else "general" if graph.shapes.general else "exact" for graph in graphs]
+
+
 def random_vae(channels: int, dtype: Any = None) -> Any:
     """A ComfyUI VAE as SDXL's, of ``channels`` in its first level where that is 128, with random weights."""
     import comfy.sd
@@ -309,8 +320,9 @@ def _print_table(report: dict[str, Any]) -> None:
             cells.append(f"{row[what]:8.1f} {ratio:>7}" if what in row else "")
         memory = [f"{row[what]:.0f}" if what in row else "-" for what in ("peak_mib", "held_mib")]
         exact = f"{row['error_against_float32']:.1e}" if "error_against_float32" in row else ""
+        exact += "  " + " ".join(row["graphs"])
         line = f"{row['case']:22} {row['way']:8} {cells[0]:>16} {cells[1]:>16} {memory[0]:>9} {memory[1]:>7} "
-        print(line + f"{row['relative_error']:8.1e} {exact:>8}")
+        print(line + f"{row['relative_error']:8.1e} {exact}")
     print("first calls, s:", report["first_calls_s"])
     print("onediff:", {k: v for k, v in report["onediff"].items() if k != "graphs"})
     for graph in report["onediff"]["graphs"]:
