@@ -10,6 +10,7 @@ anything not covered → the host's own forward, with the reason counted and log
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -227,12 +228,13 @@ class Dispatcher:
         try:
             if not self._routes:
                 self._look_later()
-            found = self._find(module, forward, args, kwargs)
-            if isinstance(found, Parted):
-                return self._run_in_parts(found, module, forward, args, kwargs)
-            output = self._answer(found, forward, args, kwargs)
-            if id(module) in self._unchecked and self._target(module) is not found.target:
-                return self(module, forward, args, kwargs)  # another model than it was, as it turned out meanwhile
+            answered = self._answered_ahead(module, forward, args, kwargs)
+            if answered is None:
+                route = self._find(module, forward, args, kwargs)
+                if isinstance(route, Parted):
+                    return self._run_in_parts(route, module, forward, args, kwargs)
+                answered = route, self._answer(route, forward, args, kwargs)
+            found, output = answered
         except NotCovered as error:
             refusal = error
         else:
@@ -275,7 +277,29 @@ class Dispatcher:
     def _looked_up(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Found | Parted:
-        target = self._target(module, thoroughly=False)
+        target = self._target(module)
+        arguments, call = self._call_of(target, forward, args, kwargs)
+        route = self._routes.find(target, call.signature)
+        graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
+        if graph is None and not isinstance(route, Refused | Parted):
+            with self._preparing:
+                call, route, graph = self._prepare_unless_on_its_way(target, forward, arguments, call)
+        if isinstance(route, Refused):
+            raise NotCovered(route.reason)
+        if isinstance(route, Parted):
+            return route
+        assert isinstance(route, Served) and graph is not None
+        self._specialise(target, forward, call, route, graph)
+        return self._found(target, module, arguments, call, route, graph)
+
+    def _call_of(
+        self, target: Target, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Call]:
+        """The arguments by name, and the call that they are.
+
+        Raises:
+            NotCovered: no graph can stand for such a call.
+        """
         self._host.refuse(target.layers)
         arguments = bind(forward, args, kwargs)
         call = self._split(target, forward, arguments)
@@ -285,56 +309,73 @@ class Dispatcher:
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(_device_of(call).type):
             raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
-        route = self._routes.find(target, call.signature)
-        graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
-        unchecked = id(module) in self._unchecked
-        if unchecked and not self._is_checked_meanwhile(route, graph, _device_of(call)):
-            if self._target(module) is not target:
-                return self._looked_up(module, forward, args, kwargs)
-            unchecked = False
-        if graph is None and not isinstance(route, Refused | Parted):
-            with self._preparing:
-                call, route, graph = self._prepare_unless_on_its_way(target, forward, arguments, call)
-        if isinstance(route, Refused):
-            raise NotCovered(route.reason)
-        if isinstance(route, Parted):
-            return route
-        assert isinstance(route, Served) and graph is not None
-        if unchecked:
-            pass  # nothing is to be made of what may be another model
-        elif graph.shapes.general and self._specialiser.ready(
-            lambda: self._maker(target, _device_of(call)), target, forward, call, route.graph_key
-        ):
-            self._routes.forget(target, call.signature)  # the next call finds the better graph
-        elif not graph.shapes.general and self._specialiser.regretted(call, route.graph_key, self.run_times):
+        return arguments, call
+
+    def _specialise(
+        self, target: Target, forward: Callable[..., Any], call: Call, route: Served, graph: CompiledGraph
+    ) -> None:
+        """Have the next call find a better graph than the one that serves this, if there is one."""
+        if graph.shapes.general:
+            maker = functools.partial(self._maker, target, _device_of(call))
+            better = self._specialiser.ready(maker, target, forward, call, route.graph_key)
+        else:
+            better = self._specialiser.regretted(call, route.graph_key, self.run_times)
+        if better:
             self._routes.forget(target, call.signature)
+
+    def _found(
+        self,
+        target: Target,
+        module: torch.nn.Module,
+        arguments: Mapping[str, Any],
+        call: Call,
+        route: Served,
+        graph: CompiledGraph,
+    ) -> _Found:
         weights = target.weights(graph.binding.weight_names, _device_of(call))
         prompts = self._host.stream(arguments.get(self._host.options_name) or {})
         stream = None if prompts is None else (route.graph_key, id(module), call.signature, prompts)
         return _Found(target, call, route, graph, weights, stream)
 
-    def _is_checked_meanwhile(self, route: Route | None, graph: CompiledGraph | None, device: torch.device) -> bool:
-        """Whether a model is looked at while its device computes, in the first call of a run.
+    def _answered_ahead(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[_Found, Any] | None:
+        """The answer to the first call of a run, computed on a GPU while the module is looked at.
 
-        That takes 26 ms for SDXL and 7 for its VAE, which no picture is to wait for. Only where nothing is made,
-        compared or kept by such a call, so that its output can be thrown away.
+        Looking takes 26 ms for SDXL and 7 for its VAE, which no picture is to wait for. None where the module has to be
+        looked at first, where it turned out to be another one, or where anything went wrong: nothing was made, compared
+        or kept, and the call is answered as any other.
         """
-        if self._step_cache is not None or graph is None or not isinstance(route, Served):
-            return False
-        kind = (route.graph_key, route.sizes)
-        return _computes_meanwhile(device) and self._library.is_proved(*kind) and kind != self._time_again
+        target = self._targets.get(id(module))
+        if id(module) not in self._unchecked or target is None or target.refusal is not None:
+            return None
+        if self._step_cache is not None or not target.is_untouched():
+            return None
+        try:
+            arguments, call = self._call_of(target, forward, args, kwargs)
+            route = self._routes.find(target, call.signature)
+            graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
+            if graph is None or not isinstance(route, Served) or not _computes_meanwhile(_device_of(call)):
+                return None
+            kind = (route.graph_key, route.sizes)
+            if not self._library.is_proved(*kind) or kind == self._time_again:
+                return None
+            found = self._found(target, module, arguments, call, route, graph)
+            with self.run_times.measured(route.graph_key, call.signature, _device_of(call)):
+                flat = self._call(found, reuse=False)
+            if self._target(module) is not target:
+                return None
+            self._specialise(target, forward, call, route, graph)
+        except self._host.interruption:
+            raise
+        except Exception:
+            log.debug("a call could not be answered before its model was looked at", exc_info=True)
+            return None
+        return found, pytree.tree_unflatten(flat, graph.binding.output)
 
-    def _target(self, module: torch.nn.Module, thoroughly: bool = True) -> Target:
-        """The module as it is now.
-
-        Args:
-            thoroughly: in the first call of a run, look at what is inside of attributes too. Otherwise it remains to be
-                done, and the module is in ``_unchecked``.
-        """
+    def _target(self, module: torch.nn.Module) -> Target:
         key = id(module)
         target = self._targets.get(key)
-        if target is not None and target.is_untouched() and target.refusal is None and not thoroughly:
-            return target
         if target is None or ((key in self._unchecked or not target.is_untouched()) and not target.is_current()):
             target = self._targets[key] = Target(module, self._host.code)
         self._unchecked.discard(key)

@@ -65,6 +65,8 @@ class RecordingPool:
         self._graphs: weakref.WeakSet[RecordedGraph] = weakref.WeakSet()
         self._alive: weakref.WeakSet[_Recording] = weakref.WeakSet()
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._recording = False
+        self._owes_release = False
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._nbytes: dict[torch.device, int] = {}
@@ -128,7 +130,8 @@ class RecordingPool:
         if self.nbytes <= self._budget():
             return True
         log.info("OneDiff: CUDA graph recordings held %d MB, more than their budget; recording anew", self.nbytes >> 20)
-        self.release()
+        with self.lock:
+            self._release()
         return False
 
     def release_if_short(self) -> None:
@@ -146,20 +149,42 @@ class RecordingPool:
             self._owners.add(owner)
             weakref.finalize(owner, self.release).atexit = False
 
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """One recording is made inside, by this thread.
+
+        Whatever asks for a release meanwhile, as a model that dies in a garbage collection, has it afterwards.
+        """
+        with self.lock:
+            self._recording = True
+            try:
+                yield
+            finally:
+                self._recording = False
+                if self._owes_release:
+                    self._owes_release = False
+                    self._release()
+
     def release(self) -> int:
         """Throw all recordings away and give their memory back to the device: the bytes they held."""
         with self.lock:
-            released = self.nbytes
-            for graph in list(self._graphs):
-                graph.forget_recordings()
-            devices = list(self._handles)
-            self._handles.clear()
-            self._nbytes.clear()
-            if released:  # PyTorch keeps a pool that nobody uses until it is told to, and so does the driver
-                torch.cuda.empty_cache()
-                for device in devices:
-                    _trim(device)
-            return released
+            if self._recording:
+                self._owes_release = True
+                return 0
+            return self._release()
+
+    def _release(self) -> int:
+        released = self.nbytes
+        for graph in list(self._graphs):
+            graph.forget_recordings()
+        devices = list(self._handles)
+        self._handles.clear()
+        self._nbytes.clear()
+        if released:  # PyTorch keeps a pool that nobody uses until it is told to, and so does the driver
+            torch.cuda.empty_cache()
+            for device in devices:
+                _trim(device)
+        return released
 
 
 @dataclass(eq=False)
@@ -255,7 +280,8 @@ class RecordedGraph(CompiledGraph):
         if recording is not None and recording.addresses == addresses:
             self._recordings.move_to_end(sizes)
             return recording.replay(tensors)
-        self._recordings.pop(sizes, None)
+        if recording is not None:  # weights have moved, and every recording reads some of them
+            self.forget_recordings()
         seen = self._seen.get(sizes)
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
         gains = not sparing or self._launching.bound(sizes)
@@ -280,7 +306,7 @@ class RecordedGraph(CompiledGraph):
         device = tensors[0].device
         while len(self._recordings) >= _MOST_RECORDINGS:
             self._recordings.popitem(last=False)
-        with self._pool.lock, torch.cuda.device(device):
+        with self._pool.recording(), torch.cuda.device(device):
             torch.cuda.synchronize(device)
             free = torch.cuda.mem_get_info(device)[0]
             random_state = torch.cuda.get_rng_state(device)

@@ -444,6 +444,76 @@ def test_a_model_is_looked_at_while_the_first_call_of_a_run_is_computed(
     assert served.counts["captured"] == (2 if changed else 1)
 
 
+def _another_shape(module: Scaled) -> None:
+    module.linear.weight, module.linear.bias = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6))
+
+
+def _no_bias(module: Scaled) -> None:
+    module.linear.bias = None
+
+
+def _indescribable(module: Scaled) -> None:
+    module.linear.register_parameter("other", nn.UninitializedParameter())
+
+
+@pytest.mark.parametrize("change", [_another_shape, _no_bias, _indescribable])
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_what_is_seen_meanwhile_comes_to_the_same_as_what_is_seen_before(
+    library: GraphLibrary, change: Callable[[Scaled], None], meanwhile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_computes_meanwhile", lambda _device: meanwhile)
+    module = Scaled()
+    served, x = Served(library, module), torch.randn(2, 4)
+    for _ in range(2):
+        assert served.matches(x)
+    change(module)
+    before = served.counts["served"]
+    for _ in range(2):
+        served.dispatcher.begin_run()
+        for _ in range(2):
+            assert served.matches(x)
+    assert served.counts["served"] - before == (0 if change is _indescribable else 4)
+
+
+def test_a_graph_that_fails_on_another_model_still_serves_its_own(
+    library: GraphLibrary, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels assert the layout of what they are given."""
+    run = EagerGraph.__call__
+
+    def particular(self: EagerGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+        assert all(weight.is_contiguous() for weight in weights), "expected stride"
+        return run(self, weights, tensors)
+
+    module = Scaled()
+    served, x = Served(library, module), torch.randn(2, 4)
+    for _ in range(2):
+        assert served.matches(x)
+    monkeypatch.setattr(EagerGraph, "__call__", particular)
+    weight = module.linear.weight
+    for own in (False, True):
+        module.linear.weight = weight if own else nn.Parameter(weight.detach().t().contiguous().t())
+        served.dispatcher.begin_run()
+        before = served.counts["served"]
+        for _ in range(3):
+            assert served.matches(x)
+        if own:
+            assert served.counts["served"] - before == 3
+
+
+def test_a_run_of_one_call_counts_for_graphs_of_their_own(
+    library: GraphLibrary, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VAE's and a text encoder's runs are one call each."""
+    served, x = Served(library, Scaled()), torch.randn(2, 4)
+    asked = []
+    monkeypatch.setattr(served.dispatcher._specialiser, "ready", lambda *_: asked.append(1))
+    for _ in range(6):
+        served.dispatcher.begin_run()
+        assert served.matches(x)
+    assert len(asked) == 6
+
+
 @pytest.mark.parametrize("why", ["nothing computes meanwhile", "not proved", "step cache", "to be timed"])
 def test_a_model_is_looked_at_first_where_a_calls_output_could_not_be_thrown_away(
     library: GraphLibrary, why: str, events: list[str], monkeypatch: pytest.MonkeyPatch

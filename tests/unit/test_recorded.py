@@ -224,6 +224,30 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return card
 
 
+def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> None:
+    """A garbage collection may find a dead model at any time."""
+    pool = RecordingPool(lambda: 1000 * MB)
+    dies: list[int] = []
+
+    def run(_weight: Any, x: Any) -> Any:
+        card.needs = 100 * MB
+        if dies:
+            dies.pop()
+            assert pool.release() == 0
+            assert pool.nbytes == 100 * MB, "memory of the other is given back while this one is recorded"
+        return x
+
+    other, part = Part(card, pool, 100 * MB), Recorded(run, pool)
+    other.calls(2)
+    assert pool.nbytes == 100 * MB
+    for _ in range(2):  # the second is recorded
+        dies += [1] * (part.inner.calls == 1)
+        part.graph.run([OnCard(1)], [OnCard(4)])  # type: ignore[list-item]
+    assert (part.made, part.graph.recordings, pool.nbytes) == (1, 0, 0)
+    other.calls()
+    assert other.replays()
+
+
 def test_two_that_exceed_the_budget_together_do_not_take_turns_for_ever(
     card: Card, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -32,6 +32,7 @@ class Upsample(nn.Module):
             "size": {"size": (2 * height, 2 * width)},
             "exact": {"scale_factor": 2.0, "mode": "nearest-exact"},
             "three": {"scale_factor": 3.0},
+            "nearly": {"scale_factor": 2.2, "mode": "nearest-exact"},
             "one side": {"size": (2 * height, width)},
             "bilinear": {"scale_factor": 2.0, "mode": "bilinear"},
             "twice": {"scale_factor": 2.0},
@@ -81,6 +82,7 @@ def test_it_is_found_and_takes_its_place(capture_of: Callable[..., Any], to: str
     "module",
     [
         Upsample("three"),
+        Upsample("nearly"),
         Upsample("one side"),
         Upsample("bilinear"),
         Upsample("twice"),
@@ -95,8 +97,9 @@ def test_it_is_found_and_takes_its_place(capture_of: Callable[..., Any], to: str
     ids=lambda module: f"{module.kind} {module.conv.extra_repr()}",
 )
 def test_anything_else_stays_as_it_is(capture_of: Callable[..., Any], module: nn.Module) -> None:
-    captured = capture_of(module, torch.randn(1, module.conv.in_channels, 4, 6), general=True).capture
-    assert upsampled.fold_upsampling(captured.graph) is captured.graph
+    for general in (True, False):
+        captured = capture_of(module, torch.randn(1, module.conv.in_channels, 4, 4), general=general).capture
+        assert upsampled.fold_upsampling(captured.graph) is captured.graph
 
 
 def test_inductor_compiles_it_for_all_sizes(capture_of: Callable[..., Any]) -> None:
