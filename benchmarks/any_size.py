@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .host import reported, start_host
+from .host import kinds_of_graphs, reported, start_host
 from .sampling import environment
 from .variants import variant
 
@@ -133,8 +133,7 @@ class _Bench:
                 set_budget(0)
             dispatcher = find_dispatcher(fast)
             assert dispatcher is not None
-            served = [library().cache.get(key) for key in dispatcher.graph_keys()]
-            row["graphs"] = ["gone" if g is None else "general" if g.shapes.general else "exact" for g in served]
+            row["graphs"] = kinds_of_graphs(dispatcher.graph_keys())
             expected, actual = self.sample(self.model, shape, 3), self.sample(fast, shape, 3)
             row["error"] = float((actual - expected).norm() / expected.norm())
             table[str(shape)] = row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dev.environment import comfyui_path
@@ -63,3 +63,14 @@ def _dynamic_vram() -> None:
         raise RuntimeError("Dynamic VRAM cannot be had here: comfy-aimdo found no device that it supports")
     comfy.memory_management.aimdo_enabled = True
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
+
+
+def kinds_of_graphs(keys: Iterable[str]) -> list[str]:
+    """``general`` for graphs of these keys that are for all sizes, ``exact`` for the others.
+
+    Where a graph for one size is in the store, it answers, whether it is meant or not.
+    """
+    from onediff_comfy.host.process import library
+
+    graphs = map(library().cache.get, keys)
+    return ["gone" if graph is None else "general" if graph.shapes.general else "exact" for graph in graphs]

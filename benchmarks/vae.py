@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .host import reported, start_host
+from .host import kinds_of_graphs, reported, start_host
 from .sampling import environment
 
 
@@ -121,7 +121,8 @@ class _Bench:
             for name in ways:
                 before = metrics().served_by()
                 outputs[name], memory[name] = self.settled(case, name)
-                graphs[name] = _answered(before, metrics().served_by())
+                calls = metrics().served_by()
+                graphs[name] = kinds_of_graphs(key for key in calls if calls[key] > before.get(key, 0))
             errors = {name: _relative_error(output, outputs["eager"]) for name, output in outputs.items()}
             exact = self.errors_against_float32(case, outputs) if self.has_bucket(case) else {}
             times = self.timed(case, ways)
@@ -232,14 +233,6 @@ class _Bench:
         reference = random_vae(self.plan.channels, torch.float32)
         exact = reference.decode(self.input(case)) if case.what == "decode" else reference.encode(self.input(case))
         return {name: _relative_error(output, exact) for name, output in outputs.items()}
-
-
-def _answered(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """Which graphs answered calls meanwhile, ``general`` or ``exact``: one for a size that is in the store is taken."""
-    from onediff_comfy.host.process import library
-
-    graphs = [library().cache.get(key) for key, calls in after.items() if calls > before.get(key, 0)]
-    return ["gone" if graph is None else "general" if graph.shapes.general else "exact" for graph in graphs]
 
 
 def random_vae(channels: int, dtype: Any = None) -> Any:

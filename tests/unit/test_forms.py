@@ -73,6 +73,11 @@ class _Attention(nn.Module):
         return F.scaled_dot_product_attention(query, key, key)
 
 
+def _preferred() -> bool:
+    """Whether cuDNN's attention is used on the GPU that is here."""
+    return forms.prefers_cudnn(torch.cuda.get_device_capability(), torch.backends.cudnn.version() or 0)
+
+
 def _named(captured: Any) -> bool:
     """Whether a capture says that attention is to be cuDNN's."""
     return torch.ops.onediff_comfy.cudnn_attention.default in {node.target for node in captured.graph.graph.nodes}
@@ -84,13 +89,12 @@ def _named(captured: Any) -> bool:
 def test_a_capture_names_cudnns_attention_where_it_is_faster(capture_of: Callable[..., Any], allowed: bool) -> None:
     """Whatever the host has PyTorch prefer, in the first attention of a process and in the second."""
     image, prompt = (torch.randn(2, tokens, 4, 64, device="cuda").half().transpose(1, 2) for tokens in (96, 77))
-    faster = forms.prefers_cudnn(torch.cuda.get_device_capability(), torch.backends.cudnn.version() or 0)
     for _ in range(2):
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], set_priority=True):
             torch.backends.cuda.enable_cudnn_sdp(allowed)
             of_itself = capture_of(_Attention(), image, image, forms=forms.FOR_INDUCTOR).capture
             of_another = capture_of(_Attention(), image, prompt, forms=forms.FOR_INDUCTOR).capture
-        assert _named(of_itself) == (faster and allowed)
+        assert _named(of_itself) == (_preferred() and allowed)
         assert not _named(of_another)
 
 
@@ -104,9 +108,7 @@ def test_a_capture_for_all_sizes_names_cudnns_attention_of_an_image_to_itself(ca
 
     image = torch.randn(2, 96, 256, device="cuda").half()
     captured = capture_of(ToItself(), image, general=True, forms=forms.FOR_INDUCTOR).capture
-    assert _named(captured) == forms.prefers_cudnn(
-        torch.cuda.get_device_capability(), torch.backends.cudnn.version() or 0
-    )
+    assert _named(captured) == _preferred()
 
 
 @pytest.mark.gpu
@@ -116,7 +118,7 @@ def test_a_capture_for_all_sizes_names_cudnns_attention_of_an_image_to_itself(ca
 def test_cudnns_attention_is_no_worse_than_the_kernel_it_replaces(
     heads: int, width: int, tokens: int, dtype: torch.dtype
 ) -> None:
-    if not forms.prefers_cudnn(torch.cuda.get_device_capability(), torch.backends.cudnn.version() or 0):
+    if not _preferred():
         pytest.skip("cuDNN's attention is not used on this GPU")
     query, key, value = (
         torch.randn(2, tokens, heads, width, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(3)
