@@ -202,6 +202,8 @@ class _Bench:
             start = time.perf_counter()
             self.sample(fast, shape, steps)
             seconds["meanwhile"].append(time.perf_counter() - start)
+            if len(seconds["meanwhile"]) == _MEASURED:
+                self.say("measured while another process compiles:", seconds)
             time.sleep(0 if len(seconds["meanwhile"]) < _MEASURED else 3)
         taken = time.perf_counter() - began
         start = time.perf_counter()

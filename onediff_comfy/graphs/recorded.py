@@ -269,9 +269,18 @@ class RecordedGraph(CompiledGraph):
     ) -> Sequence[torch.Tensor]:
         """The outputs for ``tensors``.
 
+        One thread at a time: under ``cudaMallocAsync`` PyTorch takes whatever any thread allocates while one records
+        for a part of the recording, and ComfyUI's MultiGPU CFG Split calls a model on each GPU in a thread of its own.
+
         Args:
             sparing: only calls that are bound by launching are recorded.
         """
+        with self._pool.lock:
+            return self._run(weights, tensors, sparing)
+
+    def _run(
+        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], sparing: bool
+    ) -> Sequence[torch.Tensor]:
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
             return self.inner(weights, tensors)
