@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 import torch.fx.experimental._config as symbols
+import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
@@ -213,6 +214,7 @@ def capture(
         torch.no_grad(),
         _Watch(check, {**forms, **SIZELESS} if general else forms),
         _no_gradients_wanted(target.module),
+        _other_threads_left_alone(),
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
         warnings.catch_warnings(),
     ):
@@ -307,6 +309,34 @@ def _no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
         with torch.inference_mode():
             for weight in wanting:
                 weight.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def _other_threads_left_alone() -> Iterator[None]:
+    """Have torch.export follow the modules of this thread alone.
+
+    It follows every call and attribute of every module in the process. ComfyUI's MultiGPU CFG Split runs a model in a
+    thread for each GPU, and the other one's image failed: "Unexpected key …, expected …".
+    """
+    tracer = getattr(proxy_tensor, "_ModuleStackTracer", None)
+    if tracer is None:  # a PyTorch that does it in another way
+        yield
+        return
+    tracing, call_module, getattribute = threading.get_ident(), tracer.call_module, tracer.getattr
+
+    def call(self: Any, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != tracing:
+            return forward(*args, **kwargs)
+        return call_module(self, module, forward, args, kwargs)
+
+    def attribute(self: Any, name: str, value: Any, known: Any) -> Any:
+        return value if threading.get_ident() != tracing else getattribute(self, name, value, known)
+
+    tracer.call_module, tracer.getattr = call, attribute
+    try:
+        yield
+    finally:
+        tracer.call_module, tracer.getattr = call_module, getattribute
 
 
 def _capture_from(program: torch.export.ExportedProgram, batch: int | None, folds: Mapping[int, int]) -> Capture:

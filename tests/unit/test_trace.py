@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -475,6 +476,54 @@ def test_a_capture_leaves_the_module_and_the_options_as_they_were(body: Any, cap
     assert not options
     assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
     assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
+
+
+class Doing(nn.Module):
+    """Gives what it is given, and does something meanwhile."""
+
+    def __init__(self, what: Callable[[], Any]) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.what()
+        return x
+
+
+def test_a_thread_that_runs_modules_meanwhile_is_no_part_of_a_capture(capture_of: Any) -> None:
+    """ComfyUI runs a model split over two GPUs in a thread for each. Either is within layers when the other's end."""
+    given = tensor(2, 4)
+    within, go_on = threading.Event(), threading.Event()
+    ran: list[Any] = []
+
+    def run() -> None:
+        running = Simple(lambda self, hidden: self.within(hidden))
+        running.within = Doing(lambda: (within.set(), go_on.wait(10)))
+        with torch.no_grad():
+            ran.append((running(given), running.linear, F.linear(given, running.linear.weight, running.linear.bias)))
+
+    thread = threading.Thread(target=run)
+
+    def begin() -> None:
+        thread.start()
+        assert within.wait(10)
+
+    def end() -> None:
+        go_on.set()
+        thread.join(10)
+
+    def body(self: Simple, hidden: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.ending(self.beginning(hidden))) * 2
+
+    module = Simple(body)
+    module.beginning, module.ending = Doing(begin), Doing(end)
+    module.same = module.linear  # where a layer has two names torch.export follows every attribute of every module
+    capture = capture_of(module, given)
+    ((output, layer, expected),) = ran
+    assert_same(output, expected)
+    assert type(layer) is nn.Linear
+    module.beginning = module.ending = Doing(lambda: None)
+    assert capture.digest == capture_of(module, given).digest
 
 
 def test_the_options_dict_is_not_written_to_though_the_forward_does(capture_of: Any) -> None:
