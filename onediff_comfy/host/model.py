@@ -27,7 +27,7 @@ from ..graphs.step_cache import StepCache
 from ..messages import Message, message
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach
 from .latents import latent_ratio
-from .resident import is_dynamic, resident_clone
+from .resident import is_dynamic, resident_clone, resident_on_other_gpus
 from .served import ServedModule
 from .status import status_of
 
@@ -247,6 +247,7 @@ class _RunWrapper:
         step_cache = StepCache(asked.threshold) if asked is not None and asked.threshold else None
         if step_cache is not None and _strengths_change(guider.conds):
             step_cache.refuse(message("keyframes of a hook change the weights during the run"))
+        resident_on_other_gpus(patcher)
         self._dispatcher.begin_run(step_cache)
         try:
             result = executor(*args, **kwargs)

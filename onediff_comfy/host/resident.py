@@ -28,11 +28,31 @@ log = logging.getLogger(__name__)
 # The host drops a node's old output when a prompt starts. The new one is made when the nodes before it have run.
 _KEPT_SECONDS = 300.0
 _RETRY_SECONDS = 1.0
+_ON_OTHER_GPUS = "multigpu"  # by this name the host keeps them on a patcher
 
 
 def is_dynamic(patcher: Any) -> bool:
     """Whether layers fetch their weights one by one while they run."""
     return hasattr(patcher, "is_dynamic") and bool(patcher.is_dynamic())
+
+
+def resident_on_other_gpus(patcher: Any) -> None:
+    """Have the models on other GPUs, which ComfyUI's MultiGPU CFG Split keeps beside a MODEL, resident too.
+
+    The host makes them from the loader, or takes what another workflow has loaded there, and so in Dynamic VRAM.
+
+    Args:
+        patcher: an accelerated MODEL whose run is about to begin.
+    """
+    others = patcher.get_additional_models_with_key(_ON_OTHER_GPUS)
+    if any(map(_fetches_weights, others)):
+        found = [resident_clone(other, "MODEL") if _fetches_weights(other) else other for other in others]
+        patcher.set_additional_models(_ON_OTHER_GPUS, [new or old for new, old in zip(found, others, strict=True)])
+
+
+def _fetches_weights(patcher: Any) -> bool:
+    """As ``is_dynamic``; also of a model in Dynamic VRAM that was given to a patcher of another class."""
+    return is_dynamic(patcher) or any("_v" in vars(layer) for layer in patcher.model.modules())
 
 
 def resident_clone(patcher: Any, kind: str) -> Any | None:

@@ -220,6 +220,25 @@ def dynamic_model_goes() -> dict[str, Any]:
     return found | {"gone_last": gone(model)}
 
 
+def on_another_gpu() -> dict[str, Any]:
+    """A model beside another, as the host keeps those of a split over GPUs, that has been in Dynamic VRAM."""
+    loads: Counter[str] = Counter()
+    output = accelerate(from_file("MODEL"), "eager")
+    other = dynamic("MODEL", loads)
+    other.__class__ = ModelPatcher  # the host makes it of the class of the one that it is beside
+    other.is_multigpu_base_clone = True
+    next(iter(other.model.diffusion_model.children()))._v = object()
+    output.set_additional_models("multigpu", [other])
+    for seed in (1, 2):
+        sampled(output, seed)
+    (now,) = output.get_additional_models_with_key("multigpu")
+    return {
+        "loads": loads["MODEL"],
+        "resident": not any("_v" in vars(layer) for layer in now.model.modules()),
+        "of_the_split": getattr(now, "is_multigpu_base_clone", True),
+    }
+
+
 def state_of(patcher: Any) -> dict[str, str]:
     """What there is on a patcher and its model, weights left out."""
     lists = ("patches", "object_patches", "callbacks", "wrappers", "attachments", "injections", "model_options")
@@ -310,6 +329,7 @@ def main() -> None:
             "clones_of_others": clones_of_others,
             "the_while_passes": lambda: the_while_passes(None),
             "dynamic_model_goes": dynamic_model_goes,
+            "on_another_gpu": on_another_gpu,
             "leftovers": leftovers,
             "VAE": vaes,
             "CLIP": clips,

@@ -73,6 +73,10 @@ def test_it_goes_with_the_dynamic_model(found: dict[str, Any]) -> None:
     assert found["dynamic_model_goes"] == dict.fromkeys(names, True) | {"loaded": 0}
 
 
+def test_a_model_on_another_gpu_has_one_too_and_stays_what_the_host_takes_it_for(found: dict[str, Any]) -> None:
+    assert found["on_another_gpu"] == {"loads": 1, "resident": True, "of_the_split": True}
+
+
 def test_nothing_is_left_on_what_the_host_gave_us(found: dict[str, Any]) -> None:
     assert found["leftovers"] == []
 
