@@ -30,7 +30,8 @@ from .sampling import environment
 from .variants import variant
 
 _MEASURED = 8  # images
-_SHORT, _LONG, _ROUNDS = 3, 9, 2  # steps, steps, times
+_SHORT, _LONG = 3, 9  # steps
+_LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_S = 2, 8, 5.0
 _LARGE = tuple((w, h, b) for w, h in ((1024, 1024), (832, 1216), (1536, 1536)) for b in (1, 2, 4))
 SHAPES = {"sdxl": _LARGE, "flux": _LARGE, "sd15": ((512, 512, 1), (512, 768, 1), (768, 768, 2))}
 """Width and height in pixels and the number of images, for each model."""
@@ -179,7 +180,10 @@ class _Bench:
         """Milliseconds; of several rounds the fastest, for what disturbs only ever makes slower."""
         self.sample(model, shape, _SHORT)
         times: dict[int, list[float]] = {_SHORT: [], _LONG: []}
-        for _ in range(_ROUNDS):
+        begun = time.perf_counter()
+        for turn in range(_MOST_ROUNDS):  # the faster the more: a hundredth of a second is much of a few short steps
+            if turn >= _LEAST_ROUNDS and time.perf_counter() - begun > _ENOUGH_S:
+                break
             for steps, taken in times.items():
                 start = time.perf_counter()
                 self.sample(model, shape, steps)

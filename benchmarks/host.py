@@ -54,6 +54,7 @@ def _dynamic_vram() -> None:
     import comfy_aimdo.control
 
     comfy_aimdo.control.init()
+    comfy_aimdo.control.set_log_warning()  # else each allocation is a line
     import comfy.memory_management
     import comfy.model_management
     import comfy.model_patcher
