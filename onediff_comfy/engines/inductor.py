@@ -82,6 +82,7 @@ class InductorEngine(Engine):
         return {
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
             "layout": "channels_last",
+            "operands": "written once",
             "regions": "shared" if _shares_regions() else "none",
             "upsampling": "folded",
         }
@@ -93,7 +94,9 @@ class InductorEngine(Engine):
         with contextlib.ExitStack() as stack:
             folder = _own_cache_folder(stack) if _on_cpu(capture) else None
             try:
-                graph = fold_upsampling(capture.graph)
+                from ..capture.operands import write_operands_once
+
+                graph = write_operands_once(fold_upsampling(capture.graph))
                 artifact = _compile_in_regions(capture, graph) or _compile(capture, graph)
             except Exception as error:
                 raise _explained(error) from error

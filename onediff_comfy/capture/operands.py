@@ -1,0 +1,88 @@
+"""Operands of linear layers, written where matrix products read them.
+
+A linear layer of [batch, tokens, channels] is a matrix product of [batch · tokens, channels], which is the same
+memory. Inductor knows that of a tensor that is in memory. For one that it has yet to compute it divides rows by tokens
+to find each row's place, and where tokens are a sum of symbols, as those of text and image are, it does not see that
+the places are the same: it writes the tensor, and then copies it. So it is asked to put the tensor into memory first.
+
+Flux has two such layers in each of 38 blocks, whose copies took 3.1 of 145 ms a step on an H200.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch._inductor.ir import ExternKernel
+from torch._inductor.lowering import register_lowering
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+aten = torch.ops.aten
+
+
+def write_operands_once(graph: GraphModule) -> GraphModule:
+    """``graph`` with such operands in memory before the product, which computes the same; itself where there are none.
+
+    Args:
+        graph: functional, with fake tensors under ``val`` as ``torch.export`` leaves them.
+    """
+    found = {tensor for node in graph.graph.nodes for tensor in _copied(node)}
+    if not found:
+        return graph
+    rewritten, copies = Graph(), dict[Node, Node]()
+    for node in graph.graph.nodes:
+        copies[node] = rewritten.node_copy(node, copies.__getitem__)
+        if node in found:
+            copies[node] = rewritten.call_function(in_memory(), (copies[node],))
+            copies[node].meta = dict(node.meta)
+    rewritten.lint()
+    return GraphModule(graph, rewritten)
+
+
+@functools.cache
+def in_memory() -> Callable[[torch.Tensor], torch.Tensor]:
+    """The operator ``onediff_comfy::in_memory``, which gives its argument as a contiguous tensor.
+
+    Inductor has no kernel for it: it lets what computes the argument write it.
+    """
+
+    @torch.library.custom_op("onediff_comfy::in_memory", mutates_args=())
+    def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    @in_memory.register_fake
+    def _(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+    operator: Callable[[torch.Tensor], torch.Tensor] = torch.ops.onediff_comfy.in_memory.default
+    register_lowering(operator, type_promotion_kind=None)(ExternKernel.require_contiguous)
+    return operator
+
+
+def _copied(node: Node) -> Iterator[Node]:
+    """What Inductor would copy before this node computes."""
+    if node.target is not aten.linear.default:
+        return
+    operand = node.args[0]
+    assert isinstance(operand, Node)
+    tensor = operand.meta["val"]
+    leading = [size for size in tensor.shape[:-1] if isinstance(size, torch.SymInt) or size != 1]
+    # One that is not contiguous is copied by eager too, and its bias added afterwards, which rounds otherwise.
+    if operand.op == "call_function" and any(map(_is_a_sum, leading[1:])) and _is_contiguous(tensor):
+        yield operand
+
+
+def _is_a_sum(size: int | torch.SymInt) -> bool:
+    return isinstance(size, torch.SymInt) and size.node.expr.expand().is_Add
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether it is for all sizes. Asking the tensor itself would limit them."""
+    behind: int | torch.SymInt = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not statically_known_true(sym_eq(stride, behind)):
+            return False
+        behind = behind * size
+    return True
