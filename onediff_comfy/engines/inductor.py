@@ -94,9 +94,7 @@ class InductorEngine(Engine):
         with contextlib.ExitStack() as stack:
             folder = _own_cache_folder(stack) if _on_cpu(capture) else None
             try:
-                from ..capture.operands import write_operands_once
-
-                graph = write_operands_once(fold_upsampling(capture.graph))
+                graph = _rewritten(capture.graph)
                 artifact = _compile_in_regions(capture, graph) or _compile(capture, graph)
             except Exception as error:
                 raise _explained(error) from error
@@ -134,6 +132,18 @@ class InductorEngine(Engine):
 
 def _shares_regions() -> bool:
     return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= _REGIONS_SINCE
+
+
+def _rewritten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """``graph`` as Inductor makes faster code of it; without what a PyTorch to come may have no use for."""
+    graph = fold_upsampling(graph)
+    try:
+        from ..capture.operands import write_operands_once
+
+        return write_operands_once(graph)
+    except (ImportError, AttributeError) as error:  # it asks Inductor in a way that Inductor does not promise
+        log.info("OneDiff: operands are left to Inductor (%s: %s)", type(error).__name__, first_line(error))
+        return graph
 
 
 def _compile_in_regions(capture: Capture, whole: torch.fx.GraphModule) -> Any | None:
