@@ -66,6 +66,7 @@ class RecordingPool:
         self._alive: weakref.WeakSet[_Recording] = weakref.WeakSet()
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._recording = False
+        self._several_threads = 0
         self._owes_release = False
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -148,6 +149,24 @@ class RecordingPool:
         if owner not in self._owners:
             self._owners.add(owner)
             weakref.finalize(owner, self.release).atexit = False
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether recordings may be made."""
+        return not self._several_threads
+
+    @contextlib.contextmanager
+    def several_threads(self) -> Iterator[None]:
+        """Inside, other threads than this use GPUs. What there is is replayed, and nothing is recorded.
+
+        Under ``cudaMallocAsync`` PyTorch takes whatever any thread allocates and frees while one records for a part of
+        the recording. ComfyUI's MultiGPU CFG Split calls a model on each GPU in a thread of its own: the process ended.
+        """
+        self._several_threads += 1
+        try:
+            yield
+        finally:
+            self._several_threads -= 1
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -269,18 +288,9 @@ class RecordedGraph(CompiledGraph):
     ) -> Sequence[torch.Tensor]:
         """The outputs for ``tensors``.
 
-        One thread at a time: under ``cudaMallocAsync`` PyTorch takes whatever any thread allocates while one records
-        for a part of the recording, and ComfyUI's MultiGPU CFG Split calls a model on each GPU in a thread of its own.
-
         Args:
             sparing: only calls that are bound by launching are recorded.
         """
-        with self._pool.lock:
-            return self._run(weights, tensors, sparing)
-
-    def _run(
-        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], sparing: bool
-    ) -> Sequence[torch.Tensor]:
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
             return self.inner(weights, tensors)
@@ -293,7 +303,7 @@ class RecordedGraph(CompiledGraph):
             self.forget_recordings()
         seen = self._seen.get(sizes)
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
-        gains = not sparing or self._launching.bound(sizes)
+        gains = self._pool.may_grow and (not sparing or self._launching.bound(sizes))
         if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
             recorded = self._record(sizes, addresses, weights, tensors, seen.outputs)
             if recorded is not None:

@@ -8,7 +8,9 @@ that a sampler asks for. The MODEL that came in is not touched, and without the 
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +29,12 @@ from ..graphs.step_cache import StepCache
 from ..messages import Message, message
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach
 from .latents import latent_ratio
+from .process import library
 from .resident import is_dynamic, resident_clone, resident_on_other_gpus
 from .served import ServedModule
 from .status import status_of
+
+log = logging.getLogger(__name__)
 
 _STEP_CACHE = f"{KEY}_step_cache"
 
@@ -247,10 +252,13 @@ class _RunWrapper:
         step_cache = StepCache(asked.threshold) if asked is not None and asked.threshold else None
         if step_cache is not None and _strengths_change(guider.conds):
             step_cache.refuse(message("keyframes of a hook change the weights during the run"))
-        resident_on_other_gpus(patcher)
+        on_other_gpus = resident_on_other_gpus(patcher)
+        if on_other_gpus:
+            log.info("OneDiff: a run over %d GPUs; no CUDA graphs are recorded in it", on_other_gpus + 1)
         self._dispatcher.begin_run(step_cache)
         try:
-            result = executor(*args, **kwargs)
+            with library().recordings.several_threads() if on_other_gpus else contextlib.nullcontext():
+                result = executor(*args, **kwargs)
         finally:
             if asked is not None and step_cache is not None:
                 self._dispatcher.end_step_cache()

@@ -36,18 +36,22 @@ def is_dynamic(patcher: Any) -> bool:
     return hasattr(patcher, "is_dynamic") and bool(patcher.is_dynamic())
 
 
-def resident_on_other_gpus(patcher: Any) -> None:
+def resident_on_other_gpus(patcher: Any) -> int:
     """Have the models on other GPUs, which ComfyUI's MultiGPU CFG Split keeps beside a MODEL, resident too.
 
     The host makes them from the loader, or takes what another workflow has loaded there, and so in Dynamic VRAM.
 
     Args:
         patcher: an accelerated MODEL whose run is about to begin.
+
+    Returns:
+        How many there are.
     """
     others = patcher.get_additional_models_with_key(_ON_OTHER_GPUS)
     if any(map(_fetches_weights, others)):
         found = [resident_clone(other, "MODEL") if _fetches_weights(other) else other for other in others]
         patcher.set_additional_models(_ON_OTHER_GPUS, [new or old for new, old in zip(found, others, strict=True)])
+    return len(others)
 
 
 def _fetches_weights(patcher: Any) -> bool:

@@ -248,6 +248,17 @@ def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> 
     assert other.replays()
 
 
+def test_while_several_threads_use_gpus_what_there_is_is_replayed_and_nothing_recorded(card: Card) -> None:
+    pool = RecordingPool(lambda: 1000 * MB)
+    before, new = Part(card, pool, 100 * MB), Part(card, pool, 100 * MB)
+    before.calls(2)
+    with pool.several_threads():
+        new.calls(5)
+        assert (new.made, before.replays()) == (0, True)
+    new.calls(1)
+    assert new.made == 1 and new.replays()
+
+
 def test_two_that_exceed_the_budget_together_do_not_take_turns_for_ever(
     card: Card, caplog: pytest.LogCaptureFixture
 ) -> None:
