@@ -5,6 +5,10 @@ memory. Inductor knows that of a tensor that is in memory. For one that it has y
 to find each row's place, and where tokens are a sum of symbols, as those of text and image are, it does not see that
 the places are the same: it writes the tensor, and then copies it. So it is asked to put the tensor into memory first.
 
+Parts that are put together, as attention and the activation are, are written by one kernel if nothing is in memory. It
+would divide by tokens, in 64 bits, for every element, though only what attention's heads leave is elsewhere in its
+rows. With the other parts asked for too, each is written to its place by a kernel of its own.
+
 Flux has two such layers in each of 38 blocks, whose copies took 3.1 of 145 ms a step on an H200.
 """
 
@@ -14,7 +18,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
-from torch._inductor.ir import ExternKernel
+from torch._inductor.ir import ExternKernel, IRNode, TensorBox
 from torch._inductor.lowering import register_lowering
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
@@ -45,7 +49,7 @@ def write_operands_once(graph: GraphModule) -> GraphModule:
 def in_memory() -> Callable[[torch.Tensor], torch.Tensor]:
     """The operator ``onediff_comfy::in_memory``, which gives its argument as a contiguous tensor.
 
-    Inductor has no kernel for it: it lets what computes the argument write it.
+    Inductor has no kernel for it: it lets what computes the argument write it, to a place within another if it likes.
     """
 
     @torch.library.custom_op("onediff_comfy::in_memory", mutates_args=())
@@ -57,12 +61,17 @@ def in_memory() -> Callable[[torch.Tensor], torch.Tensor]:
         return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
     operator: Callable[[torch.Tensor], torch.Tensor] = torch.ops.onediff_comfy.in_memory.default
-    register_lowering(operator, type_promotion_kind=None)(ExternKernel.require_contiguous)
+    register_lowering(operator, type_promotion_kind=None)(_realized)
     return operator
 
 
+def _realized(tensor: TensorBox) -> TensorBox:
+    realized: IRNode = ExternKernel.realize_input(tensor)
+    return realized if isinstance(realized, TensorBox) else TensorBox(realized)
+
+
 def _copied(node: Node) -> Iterator[Node]:
-    """What Inductor would copy before this node computes."""
+    """What Inductor would copy before this node computes, and what that is put together of."""
     if node.target is not aten.linear.default:
         return
     operand = node.args[0]
@@ -72,6 +81,16 @@ def _copied(node: Node) -> Iterator[Node]:
     # One that is not contiguous is copied by eager too, and its bias added afterwards, which rounds otherwise.
     if operand.op == "call_function" and any(map(_is_a_sum, leading[1:])) and _is_contiguous(tensor):
         yield operand
+        if operand.target is aten.cat.default:
+            parts = operand.args[0]
+            assert isinstance(parts, (list, tuple))
+            yield from (part for part in parts if isinstance(part, Node) and _is_computed(part))
+
+
+def _is_computed(node: Node) -> bool:
+    """Whether it is more than a view, or a copy for one: those would be written twice."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not (target.is_view or target is aten._unsafe_view.default)
 
 
 def _is_a_sum(size: int | torch.SymInt) -> bool:

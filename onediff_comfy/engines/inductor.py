@@ -82,7 +82,7 @@ class InductorEngine(Engine):
         return {
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
             "layout": "channels_last",
-            "operands": "written once",
+            "operands": "written once, and their parts",
             "regions": "shared" if _shares_regions() else "none",
             "upsampling": "folded",
         }

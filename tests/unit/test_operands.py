@@ -99,7 +99,9 @@ def test_inductor_copies_no_operand(
         weights = captured.target.weights(captured.capture.binding.weight_names, tensors[0].device)
         with torch.no_grad():
             (output,), (expected,) = ours(weights, tensors), plain(weights, tensors)
-            torch.testing.assert_close(output, expected, rtol=0, atol=0)
+            # Put together by one kernel, C++ computes tanh value by value, and its last bit is another one.
+            tolerance = {"rtol": 1e-4, "atol": 1e-6} if pointwise else {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(output, expected, **tolerance)
             torch.testing.assert_close(output, module(*tensors), rtol=1e-4, atol=1e-5)
 
 
@@ -107,9 +109,9 @@ def test_blocks_stay_equal(capture_of: Callable[..., Any]) -> None:
     module = Blocks().eval()
     captured = capture_of(module, *_tensors(2, 6, 10), general=True)
     graph = operands.write_operands_once(captured.capture.graph)
-    assert [_written(graph), _written(captured.capture.graph)] == [6, 0]
+    assert [_written(graph), _written(captured.capture.graph)] == [9, 0]  # with activations, as parts
     shared = share_regions(graph)
-    assert [_written(function) for name, function in shared.named_children() if "region" in name] == [2]
+    assert [_written(function) for name, function in shared.named_children() if "region" in name] == [3]
     assert _written(shared) == 0
     for sizes in ((2, 6, 10), (1, 3, 40)):
         tensors = _tensors(*sizes)
