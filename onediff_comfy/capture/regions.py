@@ -215,9 +215,18 @@ def _symbol(graph: Graph, size: sympy.Symbol, outer: Graph, copies: dict[Node, N
 
 
 def _holder(graph: Graph, size: sympy.Symbol) -> tuple[Node, int, torch.SymInt]:
-    """An input of ``graph`` with an axis that is this symbol."""
-    for node in graph.find_nodes(op="placeholder"):
-        for axis, value in enumerate(node.meta["val"].shape):
-            if isinstance(value, torch.SymInt) and value.node.expr == size:
-                return node, axis, value
-    raise LookupError(f"no input has an axis of size {size}")
+    """An input of ``graph`` with an axis that is this symbol.
+
+    Of axes that were found to be equal each keeps the symbol that it had at first. One whose own symbol this is goes
+    first: to a subgraph Inductor hands an axis by its own symbol, and knows sizes there by this one alone.
+    """
+    found = [
+        (getattr(value.node, "_expr", size) != size, node, axis, value)
+        for node in graph.find_nodes(op="placeholder")
+        for axis, value in enumerate(node.meta["val"].shape)
+        if isinstance(value, torch.SymInt) and value.node.expr == size
+    ]
+    if not found:
+        raise LookupError(f"no input has an axis of size {size}")
+    _, node, axis, value = min(found, key=operator.itemgetter(0))
+    return node, axis, value

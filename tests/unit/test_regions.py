@@ -190,6 +190,46 @@ def test_inductor_compiles_saves_and_loads_them(
     assert run.stdout.strip() == "equal", run.stderr
 
 
+class Controlled(nn.Module):
+    """Blocks over an image to which others are added, of whose sizes each is found to be the image's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 16, 1), nn.Conv2d(16, 4, 1)
+        self.blocks = nn.ModuleList(Block(16) for _ in range(3))
+
+    def forward(
+        self, x: torch.Tensor, context: torch.Tensor, deep: torch.Tensor, control: torch.Tensor
+    ) -> torch.Tensor:
+        hidden = self.first(x) + control
+        small = F.avg_pool2d(hidden, 2) + deep
+        tokens = hidden.flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            tokens = block(tokens, context)
+        hidden = tokens.transpose(1, 2).reshape(hidden.shape)
+        return self.last(hidden + F.interpolate(small, scale_factor=2.0))
+
+
+def test_inputs_whose_sizes_are_each_others_do_not_keep_it_from_compiling(capture_of: Callable[..., Any]) -> None:
+    """Of a UNet under the control of a ControlNet. Its blocks were compiled one by one, for minutes."""
+    tensors = {
+        "x": torch.randn(2, 4, 8, 12),
+        "context": torch.randn(2, 5, 6),
+        "deep": torch.randn(2, 16, 4, 6),
+        "control": torch.randn(2, 16, 8, 12),
+    }
+    module = Controlled().eval()
+    captured = capture_of(module, multiple=2, general=True, **tensors)
+    assert captured.capture.shapes.general
+    artifact = inductor._compile_in_regions(captured.capture, captured.capture.graph)
+    assert artifact is not None
+    binding = captured.capture.binding
+    weights = captured.target.weights(binding.weight_names, torch.device("cpu"))
+    with torch.no_grad():
+        (output,) = artifact(*binding.feed(weights, [tensors[name] for name in sorted(tensors)]))
+        torch.testing.assert_close(output, module(**tensors), rtol=1e-4, atol=1e-5)
+
+
 def test_where_it_fails_the_graph_is_compiled_as_it_is(
     captured_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
