@@ -4,7 +4,10 @@
 
 LoRA on, another strength, a second one, off; models unloaded and loaded again; a ControlNet on, another
 strength, off. Each picture is made by the host alone and by ours, compared, and timed from the change to the
-latent. With ``--control`` ControlNets are included: the diffusion model with residuals is another graph.
+latent. With ``--control`` ControlNets are included: the diffusion model with residuals is another graph. The three
+graphs of these pictures, each compiled for minutes, can be made before, in three processes at once:
+
+    for graph in model control controlled; do python -m benchmarks.changes --control --prepare $graph & done; wait
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from .host import reported, start_host
 from .sampling import environment
 
 _STEPS = 4
+_PREPARED = ("model", "control", "controlled")
 
 
 def main() -> int:
@@ -32,9 +36,17 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=1024, help="side of the image in pixels")
     parser.add_argument("--control", action="store_true", help="with a ControlNet")
     parser.add_argument("--dynamic-vram", action="store_true", help="as the host's server keeps weights by default")
+    parser.add_argument(
+        "--prepare",
+        choices=_PREPARED,
+        help="only make the graph of the model, of the ControlNet, or of the model with it",
+    )
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
     start_host(options.dynamic_vram)
+    if options.prepare:
+        reported(lambda: _Changes(options).prepare(), options.output)
+        return 0
     report = reported(lambda: _Changes(options).run(), options.output)
     return int(report["worst_error"] > report["allowed"])
 
@@ -93,6 +105,19 @@ class _Changes:
         kept = {key: value for key, value in vars(self.options).items() if key != "output"}
         kept["weights"] = type(self.model).__name__
         return {**kept, "environment": environment(self.device), "rows": rows, "worst_error": worst, "allowed": allowed}
+
+    def prepare(self) -> dict[str, Any]:
+        """One picture with one of the two accelerated, whichever the graph is of."""
+        from onediff_comfy.host.model import accelerate
+        from onediff_comfy.host.process import metrics
+
+        what = self.options.prepare
+        model = self.model if what == "control" else accelerate(self.model, self.options.engine)
+        start = time.perf_counter()
+        self.sample(model, None if what == "model" else (self.control()[what == "control"], 0.7))
+        made = metrics().snapshot()["graphs"]
+        print(f"{what}: {time.perf_counter() - start:.1f} s, {made}", flush=True)
+        return {"environment": environment(self.device), "prepared": what, "graphs": made}
 
     def changes(self) -> list[tuple[str, Callable[[bool], tuple[Any, Any]]]]:
         """What is changed, and how: told whether it is ours, gives the MODEL and the ControlNet (with strength)."""

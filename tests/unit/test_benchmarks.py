@@ -292,6 +292,7 @@ def test_the_scripts_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
         "sampling": f"--model tiny --steps 6 --rounds 1 --variants eager,{names}",
         "quality": f"--model tiny --steps 6 --seeds 1 --prompts 1 --variants {names}",
         "kernels": "--model tiny --variant onediff-eager",
+        "cpu": "--model tiny --variant onediff-eager --steps 6",
     }
     reports = {}
     for script, options in arguments.items():
@@ -302,6 +303,8 @@ def test_the_scripts_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         reports[script] = json.loads(output.read_text())
+    cpu = reports.pop("cpu")
+    assert cpu["graphs"] == [] and sum(function["own_ms"] for function in cpu["functions"]) > 0
     kernels = reports.pop("kernels")
     assert {"attention", "matrix products"} <= set(kernels["kinds"])
     assert sum(kind["ms"] for kind in kernels["kinds"].values()) == pytest.approx(kernels["busy_ms"])
