@@ -28,6 +28,7 @@ from ..messages import first_line, message
 from .call import Call, NotCovered
 from .describe import argument_text, tensor_digest
 from .forms import SIZELESS, Forms
+from .in_place import replace_writing
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
@@ -226,10 +227,10 @@ def capture(
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )
-            # Tracing once more is what makes a graph functional. With symbols for sizes it takes twice as long
-            # as the export itself, and many models write to nothing anyway. Engines for static graphs also count
-            # on the fewer operators that come out of it.
-            if not general or not _is_functional(program.graph):
+            # Tracing once more makes any graph functional. With symbols for sizes it takes twice as long as the
+            # export itself, and most need nothing or little. Engines for static graphs also count on the fewer
+            # operators that come out of it.
+            if not general or not replace_writing(program.graph_module):
                 program = program.run_decompositions({})
             captured = _capture_from(program, batch, folds)
         except (OptionRead, NotCovered):
@@ -377,18 +378,6 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
         lines.append(repr(shapes))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Capture(graph, binding, digest, batch)
-
-
-def _is_functional(graph: torch.fx.Graph) -> bool:
-    """Whether nothing in it writes to a tensor, as far as operators say what they do."""
-    return not any(node.op == "get_attr" or _may_write(node.target) for node in graph.nodes)
-
-
-def _may_write(operator: Any) -> bool:
-    if not isinstance(operator, torch._ops.OpOverload):
-        return isinstance(operator, torch._ops.HigherOrderOperator)
-    # Normalising over a batch updates its running statistics and does not say so.
-    return operator._schema.is_mutable or any(part in operator.name() for part in ("batch_norm", "instance_norm"))
 
 
 def _draws_random_numbers(node: torch.fx.Node) -> bool:
