@@ -31,6 +31,7 @@ from ..messages import Message, first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
+from .first_look import FirstLook
 from .jobs import Waited
 from .key import Manner, compiler
 from .library import GraphLibrary, NotYet, waiting_for_turn
@@ -88,6 +89,8 @@ class Dispatcher:
         precision: one of ``PRECISIONS``; with fp8, graphs are lossless where it cannot be had or is too far off.
         sparing: of the calls that could be replayed through CUDA graphs, only those are that are bound by launching. A
             recording keeps the memory of everything that is computed in it.
+        alone_s: in the background, for how many seconds from the first call nothing but eager is at work, where no
+            graph of any model is in memory yet.
 
     Attributes:
         metrics: what served this model's calls, and what did not; part of the library's.
@@ -104,6 +107,7 @@ class Dispatcher:
         in_background: bool = False,
         precision: str = "lossless",
         sparing: bool = False,
+        alone_s: float = 0.0,
     ) -> None:
         self._engine = engine
         self._precision = precision
@@ -115,6 +119,7 @@ class Dispatcher:
         self._show = show
         self._specialiser = Specialiser(library, specialise)
         self._in_background = in_background
+        self._first_look = FirstLook(alone_s) if in_background and alone_s else None
         self._ahead = False
         self.metrics = Metrics(total=library.metrics)
         self.run_times = RunTimes()
@@ -227,6 +232,7 @@ class Dispatcher:
         """
         try:
             if not self._routes:
+                self._put_off(module, forward, args, kwargs)
                 self._look_later()
             answered = self._answered_ahead(module, forward, args, kwargs)
             if answered is None:
@@ -409,6 +415,21 @@ class Dispatcher:
             options_name=self._host.options_name,
             options_read=self._library.options_read(target.fingerprint),
         )
+
+    def _put_off(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Leave the first moments in the background to eager.
+
+        Raises:
+            NotYet: these are the first moments.
+        """
+        if self._first_look is None or not self._in_background:
+            return
+        early = self._first_look.put_off(lambda: self._looked_up(module, forward, args, kwargs))
+        if early and not len(self._library.cache):  # else its graph may be there
+            raise NotYet(message("a graph is made in the background once the first image is under way"))
+        self._first_look = None
 
     def _look_later(self) -> None:
         """While a graph is on its way, looking for it must not slow every call down.

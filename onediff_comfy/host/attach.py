@@ -17,6 +17,8 @@ from .status import status_of
 
 log = logging.getLogger(__name__)
 
+# Of the first image in background mode: as long as a fast GPU needs for one.
+_ALONE_S = 2.0
 KEY = "onediff"
 """What is ours on a patcher of the host's, by this name."""
 
@@ -41,7 +43,8 @@ def dispatcher_for(
     """
     if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
         prepare(engine)
-    made = dispatcher(engine, library(), host_services(), status_of(node_id), in_background=in_background, **options)
+    options = {"in_background": in_background, "alone_s": _ALONE_S, **options}
+    made = dispatcher(engine, library(), host_services(), status_of(node_id), **options)
     accelerated()[made] = Origin(kind, node_id)
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,15 @@ class OtherProcess(Background):
         (key,) = self._started
         del self._started[key]
         self._ended[key] = outcome
+
+
+class OfAnyKind(OtherProcess):
+    """Also asked for graphs for all sizes."""
+
+    def start(self, key: str, job: Job) -> bool:
+        self.begun.append(key)
+        self._started[key] = 0.0
+        return True
 
 
 class Eager(EagerEngine):
@@ -179,18 +189,73 @@ def test_an_engine_that_gains_nothing_is_not_asked(
     assert not begun(library)
 
 
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_the_first_moments_are_eagers_alone_and_then_a_graph_is_begun_though_nobody_calls(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person makes one image, and looks at it."""
+    library.background = OfAnyKind()
+    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=0.5)
+    module = Net()
+    looked = []
+    look = dispatcher._looked_up
+    monkeypatch.setattr(dispatcher, "_looked_up", lambda *call: looked.append(1) or look(*call))
+    given = []
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        given.append(weakref.ref(x))
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+        del x
+    assert (looked, begun(library)) == ([], [])
+    assert library.metrics.snapshot()["fallbacks"] == {
+        "a graph is made in the background once the first image is under way": 3
+    }
+    assert _within(10, lambda: len(begun(library)) == 1)
+    assert _within(10, lambda: all(x() is None for x in given)), "tensors of a call are kept"
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    assert len(begun(library)) == 1 and len(looked) <= 2
+
+
+def test_where_graphs_are_in_memory_already_nothing_is_put_off(library: GraphLibrary) -> None:
+    """The node runs anew after every change, and its model's graph is there."""
+    module, x = Net(), torch.randn(2, 4)
+    Dispatcher("eager", library, HOST)(module, module.forward, (x,), {})
+    later = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
+    torch.testing.assert_close(later(module, module.forward, (x,), {}), module(x))
+    assert library.metrics.snapshot()["served"] == 2
+
+
+def test_who_waits_for_a_graph_is_not_put_off(library: GraphLibrary) -> None:
+    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
+    module, x = Net(), torch.randn(2, 4)
+    with dispatcher.waiting():
+        dispatcher(module, module.forward, (x,), {})
+    assert library.metrics.snapshot()["served"] == 1
+
+
+def test_what_goes_wrong_when_it_is_looked_for_first_is_told_to_the_next_call(library: GraphLibrary) -> None:
+    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=0.05)  # no graph for all sizes here
+    module, x = Net(), torch.randn(2, 4)
+    for _ in range(2):
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+        time.sleep(0.5)
+    (_, told) = library.metrics.snapshot()["fallbacks"]
+    assert told.startswith("compiling failed (AssertionError")
+
+
 def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(
     library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eager is bound by one CPU thread on fast GPUs: every millisecond that we take there is a slower image."""
 
-    class Waiting(OtherProcess):
-        def start(self, key: str, job: Job) -> bool:
-            self.begun.append(key)
-            self._started[key] = 0.0
-            return True
-
-    library.background = Waiting()
+    library.background = OfAnyKind()
     shown: list[str] = []
     dispatcher = Dispatcher("eager", library, HOST, shown.append, in_background=True)
     module, x = Net(), torch.randn(2, 4)
