@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from .shapes import always_contiguous
 
 
 def replace_writing(module: GraphModule) -> bool:
@@ -114,12 +115,7 @@ def _gives_what_is_written(node: Node, written: Node) -> bool:
     tensor = written.meta.get("val")
     if not isinstance(tensor, torch.Tensor) or {other.dtype for other in tensors} != {tensor.dtype}:
         return False
-    behind: int | torch.SymInt = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if not statically_known_true(sym_eq(stride, behind)):
-            return False
-        behind = behind * size
-    return True
+    return always_contiguous(tensor)
 
 
 def _tensors(node: Node) -> Iterator[torch.Tensor]:

@@ -21,7 +21,8 @@ import torch
 from torch._inductor.ir import ExternKernel, IRNode, TensorBox
 from torch._inductor.lowering import register_lowering
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+from .shapes import always_contiguous
 
 aten = torch.ops.aten
 
@@ -79,7 +80,7 @@ def _copied(node: Node) -> Iterator[Node]:
     tensor = operand.meta["val"]
     leading = [size for size in tensor.shape[:-1] if isinstance(size, torch.SymInt) or size != 1]
     # One that is not contiguous is copied by eager too, and its bias added afterwards, which rounds otherwise.
-    if operand.op == "call_function" and any(map(_is_a_sum, leading[1:])) and _is_contiguous(tensor):
+    if operand.op == "call_function" and any(map(_is_a_sum, leading[1:])) and always_contiguous(tensor):
         yield operand
         if operand.target is aten.cat.default:
             parts = operand.args[0]
@@ -95,13 +96,3 @@ def _is_computed(node: Node) -> bool:
 
 def _is_a_sum(size: int | torch.SymInt) -> bool:
     return isinstance(size, torch.SymInt) and size.node.expr.expand().is_Add
-
-
-def _is_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether it is for all sizes. Asking the tensor itself would limit them."""
-    behind: int | torch.SymInt = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if not statically_known_true(sym_eq(stride, behind)):
-            return False
-        behind = behind * size
-    return True

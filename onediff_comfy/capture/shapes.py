@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from ..messages import message
 from .call import NotCovered, TensorSpec
@@ -348,3 +349,13 @@ def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
     if folded:
         fixed |= {ndim - 3, ndim - 1}
     return tuple(axis for axis in range(ndim) if axis not in fixed)
+
+
+def always_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous for all sizes that it may have. Asking the tensor itself would limit them."""
+    behind: int | torch.SymInt = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not statically_known_true(sym_eq(stride, behind)):
+            return False
+        behind = behind * size
+    return True
