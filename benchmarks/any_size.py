@@ -222,6 +222,7 @@ class _Bench:
             "until_served_s": taken,
             "image_afterwards_s": time.perf_counter() - start,
             "fallbacks": snapshot["fallbacks"],
+            "all_s": seconds,
         }
         self.say(result)
         return result

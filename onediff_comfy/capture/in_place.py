@@ -18,6 +18,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .shapes import always_contiguous
 
+aten = torch.ops.aten
+# Of these, and by far not of all whose names differ by a line, the one computes what the other does, in the same dtype.
+_USUAL = {
+    getattr(aten, f"{name}_"): getattr(aten, name)
+    for name in ("add", "addcmul", "clamp", "div", "mul", "relu", "sigmoid", "silu", "sub", "tanh")
+}
+
 
 def replace_writing(module: GraphModule) -> bool:
     """Make a graph functional where that is simple: all of it, or it stays as it is.
@@ -78,6 +85,8 @@ class _Same:
         sharing = self._sharing[storage]
         if any(other.op == "placeholder" for other in sharing):  # others see what is written there
             return False
+        if any(_may_be_its_argument(other) for view in sharing for other in (view, *view.users)):
+            return False
         return not any(self._is_seen(view, node) for view in sharing if view not in names)
 
     def replace(self, node: Node, result: Node) -> None:
@@ -94,19 +103,10 @@ class _Same:
 
 
 def _functional(operator: Any) -> Any:
-    """The operator that gives what this one writes to its first argument; None if there is none."""
-    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace != "aten":
+    """The operator that gives what this one writes to its first argument; None of all but the usual ones."""
+    if not isinstance(operator, torch._ops.OpOverload) or operator.overloadpacket not in _USUAL:
         return None
-    schema = operator._schema
-    written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
-    name = operator.overloadpacket.__name__
-    if not name.endswith("_") or written != [True] + [False] * (len(written) - 1):
-        return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    functional = getattr(packet, operator._overloadname, None)
-    if functional is None or any(result.alias_info is not None for result in functional._schema.returns):
-        return None
-    return functional
+    return getattr(_USUAL[operator.overloadpacket], operator._overloadname, None)
 
 
 def _gives_what_is_written(node: Node, written: Node) -> bool:
@@ -116,6 +116,11 @@ def _gives_what_is_written(node: Node, written: Node) -> bool:
     if not isinstance(tensor, torch.Tensor) or {other.dtype for other in tensors} != {tensor.dtype}:
         return False
     return always_contiguous(tensor)
+
+
+def _may_be_its_argument(node: Node) -> bool:
+    """Whether it gives the tensor itself that it is given, outside of training, though fakes do not show it."""
+    return "dropout" in str(node.target)
 
 
 def _tensors(node: Node) -> Iterator[torch.Tensor]:

@@ -91,7 +91,9 @@ def _copied(node: Node) -> Iterator[Node]:
 def _is_computed(node: Node) -> bool:
     """Whether it is more than a view, or a copy for one: those would be written twice."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and not (target.is_view or target is aten._unsafe_view.default)
+    if not isinstance(target, torch._ops.OpOverload) or target.is_view or target is aten._unsafe_view.default:
+        return False
+    return always_contiguous(node.meta["val"])  # or it would have another layout for whoever else uses it
 
 
 def _is_a_sum(size: int | torch.SymInt) -> bool:

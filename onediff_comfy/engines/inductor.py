@@ -94,8 +94,7 @@ class InductorEngine(Engine):
         with contextlib.ExitStack() as stack:
             folder = _own_cache_folder(stack) if _on_cpu(capture) else None
             try:
-                graph = _rewritten(capture.graph)
-                artifact = _compile_in_regions(capture, graph) or _compile(capture, graph)
+                artifact = _compiled(capture)
             except Exception as error:
                 raise _explained(error) from error
             kernels = _shared_objects(folder) if folder else {}
@@ -134,16 +133,19 @@ def _shares_regions() -> bool:
     return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= _REGIONS_SINCE
 
 
-def _rewritten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """``graph`` as Inductor makes faster code of it; without what a PyTorch to come may have no use for."""
-    graph = fold_upsampling(graph)
+def _compiled(capture: Capture) -> Any:
+    """The artifact. What asks Inductor in a way that Inductor does not promise is left out where it fails."""
+    graph = fold_upsampling(capture.graph)
     try:
         from ..capture.operands import write_operands_once
 
-        return write_operands_once(graph)
-    except (ImportError, AttributeError) as error:  # it asks Inductor in a way that Inductor does not promise
+        written = write_operands_once(graph)
+        if written is not graph:
+            return _compile_in_regions(capture, written) or _compile(capture, written)
+    except Exception as error:
         log.info("OneDiff: operands are left to Inductor (%s: %s)", type(error).__name__, first_line(error))
-        return graph
+        log.debug("compiling with operands in memory failed", exc_info=True)
+    return _compile_in_regions(capture, graph) or _compile(capture, graph)
 
 
 def _compile_in_regions(capture: Capture, whole: torch.fx.GraphModule) -> Any | None:

@@ -31,7 +31,6 @@ from ..messages import Message, first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
-from .first_look import FirstLook
 from .jobs import Waited
 from .key import Manner, compiler
 from .library import GraphLibrary, NotYet, waiting_for_turn
@@ -69,6 +68,9 @@ class Speed:
     graph_s: float
 
 
+_Call = tuple[torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+
+
 def no_sizes(_signature: Signature) -> bool:
     """Calls of no size are to have a graph of their own."""
     return False
@@ -89,8 +91,8 @@ class Dispatcher:
         precision: one of ``PRECISIONS``; with fp8, graphs are lossless where it cannot be had or is too far off.
         sparing: of the calls that could be replayed through CUDA graphs, only those are that are bound by launching. A
             recording keeps the memory of everything that is computed in it.
-        alone_s: in the background, for how many seconds from the first call nothing but eager is at work, where no
-            graph of any model is in memory yet.
+        alone_s: in the background, for how many seconds of the first run nothing but eager is at work, where no graph
+            of any model is in memory yet. What was not begun then is begun when the run ends.
 
     Attributes:
         metrics: what served this model's calls, and what did not; part of the library's.
@@ -119,7 +121,8 @@ class Dispatcher:
         self._show = show
         self._specialiser = Specialiser(library, specialise)
         self._in_background = in_background
-        self._first_look = FirstLook(alone_s) if in_background and alone_s else None
+        self._alone_s = alone_s
+        self._first_call: tuple[float, _Call] | None = None  # when it came
         self._ahead = False
         self.metrics = Metrics(total=library.metrics)
         self.run_times = RunTimes()
@@ -146,6 +149,7 @@ class Dispatcher:
         Args:
             step_cache: decides in each step of this run whether deep layers are computed; without one they always are.
         """
+        self._forget_first_call()
         self._step_cache = step_cache
         self._routes.reusing = step_cache is not None
         self._unchecked = set(self._targets)
@@ -165,6 +169,7 @@ class Dispatcher:
             what: what it made, for people: ``1024×1024 b1``.
         """
         self.end_step_cache()
+        self._look_for_the_first_call()
         self._library.recordings.release_if_short()
         if not self._run.calls:
             self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
@@ -232,7 +237,7 @@ class Dispatcher:
         """
         try:
             if not self._routes:
-                self._put_off(module, forward, args, kwargs)
+                self._put_off((module, forward, args, kwargs))
                 self._look_later()
             answered = self._answered_ahead(module, forward, args, kwargs)
             if answered is None:
@@ -416,20 +421,32 @@ class Dispatcher:
             options_read=self._library.options_read(target.fingerprint),
         )
 
-    def _put_off(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        """Leave the first moments in the background to eager.
+    def _put_off(self, call: _Call) -> None:
+        """Leave the first moments in the background to eager: looking takes 0.2 s, and who compiles disturbs.
 
         Raises:
             NotYet: these are the first moments.
         """
-        if self._first_look is None or not self._in_background:
+        if not (self._alone_s and self._in_background and self._library.background) or len(self._library.cache):
+            return  # nobody is to be spared, or its graph may be there
+        if self._first_call is None:
+            self._first_call = time.monotonic(), call
+        if time.monotonic() - self._first_call[0] < self._alone_s:
+            raise NotYet(message("a graph is made in the background once the first image is there"))
+        self._forget_first_call()
+
+    def _look_for_the_first_call(self) -> None:
+        """The run is over: look for the graph that was not looked for in its first moments."""
+        if self._first_call is None:
             return
-        early = self._first_look.put_off(lambda: self._looked_up(module, forward, args, kwargs))
-        if early and not len(self._library.cache):  # else its graph may be there
-            raise NotYet(message("a graph is made in the background once the first image is under way"))
-        self._first_look = None
+        _, call = self._first_call
+        self._forget_first_call()
+        with contextlib.suppress(NotCovered):  # most of all, not yet; whatever else it is, the next call is told again
+            self._find(*call)
+
+    def _forget_first_call(self) -> None:
+        if self._first_call is not None:  # nor does another one count as the first
+            self._first_call, self._alone_s = None, 0.0
 
     def _look_later(self) -> None:
         """While a graph is on its way, looking for it must not slow every call down.

@@ -66,7 +66,7 @@ class RecordingPool:
         self._alive: weakref.WeakSet[_Recording] = weakref.WeakSet()
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._recording = False
-        self._several_threads = 0
+        self._thread: int | None = None
         self._owes_release = False
         self._handles: dict[torch.device, Any] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -150,23 +150,19 @@ class RecordingPool:
             self._owners.add(owner)
             weakref.finalize(owner, self.release).atexit = False
 
-    @property
-    def may_grow(self) -> bool:
-        """Whether recordings may be made."""
-        return not self._several_threads
-
-    @contextlib.contextmanager
-    def several_threads(self) -> Iterator[None]:
-        """Inside, other threads than this use GPUs. What there is is replayed, and nothing is recorded.
+    def record_on_this_thread(self) -> None:
+        """Record what this thread calls from now on, and nothing else. What was recorded is replayed on any.
 
         Under ``cudaMallocAsync`` PyTorch takes whatever any thread allocates and frees while one records for a part of
-        the recording. ComfyUI's MultiGPU CFG Split calls a model on each GPU in a thread of its own: the process ended.
+        the recording. ComfyUI's MultiGPU CFG Split calls a model, and its ControlNets, in a thread for each GPU beside
+        the one that runs prompts: the process ended.
         """
-        self._several_threads += 1
-        try:
-            yield
-        finally:
-            self._several_threads -= 1
+        self._thread = threading.get_ident()
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether this thread's calls are recorded."""
+        return self._thread is None or self._thread == threading.get_ident()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

@@ -17,8 +17,6 @@ from .status import status_of
 
 log = logging.getLogger(__name__)
 
-# Of the first image in background mode: as long as a fast GPU needs for one.
-_ALONE_S = 2.0
 KEY = "onediff"
 """What is ours on a patcher of the host's, by this name."""
 
@@ -43,8 +41,8 @@ def dispatcher_for(
     """
     if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
         prepare(engine)
-    options = {"in_background": in_background, "alone_s": _ALONE_S, **options}
-    made = dispatcher(engine, library(), host_services(), status_of(node_id), **options)
+    made = dispatcher(engine, library(), host_services(), status_of(node_id), in_background=in_background, **options)
+    library().recordings.record_on_this_thread()
     accelerated()[made] = Origin(kind, node_id)
     return made
 

@@ -8,7 +8,6 @@ that a sampler asks for. The MODEL that came in is not touched, and without the 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import types
@@ -29,13 +28,14 @@ from ..graphs.step_cache import StepCache
 from ..messages import Message, message
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach
 from .latents import latent_ratio
-from .process import library
 from .resident import is_dynamic, resident_clone, resident_on_other_gpus
 from .served import ServedModule
 from .status import status_of
 
 log = logging.getLogger(__name__)
 
+# Of the first image in background mode: as long as a fast GPU needs for one.
+_ALONE_S = 2.0
 _STEP_CACHE = f"{KEY}_step_cache"
 
 
@@ -66,7 +66,9 @@ def accelerate(
         reason = message("a {kind} without a diffusion model cannot be captured", kind=type(model).__qualname__)
         return pass_through(model, reason, node_id, name="the model")
     specialise = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
-    dispatcher = dispatcher_for("MODEL", engine, node_id, in_background, specialise=specialise, precision=precision)
+    dispatcher = dispatcher_for(
+        "MODEL", engine, node_id, in_background, specialise=specialise, precision=precision, alone_s=_ALONE_S
+    )
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
     around_forward = ForwardWrapper(dispatcher)
@@ -257,8 +259,7 @@ class _RunWrapper:
             log.info("OneDiff: a run over %d GPUs; no CUDA graphs are recorded in it", on_other_gpus + 1)
         self._dispatcher.begin_run(step_cache)
         try:
-            with library().recordings.several_threads() if on_other_gpus else contextlib.nullcontext():
-                result = executor(*args, **kwargs)
+            result = executor(*args, **kwargs)
         finally:
             if asked is not None and step_cache is not None:
                 self._dispatcher.end_step_cache()

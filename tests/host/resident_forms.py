@@ -235,7 +235,7 @@ def on_another_gpu() -> dict[str, Any]:
     return {
         "loads": loads["MODEL"],
         "resident": not any("_v" in vars(layer) for layer in now.model.modules()),
-        "of_the_split": getattr(now, "is_multigpu_base_clone", True),
+        "of_the_split": getattr(now, "is_multigpu_base_clone", not hasattr(output, "is_multigpu_base_clone")),
     }
 
 

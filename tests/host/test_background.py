@@ -16,7 +16,7 @@ from dev.host import ComfyServer, RunResult
 FLUX = FAMILIES["flux"]
 PATIENCE_S = 900
 MEANWHILE = {
-    "a graph is made in the background once the first image is under way",
+    "a graph is made in the background once the first image is there",
     "a graph is being compiled in the background",
     "a graph was compiled in the background",
     "a compiled graph is being loaded",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import time
 import weakref
@@ -189,65 +191,64 @@ def test_an_engine_that_gains_nothing_is_not_asked(
     assert not begun(library)
 
 
-def _within(seconds: float, condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
+LEFT_ALONE = "a graph is made in the background once the first image is there"
 
 
-def test_the_first_moments_are_eagers_alone_and_then_a_graph_is_begun_though_nobody_calls(
-    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+def test_a_short_first_image_is_eagers_alone_and_then_a_graph_is_begun_though_nobody_makes_another(
+    library: GraphLibrary, image: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person makes one image, and looks at it."""
     library.background = OfAnyKind()
-    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=0.5)
-    module = Net()
-    looked = []
-    look = dispatcher._looked_up
-    monkeypatch.setattr(dispatcher, "_looked_up", lambda *call: looked.append(1) or look(*call))
-    given = []
-    for _ in range(3):
-        x = torch.randn(2, 4)
-        given.append(weakref.ref(x))
-        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
-        del x
-    assert (looked, begun(library)) == ([], [])
-    assert library.metrics.snapshot()["fallbacks"] == {
-        "a graph is made in the background once the first image is under way": 3
-    }
-    assert _within(10, lambda: len(begun(library)) == 1)
-    assert _within(10, lambda: all(x() is None for x in given)), "tensors of a call are kept"
-    x = torch.randn(2, 4)
-    torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
-    assert len(begun(library)) == 1 and len(looked) <= 2
+    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
+    found: list[int] = []
+    find = dispatcher._find
+    monkeypatch.setattr(dispatcher, "_find", lambda *call: found.append(len(begun(library))) or find(*call))
+    image(dispatcher)
+    assert found == [0], "it is looked for once, and not before the end"
+    assert len(begun(library)) == 1
+    assert library.metrics.snapshot()["fallbacks"] == {LEFT_ALONE: 3}
+    image(dispatcher)
+    assert library.metrics.snapshot()["fallbacks"][LEFT_ALONE] == 3
+    assert len(begun(library)) == 1
 
 
-def test_where_graphs_are_in_memory_already_nothing_is_put_off(library: GraphLibrary) -> None:
-    """The node runs anew after every change, and its model's graph is there."""
+def test_a_long_first_image_is_left_alone_at_its_beginning_only(library: GraphLibrary) -> None:
+    library.background = OfAnyKind()
+    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=0.2)
     module, x = Net(), torch.randn(2, 4)
-    Dispatcher("eager", library, HOST)(module, module.forward, (x,), {})
-    later = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
-    torch.testing.assert_close(later(module, module.forward, (x,), {}), module(x))
-    assert library.metrics.snapshot()["served"] == 2
+    dispatcher.begin_run()
+    for before, after in ((0, 0), (0, 1)):
+        assert len(begun(library)) == before
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+        assert len(begun(library)) == after
+        time.sleep(0.3)
 
 
-def test_who_waits_for_a_graph_is_not_put_off(library: GraphLibrary) -> None:
+def test_no_tensor_of_an_image_that_failed_is_kept(library: GraphLibrary) -> None:
+    library.background = OfAnyKind()
     dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
     module, x = Net(), torch.randn(2, 4)
-    with dispatcher.waiting():
-        dispatcher(module, module.forward, (x,), {})
-    assert library.metrics.snapshot()["served"] == 1
+    dispatcher.begin_run()
+    dispatcher(module, module.forward, (x,), {})
+    kept = weakref.ref(x)
+    del x
+    assert kept() is not None
+    dispatcher.begin_run()
+    gc.collect()
+    assert kept() is None
 
 
-def test_what_goes_wrong_when_it_is_looked_for_first_is_told_to_the_next_call(library: GraphLibrary) -> None:
-    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=0.05)  # no graph for all sizes here
+@pytest.mark.parametrize("case", ["graphs are in memory", "there is no other process", "somebody waits"])
+def test_what_need_not_be_put_off_is_not(library: GraphLibrary, case: str) -> None:
     module, x = Net(), torch.randn(2, 4)
-    for _ in range(2):
+    if case == "graphs are in memory":  # the node runs anew after every change, and its model's graph is there
+        Dispatcher("eager", library, HOST)(module, module.forward, (x,), {})
+    elif case == "there is no other process":
+        library.background = None
+    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
+    before = library.metrics.snapshot()["served"]
+    with dispatcher.waiting() if case == "somebody waits" else contextlib.nullcontext():
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
-        time.sleep(0.5)
-    (_, told) = library.metrics.snapshot()["fallbacks"]
-    assert told.startswith("compiling failed (AssertionError")
+    assert library.metrics.snapshot()["served"] == before + 1
 
 
 def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(

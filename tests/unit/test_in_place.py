@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from onediff_comfy.capture.call import NotCovered
@@ -100,6 +101,18 @@ def a_mask(h: torch.Tensor, other: torch.Tensor) -> Any:
     return h.masked_fill_(other > 0, 2.0)
 
 
+def a_power(h: torch.Tensor, other: torch.Tensor) -> Any:
+    """Of one name with another operator: a number to the power of a tensor."""
+    h.pow_(2)
+    return h * other
+
+
+def a_comparison(h: torch.Tensor, other: torch.Tensor) -> Any:
+    """Which writes floats, and gives truth values."""
+    h.gt_(0)
+    return other * (h + h) / 2
+
+
 def a_view_operator(h: torch.Tensor, other: torch.Tensor) -> Any:
     h = h + other
     h.transpose_(2, 3)
@@ -115,9 +128,23 @@ DIFFICULT: dict[str, Function] = {
         another_dtype,
         another_layout,
         a_mask,
+        a_power,
+        a_comparison,
         a_view_operator,
     )
 }
+
+
+def test_dropout_that_is_off_may_give_what_it_is_given(capture_of: Any, traced_again: list[Any]) -> None:
+    """Its fake tensors do not show that. PyTorch's own second trace does not see it either, and the proof does."""
+
+    def function(h: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        kept = F.dropout(h, 0.5, training=False)
+        h += other
+        return kept + 1
+
+    capture_of(Writing(function), *_tensors(2, 6, 8), general=True)
+    assert len(traced_again) == 1
 
 
 def _tensors(batch: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -136,6 +136,40 @@ def test_anything_else_stays_as_it_is(capture_of: Callable[..., Any], kind: str)
     assert operands.write_operands_once(captured.graph) is captured.graph
 
 
+class Turned(nn.Module):
+    """A part that lies otherwise in memory, and is used so elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        turned = F.gelu(image.transpose(1, 2).contiguous().transpose(1, 2))
+        output: torch.Tensor = self.linear(torch.cat((text, turned), 1))
+        return output[:, -image.shape[1] :] + turned.transpose(1, 2).view(image.shape[0], -1).sum(-1)[:, None, None]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_costs_no_compilation(
+    capture_of: Callable[..., Any], fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither where a part keeps its layout, nor where Inductor takes none of it."""
+
+    def unheard_of(_graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        raise TypeError("lowerings are registered otherwise now")
+
+    if fails:
+        monkeypatch.setattr(operands, "write_operands_once", unheard_of)
+    module, tensors = Turned().eval(), _tensors(2, 6, 10)
+    captured = capture_of(module, *tensors, general=True)
+    with caplog.at_level("INFO"):
+        graph = InductorEngine().compile(captured.capture)
+    assert ("operands are left to Inductor" in caplog.text) == fails
+    weights = captured.target.weights(captured.capture.binding.weight_names, tensors[0].device)
+    with torch.no_grad():
+        torch.testing.assert_close(graph(weights, tensors)[0], module(*tensors), rtol=1e-4, atol=1e-5)
+
+
 def _compiled(captured: Capture, pointwise: bool) -> tuple[CompiledGraph, str]:
     """The compiled graph and its source; with parts put together as on GPUs, or as on CPUs."""
     import torch._inductor.config as config
