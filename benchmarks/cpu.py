@@ -18,10 +18,10 @@ import pstats
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from .host import reported, start_host
+from .host import reported, seconds_of, start_host
 from .sampling import MODELS, Sampler, environment
 from .variants import names, variant
 
@@ -65,9 +65,9 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
     model = variant(load(sampler.family, device), options.variant)
     library().background = None  # nothing is to be compiled beside what is timed
     for seed in range(_WARM):
-        _seconds(lambda seed=seed: sampler(model, seed))  # type: ignore[misc]
+        sampler(model, seed)
     with _replays() as replays:
-        steps = [1000 * _seconds(lambda: sampler(model, _WARM)) / options.steps for _ in range(_IMAGES)]
+        steps = [1000 * seconds_of(lambda: sampler(model, _WARM)) / options.steps for _ in range(_IMAGES)]
     profile = cProfile.Profile()
     profile.runcall(sampler, model, _WARM + 1)
     return {
@@ -77,42 +77,28 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         "step_ms_all": steps,
         "graphs": [
             {"launches": len(seconds) / _IMAGES, "launch_ms": 1000 * statistics.median(seconds), **_alone(graph)}
-            for graph, seconds in replays
+            for graph, seconds in replays.values()
         ],
         "functions": _functions(profile, options.steps),
     }
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    import torch
-
-    start = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 @contextlib.contextmanager
-def _replays() -> Iterator[list[tuple[Any, list[float]]]]:
-    """The CUDA graphs that are replayed inside, and the seconds that each of their launches took."""
+def _replays() -> Iterator[dict[int, tuple[Any, list[float]]]]:
+    """By id, the CUDA graphs that are replayed inside, and the seconds that each of their launches took."""
     import torch
 
     replay, found = torch.cuda.CUDAGraph.replay, dict[int, tuple[Any, list[float]]]()
-    listed: list[tuple[Any, list[float]]] = []
 
     def timed(graph: Any) -> None:
         start = time.perf_counter()
         replay(graph)
         seconds = time.perf_counter() - start
-        if id(graph) not in found:
-            found[id(graph)] = graph, []
-            listed.append(found[id(graph)])
-        found[id(graph)][1].append(seconds)
+        found.setdefault(id(graph), (graph, []))[1].append(seconds)
 
     torch.cuda.CUDAGraph.replay = timed  # type: ignore[method-assign, assignment]
     try:
-        yield listed
+        yield found
     finally:
         torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
 
@@ -122,7 +108,7 @@ def _alone(graph: Any) -> dict[str, float]:
     import torch
 
     before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    clock = statistics.median(_seconds(graph.replay) for _ in range(_REPLAYS))
+    clock = statistics.median(seconds_of(graph.replay) for _ in range(_REPLAYS))
     before.record()
     for _ in range(_REPLAYS):
         graph.replay()

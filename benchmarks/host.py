@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -75,3 +76,14 @@ def kinds_of_graphs(keys: Iterable[str]) -> list[str]:
 
     graphs = map(library().cache.get, keys)
     return ["gone" if graph is None else "general" if graph.shapes.general else "exact" for graph in graphs]
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Seconds until ``work`` is done, on the GPU too."""
+    import torch
+
+    start = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -18,12 +18,11 @@ import gc
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .host import kinds_of_graphs, reported, start_host
+from .host import kinds_of_graphs, reported, seconds_of, start_host
 from .sampling import environment
 
 
@@ -164,7 +163,7 @@ class _Bench:
             with contextlib.ExitStack() as stack:
                 if dispatcher is not None and name == "bucket":
                     stack.enter_context(dispatcher.waiting(exact=True))
-                seconds[name] = _seconds(functools.partial(self.node_call, case, name))
+                seconds[name] = seconds_of(functools.partial(self.node_call, case, name))
             print(f"{case} {name}: first call {seconds[name]:.2f} s", flush=True)
         return seconds
 
@@ -189,7 +188,7 @@ class _Bench:
         times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
         for number in range(self.options.rounds + case.calls_to_settle - 1):
             for key, call in calls.items():
-                seconds = _seconds(call)
+                seconds = seconds_of(call)
                 if number >= case.calls_to_settle - 1:
                     times[key].append(1000 * seconds)
         return {
@@ -285,16 +284,6 @@ def _peak_memory() -> Iterator[dict[str, float]]:
     memory["reserved_mib"] = torch.cuda.max_memory_reserved() / 2**20
     torch.cuda.empty_cache()  # what is left belongs to somebody
     memory["held_mib"] = torch.cuda.memory_reserved() / 2**20
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    import torch
-
-    start = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def _relative_error(actual: Any, expected: Any) -> float:

@@ -34,7 +34,7 @@ def workflow_with(
 @pytest.mark.parametrize("place", ["behind", "before"])
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
 def test_cfg_split_over_two_gpus_is_served_on_both(server: ComfyServer, name: str, place: str) -> None:
-    """The first image compiles for each GPU, the second replays on both at the same time, the third after a reload."""
+    """The first image compiles for each GPU, others use both graphs at the same time, the last one after a reload."""
     family = FAMILIES[name]
     expected = {seed: latent_of(server.run(family.workflow(seed, size=256))) for seed in (1, 2)}
     split = latent_of(server.run(workflow_with(SPLIT, family, 1, None, place)))
