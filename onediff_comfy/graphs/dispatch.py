@@ -24,6 +24,7 @@ import torch.utils._pytree as pytree
 from ..capture.call import Call, NotCovered, Signature, bind, split
 from ..capture.fp8 import fp8_unavailable
 from ..capture.target import Target
+from ..capture.trace import CAPTURING
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
@@ -360,7 +361,7 @@ class Dispatcher:
         target = self._targets.get(id(module))
         if id(module) not in self._unchecked or target is None or target.refusal is not None:
             return None
-        if self._step_cache is not None or not target.is_untouched():
+        if not target.is_untouched():
             return None
         try:
             arguments, call = self._call_of(target, forward, args, kwargs)
@@ -373,16 +374,22 @@ class Dispatcher:
                 return None
             found = self._found(target, module, arguments, call, route, graph)
             with self.run_times.measured(route.graph_key, call.signature, _device_of(call)):
-                flat = self._call(found, reuse=False)
+                flat = self._call(found, self._reuses(found))
             if self._target(module) is not target:
+                self._start_over()
                 return None
             self._specialise(target, forward, call, route, graph)
         except self._host.interruption:
             raise
         except Exception:
             log.debug("a call could not be answered before its model was looked at", exc_info=True)
+            self._start_over()
             return None
         return found, pytree.tree_unflatten(flat, graph.binding.output)
+
+    def _start_over(self) -> None:
+        if self._step_cache is not None:
+            self._step_cache.start_over()
 
     def _target(self, module: torch.nn.Module) -> Target:
         key = id(module)
@@ -765,11 +772,12 @@ class Dispatcher:
         graph, step_cache = found.graph, self._step_cache
 
         def run(reuse: bool) -> Sequence[torch.Tensor]:
-            if step_cache is None or found.stream is None or not isinstance(graph, ReusableGraph):
-                if isinstance(graph, RecordedGraph):
-                    return graph.run(found.weights, found.call.tensors, self._sparing)
-                return graph(found.weights, found.call.tensors)
-            return step_cache.call(graph, found.stream, found.weights, found.call.tensors, reuse)
+            with CAPTURING:  # in a run over several GPUs each has a thread
+                if step_cache is None or found.stream is None or not isinstance(graph, ReusableGraph):
+                    if isinstance(graph, RecordedGraph):
+                        return graph.run(found.weights, found.call.tensors, self._sparing)
+                    return graph(found.weights, found.call.tensors)
+                return step_cache.call(graph, found.stream, found.weights, found.call.tensors, reuse)
 
         try:
             return run(reuse)
@@ -831,9 +839,10 @@ class Dispatcher:
             return 0.0
         features = self._step_cache.features(found.stream) if self._step_cache is not None else None
         try:
-            if features is None:  # nothing is reused in this run, but it may be in the next
-                _, features = graph.compute(weights, tensors)
-            flat, _ = graph.reuse(weights, tensors, features)
+            with CAPTURING:
+                if features is None:  # nothing is reused in this run, but it may be in the next
+                    _, features = graph.compute(weights, tensors)
+                flat, _ = graph.reuse(weights, tensors, features)
         except Exception as error:  # most of all, no memory: eager's result is there, and the run goes on
             log.info("OneDiff: steps cannot be reused (%s: %s)", type(error).__name__, first_line(error))
             log.debug("the brief graph failed", exc_info=True)

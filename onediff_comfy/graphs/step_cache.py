@@ -11,7 +11,7 @@ for it.
 
 The change is a number on the device. To wait for it would leave the device idle at every step, so a step is decided
 by what was measured two steps earlier and more: that is there by the time it is asked for, or the device still has
-a whole step of work to do.
+a whole step of work to do. It is asked for as late as possible, when all that the CPU does before a call is done.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class StepCache:
     _streams: dict[Hashable, _Known] = field(default_factory=dict)
     _in_this_step: set[Hashable] = field(default_factory=set)
     _reusing: bool = False
+    _decided: bool = False  # whether that was asked in this step
     _measured: deque[tuple[int, int, _Later]] = field(default_factory=deque)
     _step: int = 0  # its number, from 1; 0 before the first
     _computed: int = 0  # the last step that was
@@ -117,9 +118,20 @@ class StepCache:
     _refusal: str | None = None
 
     def begin_step(self) -> None:
-        """The sampler asks for a prediction. It is decided whether deep layers are computed for it."""
+        """The sampler asks for a prediction."""
         self._step += 1
+        self._decided = False
         self._in_this_step.clear()
+
+    def start_over(self) -> None:
+        """An answer was thrown away before anybody saw it, and its call comes again: nothing is known of this run."""
+        self.forget()
+        self._in_this_step.clear()
+        self.calls, self._computed = 0, 0
+
+    def _decide(self) -> None:
+        """Whether deep layers are computed in this step. Waits for the device, where it is two steps behind."""
+        self._decided = True
         while self._measured and self._step - self._measured[0][0] >= _KNOWN_AFTER:
             _, steps, change = self._measured.popleft()
             self._rate = change.value() / steps
@@ -159,6 +171,8 @@ class StepCache:
         if self._refusal is not None:
             self.cannot_reuse(self._refusal)
             return False
+        if not self._decided:
+            self._decide()
         return self._reusing and stream in self._streams
 
     def call(

@@ -1,9 +1,9 @@
 """Attach a dispatcher to a clone of a ComfyUI MODEL.
 
-The clone gets three wrappers under our key, through the host's own patcher API: one around each
-sampling run, one around the diffusion model's forward, and one around what calls the diffusion model,
-for families whose forward asks for no wrappers. With a step cache there is a fourth, around each prediction
-that a sampler asks for. The MODEL that came in is not touched, and without the node nothing of ours is left on it.
+The clone gets four wrappers under our key, through the host's own patcher API: one around each
+sampling run, one around the sampler in it, one around the diffusion model's forward, and one around what calls the
+diffusion model, for families whose forward asks for no wrappers. With a step cache there is a fifth, around each
+prediction that a sampler asks for. The MODEL that came in is not touched, and without the node nothing of ours is left on it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..graphs.dispatch import Dispatcher, no_sizes
 from ..graphs.step_cache import StepCache
 from ..messages import Message, message
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach
+from .conditioning import keep_on_device
 from .latents import latent_ratio
 from .resident import is_dynamic, resident_clone, resident_on_other_gpus
 from .served import ServedModule
@@ -76,6 +77,7 @@ def accelerate(
         WrappersMP.DIFFUSION_MODEL: around_forward,
         WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
         WrappersMP.OUTER_SAMPLE: _RunWrapper(dispatcher),
+        WrappersMP.SAMPLER_SAMPLE: keep_on_device,
     }
     for place, wrapper in wrappers.items():
         clone.remove_wrappers_with_key(place, KEY)

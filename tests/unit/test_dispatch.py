@@ -514,14 +514,14 @@ def test_a_run_of_one_call_counts_for_graphs_of_their_own(
     assert len(asked) == 6
 
 
-@pytest.mark.parametrize("why", ["nothing computes meanwhile", "not proved", "step cache", "to be timed"])
+@pytest.mark.parametrize("why", ["nothing computes meanwhile", "not proved", "to be timed"])
 def test_a_model_is_looked_at_first_where_a_calls_output_could_not_be_thrown_away(
     library: GraphLibrary, why: str, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, x = Served(library, Scaled()), torch.randn(2, 4)
     for _ in range(2):
         assert served.matches(x)
-    served.dispatcher.begin_run(StepCache(0.1) if why == "step cache" else None)
+    served.dispatcher.begin_run()
     if why == "nothing computes meanwhile":
         monkeypatch.undo()
         assert not dispatch._computes_meanwhile(torch.device("cpu"))
@@ -1009,6 +1009,41 @@ def test_calls_from_many_threads_compile_once(library: GraphLibrary) -> None:
     assert not errors
     assert served.counts["compiled"] == 1
     assert served.fallbacks == {}
+
+
+def test_a_graph_does_not_run_while_another_thread_captures(library: GraphLibrary, install: Any) -> None:
+    """torch.export switches cuDNN off in the process: of two GPUs in a run, the one that was ready failed."""
+    seen: list[bool] = []
+
+    def looking(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            seen.append(torch.backends.cudnn.enabled)
+            return run(*args)
+
+        return call
+
+    install(FakeEngine(looking))
+    ready, x = Served(library), inputs()
+    for _ in range(3):
+        assert ready.matches(*x)
+    capturing, answered = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def check() -> None:  # called for every operator that is captured
+        if not capturing.is_set() and not torch.backends.cudnn.enabled:
+            capturing.set()
+            waited.append(not answered.wait(0.5))
+
+    thread = threading.Thread(target=Served(library, OfOther(), check_interrupted=check), args=x)
+    thread.start()
+    assert capturing.wait(WAIT), "PyTorch no longer switches cuDNN off: the lock may go"
+    seen.clear()
+    assert ready.matches(*x)
+    answered.set()
+    thread.join(WAIT)
+    assert waited == [True]
+    assert seen == [True] * len(seen) != []
+    assert ready.fallbacks == {}
 
 
 def test_without_general_graphs_a_batch_is_served_by_graphs_of_other_batch_sizes(

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from steps import Transformer, transformer_call
 from torch import nn
 
+from onediff_comfy.capture.target import Target
 from onediff_comfy.engines.base import CompiledGraph
+from onediff_comfy.graphs import dispatch, step_cache
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher
 from onediff_comfy.graphs.library import GraphLibrary
@@ -196,6 +198,34 @@ def test_several_calls_for_a_prompt_may_begin_late() -> None:
     assert cache.features("positive") is None
 
 
+def test_the_device_is_not_waited_for_before_a_call_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU does before a call, it does while the device is at work."""
+    graph, cache = Scripted(), StepCache(0.5)
+    for _ in range(5):
+        a_step_of(cache, graph, "positive")
+    asked = []
+    value = step_cache._Later.value
+    monkeypatch.setattr(step_cache._Later, "value", lambda later: (asked.append(1), value(later))[1])
+    cache.begin_step()
+    assert asked == []
+    assert cache.reuses("positive")
+    assert asked == [1]
+    cache.reuses("negative")
+    assert asked == [1], "once a step is enough"
+
+
+def test_a_first_answer_that_is_thrown_away_leaves_nothing() -> None:
+    graph, cache = Scripted(), StepCache(0.5)
+    cache.begin_step()
+    a_call_of(cache, graph, "positive", early=100.0)
+    cache.start_over()
+    assert cache.features("positive") is None
+    assert [a_call_of(cache, graph, "positive"), *(a_step_of(cache, graph, "positive") for _ in range(5))] == [
+        *"CCCrrr"
+    ]
+    assert (cache.calls, cache.reused, cache.others) == (6, 3, {})
+
+
 def test_a_run_that_is_refused_from_the_start_is_computed_with_the_first_reason() -> None:
     graph, cache = Scripted(), StepCache(1.0)
     cache.refuse("keyframes")
@@ -306,6 +336,29 @@ def test_going_to_and_fro_looks_for_nothing_and_both_graphs_can_be_saved(
 def test_nothing_of_a_run_is_left_for_the_next(tmp_path: Path) -> None:
     sampled = Sampled(library_in(tmp_path), "eager")
     assert sampled.run(0.5, seed=1)[1] == sampled.run(0.5, seed=2)[1] == 5
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_model_is_looked_at_while_the_first_step_is_computed(
+    tmp_path: Path, changed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And if it is another one than before, what was computed meanwhile is thrown away, features included."""
+    sampled = Sampled(library_in(tmp_path), "eager")
+    sampled.module.factors = [1.0]
+    for _ in range(2):
+        assert sampled.run(0.5)[1] == 5
+    monkeypatch.setattr(dispatch, "_computes_meanwhile", lambda _device: True)
+    events: list[str] = []
+    is_current, compute = Target.is_current, ReusableGraph.compute
+    monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])
+    monkeypatch.setattr(ReusableGraph, "compute", lambda *args: (events.append("computed"), compute(*args))[1])
+    if changed:
+        sampled.module.factors[0] = 2.0  # in the same list
+    worst, reused = sampled.run(0.5)
+    assert events[:2] == ["computed", "looked"]
+    assert worst < 0.1 and reused == 5
+    assert events.count("computed") == (4 if changed else 3)  # one is thrown away
+    assert sampled.library.metrics.snapshot()["fallbacks"] == {}
 
 
 def test_calls_for_other_prompts_are_streams_of_their_own(tmp_path: Path) -> None:

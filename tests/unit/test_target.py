@@ -316,13 +316,35 @@ UNFIT: dict[str, tuple[Callable[[Net], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("taken_before", [False, True])
 @pytest.mark.parametrize("unfit", UNFIT)
-def test_weights_that_a_graph_cannot_take_are_refused(unfit: str) -> None:
+def test_weights_that_a_graph_cannot_take_are_refused(unfit: str, taken_before: bool) -> None:
     change, message = UNFIT[unfit]
     net = Net()
     target = Target(net)
+    if taken_before:
+        target.weights(NAMES, CPU)
     change(net)
     with pytest.raises(NotCovered, match=message):
+        target.weights(NAMES, CPU)
+
+
+def test_weights_of_one_device_are_not_those_of_another() -> None:
+    net = Net()
+    target = Target(net)
+    target.weights(NAMES, CPU)
+    with pytest.raises(NotCovered, match="not resident on meta"):
+        target.weights(NAMES, torch.device("meta"))
+
+
+def test_in_another_run_weights_are_looked_at_again_wherever_they_are() -> None:
+    """What is made anew may lie where something else did."""
+    net = Net()
+    target = Target(net)
+    target.weights(NAMES, CPU)
+    net.conv.weight.data = net.conv.weight.data.as_strided((2, 3, 3, 3), (27, 9, 3, 1))
+    assert not target.is_current()
+    with pytest.raises(NotCovered, match="shape or dtype"):
         target.weights(NAMES, CPU)
 
 

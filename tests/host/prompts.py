@@ -1,0 +1,139 @@
+"""Where a run's prompts are while it samples, and how often the CPU waits for the GPU, in this process.
+
+    python prompts.py COMFY_DIR CHECKPOINT
+
+Prints as JSON what the host's kinds of arguments become on another device, what a run makes of its prompts, and on a
+GPU how many waits PyTorch counts in runs of few and of more steps.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+comfyui, checkpoint = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+import torch  # noqa: E402 - the host's path first
+from comfy.cli_args import args  # noqa: E402
+
+args.cpu = not torch.cuda.is_available()
+import comfy.conds  # noqa: E402
+import comfy.sample  # noqa: E402
+import comfy.sd  # noqa: E402
+from comfy.patcher_extension import WrapperExecutor, WrappersMP  # noqa: E402
+
+from onediff_comfy.host.conditioning import keep_on_device, on_device  # noqa: E402
+from onediff_comfy.host.model import accelerate  # noqa: E402
+
+FEW, MORE = 4, 9
+
+
+def device_of(cond: Any) -> list[str]:
+    held = cond.cond if isinstance(cond.cond, list) else [cond.cond]
+    return [each.device.type if isinstance(each, torch.Tensor) else type(each).__name__ for each in held]
+
+
+def kinds() -> dict[str, Any]:
+    """What each of the host's kinds of arguments is on another device, and what stays the same object."""
+    tensor = torch.ones(1, 4, 2, 2)
+    held = {
+        "CONDRegular": tensor,
+        "CONDNoiseShape": tensor,
+        "CONDCrossAttn": tensor[0, 0][None],
+        "CONDList": [tensor, tensor],
+        "CONDConstant": 3.5,
+    }
+    conds = {name: getattr(comfy.conds, name)(value) for name, value in held.items()}
+    conds["of another extension"] = SimpleNamespace(what=tensor)
+    mask = torch.ones(1, 2, 2)
+    before = {"positive": [{"model_conds": conds, "mask": mask}], "negative": []}
+    after = on_device(before, torch.device("meta"))
+    moved = after["positive"][0]["model_conds"]
+    back = on_device(after, torch.device("meta"))["positive"][0]["model_conds"]
+    return {
+        "moved": {name: device_of(moved[name]) for name in held},
+        "classes": all(type(moved[name]) is type(conds[name]) for name in held),
+        "as they were": {name: device_of(conds[name]) for name in held},
+        "same": [name for name in conds if moved[name] is conds[name]],
+        "same again": [name for name in conds if back[name] is moved[name]],
+        "mask": after["positive"][0]["mask"] is mask and before["positive"][0]["model_conds"] is conds,
+        "none": after["negative"],
+    }
+
+
+def sampled(model: Any, seed: int, steps: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(1, 4, 16, 16, generator=generator)
+    prompts = [[[torch.randn(1, 77, 768, generator=generator), {}]] for _ in range(2)]
+    latent: torch.Tensor = comfy.sample.sample(
+        model, noise, steps, 7.0, "euler", "normal", *prompts, torch.zeros_like(noise), disable_pbar=True, seed=seed
+    )
+    return latent
+
+
+def runs(plain: Any) -> dict[str, Any]:
+    """What a run of an accelerated model makes of its prompts."""
+    seen: list[Any] = []
+
+    def look(executor: WrapperExecutor, guider: Any, *more: Any) -> Any:
+        seen.append(guider.conds)
+        return executor(guider, *more)
+
+    model = plain.clone()
+    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "before", look)
+    model = accelerate(model, "eager")
+    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "behind", look)
+    sampled(model, 1, FEW)
+    before, behind = seen
+    only_moved = plain.clone()
+    only_moved.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "ours", keep_on_device)
+    return {
+        "same bits": torch.equal(sampled(only_moved, 1, FEW), sampled(plain, 1, FEW)),
+        "before": sorted({kind for cond in before["positive"][0]["model_conds"].values() for kind in device_of(cond)}),
+        "behind": sorted({kind for cond in behind["positive"][0]["model_conds"].values() for kind in device_of(cond)}),
+        "copied": before is not behind and before["positive"][0] is not behind["positive"][0],
+    }
+
+
+def with_another_guider() -> Any:
+    """What a guider gives that has no prompts as the host's have."""
+    return keep_on_device(lambda guider, *more: [guider.conds, *more], SimpleNamespace(conds=None), 1, 2)
+
+
+def waits(plain: Any) -> dict[str, list[int]]:
+    """How often the CPU waits for the GPU in runs of few and of more steps, which have been made before."""
+    found = {}
+    for name, model in {"eager": plain, "ours": accelerate(plain, "inductor")}.items():
+        for seed in range(3):
+            sampled(model, seed, FEW)
+        found[name] = [_waits(model, steps) for steps in (FEW, MORE)]
+    return found
+
+
+def _waits(model: Any, steps: int) -> int:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            sampled(model, 4, steps)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(each.message) for each in caught)
+
+
+def main() -> None:
+    with torch.inference_mode():
+        plain = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
+        found = {"kinds": kinds(), "run": runs(plain), "another guider": with_another_guider()}
+        if not args.cpu:
+            found["waits"] = waits(plain)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

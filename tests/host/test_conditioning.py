@@ -1,0 +1,72 @@
+"""Prompts are copied to the device once a run, and no step waits for the GPU then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pictures import FAMILIES
+
+from dev.checkpoints import checkpoint_file, ensure_checkpoints
+from dev.environment import OTHER_COMFYUI, comfyui_path, other_comfyui_path, repository
+
+SD15 = FAMILIES["sd15"]
+
+
+@pytest.fixture(
+    scope="module", params=["this one", *(pytest.param(version, marks=pytest.mark.slow) for version in OTHER_COMFYUI)]
+)
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What tests/host/prompts.py found, in each version of the host."""
+    comfy = comfyui_path() if request.param == "this one" else other_comfyui_path(request.param)
+    script = Path(__file__).with_name("prompts.py")
+    checkpoints = repository() / ".cache" / "checkpoints"
+    ensure_checkpoints(comfyui_path(), checkpoints, [SD15.checkpoint])
+    command = [sys.executable, str(script), str(comfy), str(checkpoints / checkpoint_file(SD15.checkpoint))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_tensors_move_and_nothing_else(found: dict[str, Any]) -> None:
+    kinds = found["kinds"]
+    tensors = {"CONDRegular": 1, "CONDNoiseShape": 1, "CONDCrossAttn": 1, "CONDList": 2}
+    assert kinds["moved"] == {**{name: ["meta"] * count for name, count in tensors.items()}, "CONDConstant": ["float"]}
+    assert kinds["as they were"] == {
+        **{name: ["cpu"] * count for name, count in tensors.items()},
+        "CONDConstant": ["float"],
+    }
+    assert kinds["classes"]
+    assert kinds["same"] == ["CONDConstant", "of another extension"]
+    assert kinds["mask"]
+    assert kinds["none"] == []
+
+
+def test_what_is_there_already_is_not_copied(found: dict[str, Any]) -> None:
+    assert set(found["kinds"]["same again"]) >= {"CONDRegular", "CONDNoiseShape", "CONDCrossAttn"}
+
+
+def test_a_run_has_its_prompts_on_the_device(found: dict[str, Any]) -> None:
+    run = found["run"]
+    assert run["before"] == ["cpu"]
+    assert run["behind"] == ["cuda" if torch.cuda.is_available() else "cpu"]
+    assert run["copied"], "the guider's own lists were changed in place"
+    assert run["same bits"], "prompts alone change the picture"
+
+
+def test_a_guider_of_another_kind_runs_as_it_would(found: dict[str, Any]) -> None:
+    assert found["another guider"] == [None, 1, 2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU to wait for")
+def test_no_step_waits_for_the_gpu(found: dict[str, Any]) -> None:
+    few, more = found["waits"]["ours"]
+    assert more == few, found["waits"]
+    few, more = found["waits"]["eager"]
+    assert more > few, "the host no longer waits: nothing is shown by this test"
