@@ -5,8 +5,9 @@
     ... python -m benchmarks.cpu --model tiny --variant onediff-eager        on a CPU, to see that it runs
 
 Our store of compiled graphs is where ONEDIFF_CACHE_DIR says. First images are timed as they are, with a clock around
-each replay of a CUDA graph, which tells what the driver needs to launch it. Then each graph is replayed alone, and one
-image is made under Python's profiler, which makes it slower: it ranks functions, and does not time them.
+each replay of a CUDA graph, which tells what the driver needs to launch it. Then each graph is replayed alone, one
+image is made in which PyTorch says where it waits for the GPU, and one under Python's profiler, which makes it slower:
+it ranks functions, and does not time them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import pstats
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .host import reported, seconds_of, start_host
@@ -48,6 +51,8 @@ def main() -> int:
             f"CUDA graph: {graph['launches'] / options.steps:.1f} times a step, launch {graph['launch_ms']:.2f} ms "
             f"of CPU; alone {graph['alone_ms']:.2f} ms, of which {graph['alone_gpu_ms']:.2f} on the GPU"
         )
+    for place, waits in report["waits"].items():
+        print(f"{waits:.2f} waits for the GPU a step in {place}")
     for function in report["functions"]:
         print(f"{function['own_ms']:8.3f} ms a step, {function['calls']:8.1f} calls  {function['name']}")
     return 0
@@ -68,6 +73,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         sampler(model, seed)
     with _replays() as replays:
         steps = [1000 * seconds_of(lambda: sampler(model, _WARM)) / options.steps for _ in range(_IMAGES)]
+    waits = _waits(lambda: sampler(model, _WARM))
     profile = cProfile.Profile()
     profile.runcall(sampler, model, _WARM + 1)
     return {
@@ -79,6 +85,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
             {"launches": len(seconds) / _IMAGES, "launch_ms": 1000 * statistics.median(seconds), **_alone(graph)}
             for graph, seconds in replays.values()
         ],
+        "waits": {place: count / options.steps for place, count in waits.most_common()},
         "functions": _functions(profile, options.steps),
     }
 
@@ -101,6 +108,23 @@ def _replays() -> Iterator[dict[int, tuple[Any, list[float]]]]:
         yield found
     finally:
         torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+
+
+def _waits(work: Callable[[], object]) -> Counter[str]:
+    """How often PyTorch waits for the GPU in ``work``, by the line that has it wait."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found = [each for each in caught if "synchronizing CUDA operation" in str(each.message)]
+    return Counter(f"{each.filename}:{each.lineno}" for each in found)
 
 
 def _alone(graph: Any) -> dict[str, float]:

@@ -25,7 +25,9 @@ def keep_on_device(executor: WrapperExecutor, guider: Any, *args: Any, **kwargs:
     """
     try:
         guider.conds = on_device(guider.conds, guider.model_patcher.load_device)
-    except Exception as error:  # of another extension's guider or prompts, of which we know nothing, or for want of memory
+    except (
+        Exception
+    ) as error:  # of another extension's guider or prompts, of which we know nothing, or for want of memory
         log.info("OneDiff: prompts stay where they are (%s: %s)", type(error).__name__, error)
     return executor(guider, *args, **kwargs)
 

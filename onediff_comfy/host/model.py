@@ -3,7 +3,8 @@
 The clone gets four wrappers under our key, through the host's own patcher API: one around each
 sampling run, one around the sampler in it, one around the diffusion model's forward, and one around what calls the
 diffusion model, for families whose forward asks for no wrappers. With a step cache there is a fifth, around each
-prediction that a sampler asks for. The MODEL that came in is not touched, and without the node nothing of ours is left on it.
+prediction that a sampler asks for. The MODEL that came in is not touched, and without the node nothing of ours is left
+on it.
 """
 
 from __future__ import annotations

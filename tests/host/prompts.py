@@ -132,7 +132,7 @@ def main() -> None:
         found = {"kinds": kinds(), "run": runs(plain), "another guider": with_another_guider()}
         if not args.cpu:
             found["waits"] = waits(plain)
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

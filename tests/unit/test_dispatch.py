@@ -23,7 +23,6 @@ from onediff_comfy.graphs import dispatch
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.metrics import Metrics
 
 WAIT = 10.0  # seconds after which a test is broken, not slow
