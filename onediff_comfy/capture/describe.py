@@ -22,7 +22,9 @@ import torch
 
 from ..messages import message
 
-_PLAIN = (bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = frozenset(
+    (bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
 _NUMBERS_AND_TEXT = (int, float, complex, str, bytes)
 _BUILTIN_FUNCTIONS = (
     types.BuiltinFunctionType,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -90,17 +90,19 @@ class Target:
         self._with_left: list[dict[Any, Any]] = []
         self._left: frozenset[str] = frozenset()
         self._held = list(self._values())
-        self.fingerprint, self.refusal, self._unread = _inspect(module, host)
+        self.fingerprint, self.refusal, self._unread = _inspect(dict(module.named_modules()), host)
 
     def is_current(self) -> bool:
         """Whether the layers are the same objects with the same code. Ten milliseconds or two: once a run."""
         for wanted in self._wanted_of.values():
             wanted.found = None
-        now = tuple(self.module.modules())
-        same = len(now) == len(self.layers) and all(a is b for a, b in zip(now, self.layers, strict=True))
-        self._hold(set(map(id, self._with_left)))
-        held = list(self._values())
-        found = _inspect(self.module, self._host) if same else None
+        layers = dict(self.module.named_modules())
+        same = len(layers) == len(self.layers) and all(map(operator.is_, layers.values(), self.layers))
+        held = self._held
+        if not (same and self.is_untouched()):
+            self._hold(set(map(id, self._with_left)))
+            held = list(self._values())
+        found = _inspect(layers, self._host) if same else None
         if found is None or (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
             return False
         if self._leave_out(found.left):
@@ -218,9 +220,8 @@ class _Inspected(NamedTuple):
     left: frozenset[str] = frozenset()
 
 
-def _inspect(module: torch.nn.Module, host: HostCode) -> _Inspected:
-    """The module's fingerprint and why it must be refused, if it must."""
-    layers = dict(module.named_modules())
+def _inspect(layers: Mapping[str, torch.nn.Module], host: HostCode) -> _Inspected:
+    """The fingerprint of a module, all of whose layers these are, and why it must be refused, if it must."""
     if _global_forward_hooks or _global_forward_pre_hooks:
         return _Inspected("", message("another extension has set a forward hook on all layers"))
     for path, layer in layers.items():
