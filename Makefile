@@ -63,7 +63,7 @@ test-oneflow: setup
 
 bench: setup
 	@$(ENV_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
-	  echo "make bench needs an NVIDIA GPU that PyTorch can use, with 40 GB or more, and about half an hour on an H200;" \
+	  echo "make bench needs an NVIDIA GPU that PyTorch can use, with 40 GB or more, and about an hour on an H200;" \
 	       "it downloads nothing, the weights are random" >&2; exit 2; }
 	$(ENV_PYTHON) -m benchmarks --results "$(BENCH_RESULTS)"
 

@@ -45,6 +45,8 @@ _SD15 = f"{_HOSTS},onediff-inductor,onediff-cudagraph,torch_compile-cudagraphs"
 _FLUX = f"{_HOSTS},onediff-inductor,{_FP8},onediff-inductor+steps:0.1,easycache:0.2"
 # That backend checks its memory pools (torch/_inductor/cudagraph_trees.py), for which it needs PyTorch's own allocator.
 _OWN_ALLOCATOR = "--model sdxl --disable-cuda-malloc --variants eager,onediff-inductor,torch_compile-cudagraphs"
+# One size after another, and each takes a minute or two: not all that `sizes` measures.
+_COMPILED_BY_THE_HOST = (("sdxl", "1024x1024"), ("sdxl", "832x1216"), ("sdxl", "1536x1536"), ("sd15", "512x512"))
 _TINY = "eager,onediff-eager,onediff-eager+steps:0.1,easycache:0.2"
 
 PLANS = {
@@ -60,6 +62,14 @@ PLANS = {
         Job("sampling-flux", "sampling", f"--model flux --rounds 3 --variants {_FLUX}"),
         Job("vae", "vae", "--no-bucket"),
         Job("restart-sdxl", "restart", "--model sdxl"),
+        Job("sizes-sdxl", "any_size", "times --model sdxl"),
+        Job("sizes-sd15", "any_size", "times 512x512b1 --model sd15"),
+        *(
+            Job(f"sizes-{model}-host-{size}", "any_size", f"host {size}b1 --model {model}")
+            for model, size in _COMPILED_BY_THE_HOST
+        ),
+        Job("changes-sdxl", "changes", "--control"),
+        Job("cpu-sd15", "cpu", "--model sd15"),
         Job("kernels-sdxl", "kernels", "--model sdxl"),
         Job("kernels-flux", "kernels", "--model flux"),
         Job("kernels-vae", "kernels", "--model vae"),

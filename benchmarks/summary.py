@@ -22,15 +22,18 @@ _HEAD = (
     "calls reused",
 )
 
+_TABLES_OF_THEIR_OWN = ("kernels", "cpu", "changes")
+_WAYS = ("eager", "host's node", "CUDA graph", "launched")  # in which `any_size` runs a size
+
 
 def table(reports: Mapping[str, Report]) -> list[str]:
     """The lines of a table.
 
     Args:
-        reports: by what they are about: ``sampling-MODEL``, ``quality-MODEL``, ``restart-MODEL``, ``vae``, or
-            ``kernels-MODEL``, which is a table of its own and has no row. A row of a
-            ``sampling`` report takes from the others of its model what they know of the same variant; a step's time
-            and peak memory are its own.
+        reports: by what they are about: ``sampling-MODEL``, ``quality-MODEL``, ``restart-MODEL``, ``sizes-MODEL`` with
+            whatever behind it, ``vae``, or ``kernels-``, ``cpu-`` and ``changes-MODEL``, which are tables of their own
+            and have no row. A row of a ``sampling`` report takes from the others of its model what they know of the
+            same variant; a step's time and peak memory are its own.
     """
     rows = [row for what, report in reports.items() for row in _rows(what, report, reports)]
     return [_line(_HEAD), _line(["---"] * len(_HEAD)), *map(_line, rows)]
@@ -42,7 +45,11 @@ def _rows(what: str, report: Report, reports: Mapping[str, Report]) -> Iterator[
         yield from _sampling_rows(model, report, reports)
     elif what == "vae":
         yield from _vae_rows(report)
-    elif script != "kernels" and f"sampling-{model}" not in reports:  # else its figures are in those rows
+    elif script == "sizes":
+        yield from _sizes_rows(report)
+    elif (
+        script not in _TABLES_OF_THEIR_OWN and f"sampling-{model}" not in reports
+    ):  # else its figures are in those rows
         names = report["variants"] if script == "quality" else {row["variant"]: row for row in report["processes"]}
         for name in names:
             yield [model, name, "", "", *_first(reports, model, name), "", *_quality(reports, model, name), ""]
@@ -63,6 +70,20 @@ def _sampling_rows(model: str, report: Report, reports: Mapping[str, Report]) ->
         against = "" if ratio is None else f"{ratio:.2f}x"
         quality = _quality(reports, model, name)
         yield [model, name, time, against, first, restarted, _number(row["peak_mib"]), *quality, reused]
+
+
+def _sizes_rows(report: Report) -> Iterator[list[str]]:
+    for size, row in report["ms_per_step"].items():
+        for way in _WAYS:
+            if way in row:
+                ratio = f"{row['eager'] / row[way]:.2f}x" if "eager" in row else ""
+                yield [
+                    f"{report['model']} {size}",
+                    way,
+                    f"{row[way]:.1f} per step alone",
+                    ratio,
+                    *[""] * (len(_HEAD) - 4),
+                ]
 
 
 def _vae_rows(report: Report) -> Iterator[list[str]]:

@@ -234,21 +234,31 @@ def test_the_table_has_a_cell_for_everything_that_was_measured_and_nothing_else(
         {"variant": "eager", "process": which, "first_image_s": s} for which, s in (("first", 9), ("second", 4))
     ]
     vae = {"case": "decode 512", "node_ms": 9.0}
+    sizes = {"(512, 512, 1)": {"CUDA graph": 20.0, "eager": 30.0, "graphs": ["general"], "error": 1e-3}}
+    of_host = {"(512, 512, 1)": {"host's node": 25.0}}
     reports = {
         "sampling-tiny": sampling_report(torch_compile="RuntimeError: no"),
         "quality-tiny": quality_report(),
         "restart-tiny": {"processes": restarts},
+        "cpu-tiny": {},
+        "sizes-tiny": {"model": "tiny", "ms_per_step": sizes},
+        "sizes-tiny-host-512x512": {"model": "tiny", "ms_per_step": of_host},
         "vae": {"rows": [{**vae, "way": "eager", "module_ms": 8.0}, {**vae, "way": "general", "module_ms": 4.0}]},
     }
     lines = table(reports)
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
-    assert len(lines) == 2 + 5 + 2
+    assert len(lines) == 2 + 5 + 3 + 2
     assert lines[2] == (
         "| tiny | eager | 40.0 (39.0 to 42.0) per step | 1.00x | 1.5 | 4.0 | 100 | 30.0 (worst 25.0) | 1.02 | yes"
         " | 5 of 20 |"
     )
     assert "failed: RuntimeError: no" in lines[6]
-    assert lines[8].startswith("| VAE decode 512 | general | 4.0 (module) | 2.00x |")
+    assert [line.split(" |")[:4] for line in lines[7:10]] == [
+        ["| tiny (512, 512, 1)", " eager", " 30.0 per step alone", " 1.00x"],
+        ["| tiny (512, 512, 1)", " CUDA graph", " 20.0 per step alone", " 1.50x"],
+        ["| tiny (512, 512, 1)", " host's node", " 25.0 per step alone", " "],
+    ]
+    assert lines[11].startswith("| VAE decode 512 | general | 4.0 (module) | 2.00x |")
     assert len(table({"restart-tiny": {"processes": restarts}})) == 3
 
 
