@@ -94,8 +94,6 @@ class Target:
 
     def is_current(self) -> bool:
         """Whether the layers are the same objects with the same code. Ten milliseconds or two: once a run."""
-        for wanted in self._wanted_of.values():
-            wanted.found = None
         layers = dict(self.module.named_modules())
         same = len(layers) == len(self.layers) and all(map(operator.is_, layers.values(), self.layers))
         held = self._held
@@ -187,6 +185,11 @@ class Target:
             raise NotCovered(self._misfit(names, tensors, device))
         wanted.found = found
         return tensors
+
+    def look_at_weights_anew(self) -> None:
+        """What was found of weights by their addresses counts no more: another run begins."""
+        for wanted in self._wanted_of.values():
+            wanted.found = None
 
     def _wanted(self, names: tuple[str, ...]) -> _Wanted:
         if names not in self._wanted_of:

@@ -25,6 +25,7 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from ..messages import first_line, message
+from .alone import capturing
 from .call import Call, NotCovered
 from .describe import argument_text, tensor_digest
 from .forms import SIZELESS, Forms
@@ -32,11 +33,6 @@ from .in_place import replace_writing
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
-
-# torch.export swaps a module's parameters for fake ones while it traces, and switches cuDNN off in the whole process:
-# a compiled convolution that another thread runs then gives a layout that the code behind it does not take.
-CAPTURING = threading.RLock()
-"""Held by whoever captures, and by whoever runs what was compiled."""
 
 _AUTO = torch.export.Dim.AUTO  # symbolic, unless the forward insists on this very size
 
@@ -213,7 +209,7 @@ def capture(
     axes = (symbolic_axes(example.ndim, i in folds) for i, example in enumerate(examples))
     sizes = ([{axis: _AUTO for axis in open_axes if any_batch or axis} for open_axes in axes],)
     with (
-        CAPTURING,
+        capturing(),
         torch.inference_mode(False),
         torch.no_grad(),
         _Watch(check, {**forms, **SIZELESS} if general else forms),

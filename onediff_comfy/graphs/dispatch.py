@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from ..capture.alone import running
 from ..capture.call import Call, NotCovered, Signature, bind, split
 from ..capture.fp8 import fp8_unavailable
 from ..capture.target import Target
-from ..capture.trace import CAPTURING
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
@@ -154,6 +154,8 @@ class Dispatcher:
         self._step_cache = step_cache
         self._routes.reusing = step_cache is not None
         self._unchecked = set(self._targets)
+        for target in self._targets.values():
+            target.look_at_weights_anew()
         self._specialiser.begin_run()
         self._run = Run(self._library, self.run_times)
 
@@ -772,7 +774,7 @@ class Dispatcher:
         graph, step_cache = found.graph, self._step_cache
 
         def run(reuse: bool) -> Sequence[torch.Tensor]:
-            with CAPTURING:  # in a run over several GPUs each has a thread
+            with running():
                 if step_cache is None or found.stream is None or not isinstance(graph, ReusableGraph):
                     if isinstance(graph, RecordedGraph):
                         return graph.run(found.weights, found.call.tensors, self._sparing)
@@ -839,7 +841,7 @@ class Dispatcher:
             return 0.0
         features = self._step_cache.features(found.stream) if self._step_cache is not None else None
         try:
-            with CAPTURING:
+            with running():
                 if features is None:  # nothing is reused in this run, but it may be in the next
                     _, features = graph.compute(weights, tensors)
                 flat, _ = graph.reuse(weights, tensors, features)

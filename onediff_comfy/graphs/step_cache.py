@@ -16,6 +16,7 @@ a whole step of work to do. It is asked for as late as possible, when all that t
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ class StepCache:
     _in_this_step: set[Hashable] = field(default_factory=set)
     _reusing: bool = False
     _decided: bool = False  # whether that was asked in this step
+    _deciding: threading.Lock = field(default_factory=threading.Lock)
     _measured: deque[tuple[int, int, _Later]] = field(default_factory=deque)
     _step: int = 0  # its number, from 1; 0 before the first
     _computed: int = 0  # the last step that was
@@ -131,7 +133,6 @@ class StepCache:
 
     def _decide(self) -> None:
         """Whether deep layers are computed in this step. Waits for the device, where it is two steps behind."""
-        self._decided = True
         while self._measured and self._step - self._measured[0][0] >= _KNOWN_AFTER:
             _, steps, change = self._measured.popleft()
             self._rate = change.value() / steps
@@ -171,8 +172,10 @@ class StepCache:
         if self._refusal is not None:
             self.cannot_reuse(self._refusal)
             return False
-        if not self._decided:
-            self._decide()
+        with self._deciding:  # of a run over several GPUs each has a thread, and all prompts are treated alike
+            if not self._decided:
+                self._decide()
+                self._decided = True
         return self._reusing and stream in self._streams
 
     def call(

@@ -9,7 +9,8 @@ cores. Copied once, before the first step, the same numbers are joined and conve
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,24 +18,27 @@ from comfy.patcher_extension import WrapperExecutor
 
 log = logging.getLogger(__name__)
 
+_Prompts = Mapping[str, Sequence[Mapping[str, Any]]]
+
+# Of one argument, in all prompts together. Text is some megabytes; the video that some models are prompted with is
+# hundreds, which the host does not count as memory that a step needs.
+_MOST_BYTES = 64 << 20
+
 
 def keep_on_device(executor: WrapperExecutor, guider: Any, *args: Any, **kwargs: Any) -> Any:
-    """A wrapper for SAMPLER_SAMPLE, which comes when the host has made a model's arguments out of a run's prompts.
-
-    The guider has lists of its own by then, which it throws away when the run ends.
-    """
+    """A wrapper for SAMPLER_SAMPLE, which comes when the host has made a model's arguments out of a run's prompts."""
+    before = guider.conds
     try:
-        guider.conds = on_device(guider.conds, guider.model_patcher.load_device)
-    except (
-        Exception
-    ) as error:  # of another extension's guider or prompts, of which we know nothing, or for want of memory
+        guider.conds = on_device(before, guider.model_patcher.load_device)
+    except Exception as error:  # another extension's guider, of which we know nothing; or there is no memory
         log.info("OneDiff: prompts stay where they are (%s: %s)", type(error).__name__, error)
-    return executor(guider, *args, **kwargs)
+    try:
+        return executor(guider, *args, **kwargs)
+    finally:
+        guider.conds = before  # a run that was stopped leaves its guider as it is
 
 
-def on_device(
-    prompts: Mapping[str, Sequence[Mapping[str, Any]]], device: torch.device
-) -> dict[str, list[dict[str, Any]]]:
+def on_device(prompts: _Prompts, device: torch.device) -> dict[str, list[dict[str, Any]]]:
     """``prompts``, as a guider has them while it samples, with the model's arguments on ``device``.
 
     Args:
@@ -42,22 +46,33 @@ def on_device(
             model's arguments by name, each an object that holds a tensor, a list of tensors, or something else.
 
     Returns:
-        New lists and dicts. Everything but the tensors of ``model_conds`` is the same objects.
+        New lists and dicts. Everything but the tensors of ``model_conds`` is the same objects. Arguments that are too
+        large stay where they are, in all prompts, for the host joins only what is on one device.
     """
-    return {
-        name: [
-            {**each, "model_conds": {key: _moved(cond, device) for key, cond in each["model_conds"].items()}}
-            for each in conditionings
-        ]
-        for name, conditionings in prompts.items()
-    }
+    nbytes: Counter[str] = Counter()
+    for conditioning in (each for conditionings in prompts.values() for each in conditionings):
+        for name, cond in conditioning["model_conds"].items():
+            nbytes[name] += sum(tensor.nbytes for tensor in _tensors(cond))
+
+    def moved(conditioning: Mapping[str, Any]) -> dict[str, Any]:
+        conds = conditioning["model_conds"].items()
+        return {
+            **conditioning,
+            "model_conds": {name: cond if nbytes[name] > _MOST_BYTES else _moved(cond, device) for name, cond in conds},
+        }
+
+    return {name: list(map(moved, conditionings)) for name, conditionings in prompts.items()}
+
+
+def _tensors(cond: Any) -> Iterator[torch.Tensor]:
+    held = getattr(cond, "cond", None)
+    return (each for each in (held if isinstance(held, list) else [held]) if isinstance(each, torch.Tensor))
 
 
 def _moved(cond: Any, device: torch.device) -> Any:
     """One argument; what the host would not convert for a call, such as a number, stays as it is."""
-    held = getattr(cond, "cond", None)
-    if isinstance(held, torch.Tensor):
-        return cond if held.device == device else cond._copy_with(held.to(device))
-    if isinstance(held, list) and any(isinstance(each, torch.Tensor) for each in held):
-        return cond._copy_with([each.to(device) if isinstance(each, torch.Tensor) else each for each in held])
-    return cond
+    if all(tensor.device == device for tensor in _tensors(cond)):
+        return cond
+    if isinstance(cond.cond, list):
+        return cond._copy_with([each.to(device) if isinstance(each, torch.Tensor) else each for each in cond.cond])
+    return cond._copy_with(cond.cond.to(device))

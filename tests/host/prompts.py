@@ -8,6 +8,7 @@ GPU how many waits PyTorch counts in runs of few and of more steps.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import warnings
@@ -64,6 +65,49 @@ def kinds() -> dict[str, Any]:
         "mask": after["positive"][0]["mask"] is mask and before["positive"][0]["model_conds"] is conds,
         "none": after["negative"],
     }
+
+
+def large() -> dict[str, Any]:
+    """Where arguments are that are too large in one prompt, or in two together, and one that is not."""
+    much = torch.empty(40 << 20, dtype=torch.uint8)
+    conds = {"little": comfy.conds.CONDRegular(torch.ones(1)), "much": comfy.conds.CONDRegular(much)}
+    small = {**conds, "much": comfy.conds.CONDRegular(much[:1])}
+    found = {}
+    for name, prompts in {
+        "one prompt": {"positive": [conds]},
+        "two prompts": {"positive": [conds], "negative": [conds]},
+        "unequal ones": {"positive": [conds, conds], "negative": [small]},
+    }.items():
+        given = {which: [{"model_conds": each} for each in listed] for which, listed in prompts.items()}
+        moved = on_device(given, torch.device("meta"))
+        found[name] = [
+            {key: device_of(cond)[0] for key, cond in each["model_conds"].items()}
+            for listed in moved.values()
+            for each in listed
+        ]
+    return found
+
+
+def stopped(plain: Any) -> bool:
+    """Whether a guider has its own prompts again after a run that somebody stopped."""
+
+    def stop(_executor: WrapperExecutor, guider: Any, *_more: Any) -> Any:
+        seen.append(guider.conds)
+        raise KeyboardInterrupt
+
+    def look(executor: WrapperExecutor, guider: Any, *more: Any) -> Any:
+        guiders.append((guider, guider.conds))
+        return executor(guider, *more)
+
+    seen: list[Any] = []
+    guiders: list[Any] = []
+    model = plain.clone()
+    for name, wrapper in (("before", look), ("ours", keep_on_device), ("behind", stop)):
+        model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, name, wrapper)
+    with contextlib.suppress(KeyboardInterrupt):
+        sampled(model, 1, FEW)
+    ((guider, own),) = guiders
+    return guider.conds is own and seen[0] is not own
 
 
 def sampled(model: Any, seed: int, steps: int) -> torch.Tensor:
@@ -130,6 +174,7 @@ def main() -> None:
     with torch.inference_mode():
         plain = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
         found = {"kinds": kinds(), "run": runs(plain), "another guider": with_another_guider()}
+        found |= {"large": large(), "stopped": stopped(plain)}
         if not args.cpu:
             found["waits"] = waits(plain)
     sys.stdout.write(json.dumps(found) + "\n")

@@ -60,6 +60,16 @@ def test_a_run_has_its_prompts_on_the_device(found: dict[str, Any]) -> None:
     assert run["same bits"], "prompts alone change the picture"
 
 
+def test_what_is_large_stays_where_it_is_in_all_prompts(found: dict[str, Any]) -> None:
+    """The host joins what is on one device."""
+    moved, kept = {"little": "meta", "much": "meta"}, {"little": "meta", "much": "cpu"}
+    assert found["large"] == {"one prompt": [moved], "two prompts": [kept] * 2, "unequal ones": [kept] * 3}
+
+
+def test_a_run_that_is_stopped_leaves_the_guiders_own_prompts(found: dict[str, Any]) -> None:
+    assert found["stopped"]
+
+
 def test_a_guider_of_another_kind_runs_as_it_would(found: dict[str, Any]) -> None:
     assert found["another guider"] == [None, 1, 2]
 

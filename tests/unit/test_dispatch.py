@@ -443,6 +443,20 @@ def test_a_model_is_looked_at_while_the_first_call_of_a_run_is_computed(
     assert served.counts["captured"] == (2 if changed else 1)
 
 
+def test_weights_are_looked_at_anew_in_every_run(library: GraphLibrary, events: list[str]) -> None:
+    """What lies where something else lay in the run before may be of another shape, and no graph is to read beyond it."""
+    served, x = Served(library, Scaled()), torch.randn(2, 4)
+    for _ in range(3):
+        assert served.matches(x)
+    weight = served.module.linear.weight
+    weight.data = weight.data.as_strided((3, 4), (4, 1))
+    served.module.linear.bias.data = served.module.linear.bias.data.as_strided((3,), (1,))
+    served.dispatcher.begin_run()
+    events.clear()
+    assert served(x).shape == (2, 3)
+    assert events[0] == "looked"
+
+
 def _another_shape(module: Scaled) -> None:
     module.linear.weight, module.linear.bias = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6))
 
@@ -1035,7 +1049,7 @@ def test_a_graph_does_not_run_while_another_thread_captures(library: GraphLibrar
 
     thread = threading.Thread(target=Served(library, OfOther(), check_interrupted=check), args=x)
     thread.start()
-    assert capturing.wait(WAIT), "PyTorch no longer switches cuDNN off: the lock may go"
+    assert capturing.wait(WAIT), "PyTorch no longer switches cuDNN off: nobody need wait"
     seen.clear()
     assert ready.matches(*x)
     answered.set()
@@ -1043,6 +1057,31 @@ def test_a_graph_does_not_run_while_another_thread_captures(library: GraphLibrar
     assert waited == [True]
     assert seen == [True] * len(seen) != []
     assert ready.fallbacks == {}
+
+
+def test_graphs_of_two_threads_run_at_the_same_time(library: GraphLibrary, install: Any) -> None:
+    together = threading.Barrier(2)
+
+    def meeting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if met:
+                together.wait(WAIT)
+            return run(*args)
+
+        return call
+
+    install(FakeEngine(meeting))
+    met = list[bool]()
+    served, x = [Served(library), Served(library)], inputs()
+    for each in served:
+        for _ in range(3):
+            assert each.matches(*x)
+    met.append(True)
+    thread = threading.Thread(target=served[0], args=x)
+    thread.start()
+    assert served[1].matches(*x)
+    thread.join(WAIT)
+    assert not together.broken
 
 
 def test_without_general_graphs_a_batch_is_served_by_graphs_of_other_batch_sizes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,6 +214,29 @@ def test_the_device_is_not_waited_for_before_a_call_comes(monkeypatch: pytest.Mo
     assert asked == [1]
     cache.reuses("negative")
     assert asked == [1], "once a step is enough"
+
+
+def test_of_two_threads_in_a_step_neither_goes_by_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run over two GPUs each has a thread; one waits for what was measured while the other asks."""
+    graph, cache = Scripted(), StepCache(0.5)
+    for _ in range(3):
+        assert a_step_of(cache, graph, "positive", "negative") == "CC"
+    waiting, value = threading.Event(), step_cache._Later.value
+
+    def slowly(later: Any) -> float:
+        waiting.set()
+        time.sleep(0.1)
+        return value(later)
+
+    monkeypatch.setattr(step_cache._Later, "value", slowly)
+    cache.begin_step()
+    answers = dict[str, bool]()
+    first = threading.Thread(target=lambda: answers.update(positive=cache.reuses("positive")))
+    first.start()
+    assert waiting.wait(10)
+    answers["negative"] = cache.reuses("negative")
+    first.join()
+    assert answers == {"positive": True, "negative": True}
 
 
 def test_a_first_answer_that_is_thrown_away_leaves_nothing() -> None:

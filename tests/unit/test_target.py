@@ -343,7 +343,7 @@ def test_in_another_run_weights_are_looked_at_again_wherever_they_are() -> None:
     target = Target(net)
     target.weights(NAMES, CPU)
     net.conv.weight.data = net.conv.weight.data.as_strided((2, 3, 3, 3), (27, 9, 3, 1))
-    assert not target.is_current()
+    target.look_at_weights_anew()
     with pytest.raises(NotCovered, match="shape or dtype"):
         target.weights(NAMES, CPU)
 
