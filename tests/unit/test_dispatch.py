@@ -444,7 +444,7 @@ def test_a_model_is_looked_at_while_the_first_call_of_a_run_is_computed(
 
 
 def test_weights_are_looked_at_anew_in_every_run(library: GraphLibrary, events: list[str]) -> None:
-    """What lies where something else lay in the run before may be of another shape, and no graph is to read beyond it."""
+    """What lies where something else lay before may be of another shape, and no graph is to read beyond it."""
     served, x = Served(library, Scaled()), torch.randn(2, 4)
     for _ in range(3):
         assert served.matches(x)
