@@ -22,9 +22,10 @@ class _Alone:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Others may run inside, too; who captures is waited for."""
+        """Others may run inside, too; another thread that captures is waited for."""
+        this = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: self._capturing is None)
+            self._changed.wait_for(lambda: self._capturing in (None, this))
             self._running += 1
         try:
             yield
@@ -35,15 +36,16 @@ class _Alone:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """Nobody else is inside, whether to capture or to run."""
+        """No other thread is inside, whether to capture or to run."""
+        this = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: self._capturing is None and not self._running)
-            self._capturing = threading.get_ident()
+            self._changed.wait_for(lambda: self._capturing == this or (self._capturing is None and not self._running))
+            before, self._capturing = self._capturing, this
         try:
             yield
         finally:
             with self._changed:
-                self._capturing = None
+                self._capturing = before
                 self._changed.notify_all()
 
 

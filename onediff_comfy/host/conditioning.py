@@ -25,15 +25,17 @@ _Prompts = Mapping[str, Sequence[Mapping[str, Any]]]
 _MOST_BYTES = 64 << 20
 
 
-def keep_on_device(executor: WrapperExecutor, guider: Any, *args: Any, **kwargs: Any) -> Any:
+def keep_on_device(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
     """A wrapper for SAMPLER_SAMPLE, which comes when the host has made a model's arguments out of a run's prompts."""
-    before = guider.conds
     try:
-        guider.conds = on_device(before, guider.model_patcher.load_device)
+        guider = args[0]
+        before, moved = guider.conds, on_device(guider.conds, guider.model_patcher.load_device)
     except Exception as error:  # another extension's guider, of which we know nothing; or there is no memory
         log.info("OneDiff: prompts stay where they are (%s: %s)", type(error).__name__, error)
+        return executor(*args, **kwargs)
+    guider.conds = moved
     try:
-        return executor(guider, *args, **kwargs)
+        return executor(*args, **kwargs)
     finally:
         guider.conds = before  # a run that was stopped leaves its guider as it is
 

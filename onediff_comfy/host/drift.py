@@ -143,10 +143,7 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         Use(_PATCHER, "ModelPatcher.__init__", mentions=("model", "load_device", "offload_device")),
     ),
     "MODEL": (
-        *_there(_EXTENSION, "WrappersMP.DIFFUSION_MODEL", "WrappersMP.APPLY_MODEL"),
-        *_there(_EXTENSION, "WrappersMP.OUTER_SAMPLE", "WrappersMP.SAMPLER_SAMPLE"),
-        # Prompts are copied to the device before the first step, where they are what they are today.
-        Use("comfy.samplers", "CFGGuider.inner_sample", mentions=("conds", "SAMPLER_SAMPLE")),
+        *_there(_EXTENSION, "WrappersMP.DIFFUSION_MODEL", "WrappersMP.APPLY_MODEL", "WrappersMP.OUTER_SAMPLE"),
         Use(_EXTENSION, "WrapperExecutor.new_class_executor", ("original", "class_obj", "wrappers")),
         Use(_EXTENSION, "WrapperExecutor.__init__", mentions=("original", "class_obj", "wrappers", "idx")),
         Use(_EXTENSION, "WrapperExecutor", works=_order_of_wrappers),

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 # Of the first image in background mode: as long as a fast GPU needs for one.
 _ALONE_S = 2.0
 _STEP_CACHE = f"{KEY}_step_cache"
+_AROUND_SAMPLER = getattr(WrappersMP, "SAMPLER_SAMPLE", "sampler_sample")  # a host without it only keeps prompts itself
 
 
 def accelerate(
@@ -78,7 +79,7 @@ def accelerate(
         WrappersMP.DIFFUSION_MODEL: around_forward,
         WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
         WrappersMP.OUTER_SAMPLE: _RunWrapper(dispatcher),
-        WrappersMP.SAMPLER_SAMPLE: keep_on_device,
+        _AROUND_SAMPLER: keep_on_device,
     }
     for place, wrapper in wrappers.items():
         clone.remove_wrappers_with_key(place, KEY)

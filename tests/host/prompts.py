@@ -146,8 +146,13 @@ def runs(plain: Any) -> dict[str, Any]:
 
 
 def with_another_guider() -> Any:
-    """What a guider gives that has no prompts as the host's have."""
-    return keep_on_device(lambda guider, *more: [guider.conds, *more], SimpleNamespace(conds=None), 1, 2)
+    """What guiders give that have no prompts as the host's have, or come in another way."""
+    odd = SimpleNamespace(conds=None)
+    return [
+        keep_on_device(lambda guider, *more: [guider.conds, *more], odd, 1, 2),
+        keep_on_device(lambda *, guider: [guider.conds], guider=odd),
+        keep_on_device(lambda sampler: [sampler], "no guider"),
+    ]
 
 
 def waits(plain: Any) -> dict[str, list[int]]:

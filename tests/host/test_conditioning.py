@@ -71,7 +71,7 @@ def test_a_run_that_is_stopped_leaves_the_guiders_own_prompts(found: dict[str, A
 
 
 def test_a_guider_of_another_kind_runs_as_it_would(found: dict[str, Any]) -> None:
-    assert found["another guider"] == [None, 1, 2]
+    assert found["another guider"] == [[None, 1, 2], [None], ["no guider"]]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU to wait for")
