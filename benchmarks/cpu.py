@@ -19,12 +19,10 @@ import pstats
 import statistics
 import sys
 import time
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from .host import reported, seconds_of, start_host
+from .host import reported, seconds_of, start_host, waits_of
 from .sampling import MODELS, Sampler, environment
 from .variants import names, variant
 
@@ -73,7 +71,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         sampler(model, seed)
     with _replays() as replays:
         steps = [1000 * seconds_of(lambda: sampler(model, _WARM)) / options.steps for _ in range(_IMAGES)]
-    waits = _waits(lambda: sampler(model, _WARM))
+    waits = waits_of(lambda: sampler(model, _WARM))
     profile = cProfile.Profile()
     profile.runcall(sampler, model, _WARM + 1)
     return {
@@ -108,23 +106,6 @@ def _replays() -> Iterator[dict[int, tuple[Any, list[float]]]]:
         yield found
     finally:
         torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
-
-
-def _waits(work: Callable[[], object]) -> Counter[str]:
-    """How often PyTorch waits for the GPU in ``work``, by the line that has it wait."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return Counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    found = [each for each in caught if "synchronizing CUDA operation" in str(each.message)]
-    return Counter(f"{each.filename}:{each.lineno}" for each in found)
 
 
 def _alone(graph: Any) -> dict[str, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -87,3 +89,21 @@ def seconds_of(work: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def waits_of(work: Callable[[], object]) -> Counter[str]:
+    """How often PyTorch waits for the GPU in ``work``, by the line that has it wait."""
+    import torch
+
+    if not torch.cuda.is_available():  # then there is nothing to wait for
+        work()
+        return Counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found = [each for each in caught if "synchronizing CUDA operation" in str(each.message)]
+    return Counter(f"{each.filename}:{each.lineno}" for each in found)

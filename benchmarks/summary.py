@@ -47,9 +47,9 @@ def _rows(what: str, report: Report, reports: Mapping[str, Report]) -> Iterator[
         yield from _vae_rows(report)
     elif script == "sizes":
         yield from _sizes_rows(report)
-    elif (
-        script not in _TABLES_OF_THEIR_OWN and f"sampling-{model}" not in reports
-    ):  # else its figures are in those rows
+    elif script in _TABLES_OF_THEIR_OWN or f"sampling-{model}" in reports:  # or its figures are in those rows
+        return
+    else:
         names = report["variants"] if script == "quality" else {row["variant"]: row for row in report["processes"]}
         for name in names:
             yield [model, name, "", "", *_first(reports, model, name), "", *_quality(reports, model, name), ""]
@@ -74,16 +74,10 @@ def _sampling_rows(model: str, report: Report, reports: Mapping[str, Report]) ->
 
 def _sizes_rows(report: Report) -> Iterator[list[str]]:
     for size, row in report["ms_per_step"].items():
-        for way in _WAYS:
-            if way in row:
-                ratio = f"{row['eager'] / row[way]:.2f}x" if "eager" in row else ""
-                yield [
-                    f"{report['model']} {size}",
-                    way,
-                    f"{row[way]:.1f} per step alone",
-                    ratio,
-                    *[""] * (len(_HEAD) - 4),
-                ]
+        for way in filter(row.__contains__, _WAYS):
+            ratio = f"{row['eager'] / row[way]:.2f}x" if "eager" in row else ""
+            cells = [f"{report['model']} {size}", way, f"{row[way]:.1f} per step alone", ratio]
+            yield [*cells, *[""] * (len(_HEAD) - len(cells))]
 
 
 def _vae_rows(report: Report) -> Iterator[list[str]]:

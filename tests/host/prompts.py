@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +28,7 @@ import comfy.sample  # noqa: E402
 import comfy.sd  # noqa: E402
 from comfy.patcher_extension import WrapperExecutor, WrappersMP  # noqa: E402
 
+from benchmarks.host import waits_of  # noqa: E402
 from onediff_comfy.host.conditioning import keep_on_device, on_device  # noqa: E402
 from onediff_comfy.host.model import accelerate  # noqa: E402
 
@@ -89,26 +89,27 @@ def large() -> dict[str, Any]:
     return found
 
 
+def _note(seen: list[tuple[Any, Any]], executor: WrapperExecutor, guider: Any, *more: Any) -> Any:
+    """A wrapper that notes the guider and its prompts."""
+    seen.append((guider, guider.conds))
+    return executor(guider, *more)
+
+
 def stopped(plain: Any) -> bool:
     """Whether a guider has its own prompts again after a run that somebody stopped."""
 
-    def stop(_executor: WrapperExecutor, guider: Any, *_more: Any) -> Any:
-        seen.append(guider.conds)
+    def stop(*_args: Any) -> Any:
         raise KeyboardInterrupt
 
-    def look(executor: WrapperExecutor, guider: Any, *more: Any) -> Any:
-        guiders.append((guider, guider.conds))
-        return executor(guider, *more)
-
-    seen: list[Any] = []
-    guiders: list[Any] = []
+    seen: list[tuple[Any, Any]] = []
+    note = functools.partial(_note, seen)
     model = plain.clone()
-    for name, wrapper in (("before", look), ("ours", keep_on_device), ("behind", stop)):
+    for name, wrapper in (("before", note), ("ours", keep_on_device), ("behind", note), ("last", stop)):
         model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, name, wrapper)
     with contextlib.suppress(KeyboardInterrupt):
         sampled(model, 1, FEW)
-    ((guider, own),) = guiders
-    return guider.conds is own and seen[0] is not own
+    (guider, own), (_, moved) = seen
+    return guider.conds is own and moved is not own
 
 
 def sampled(model: Any, seed: int, steps: int) -> torch.Tensor:
@@ -123,18 +124,14 @@ def sampled(model: Any, seed: int, steps: int) -> torch.Tensor:
 
 def runs(plain: Any) -> dict[str, Any]:
     """What a run of an accelerated model makes of its prompts."""
-    seen: list[Any] = []
-
-    def look(executor: WrapperExecutor, guider: Any, *more: Any) -> Any:
-        seen.append(guider.conds)
-        return executor(guider, *more)
-
+    seen: list[tuple[Any, Any]] = []
+    note = functools.partial(_note, seen)
     model = plain.clone()
-    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "before", look)
+    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "before", note)
     model = accelerate(model, "eager")
-    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "behind", look)
+    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "behind", note)
     sampled(model, 1, FEW)
-    before, behind = seen
+    (_, before), (_, behind) = seen
     only_moved = plain.clone()
     only_moved.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "ours", keep_on_device)
     return {
@@ -169,14 +166,9 @@ def waits(plain: Any) -> dict[str, list[int]]:
 
 def _count_waits(counted: list[int], executor: WrapperExecutor, *args: Any) -> Any:
     """A wrapper behind ours: what the host does before the first step, it does with waits of its own."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            return executor(*args)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            counted.append(sum("synchronizing CUDA operation" in str(each.message) for each in caught))
+    answers: list[Any] = []
+    counted.append(sum(waits_of(lambda: answers.append(executor(*args))).values()))
+    return answers[0]
 
 
 def main() -> None:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pictures import FAMILIES
-
-from dev.checkpoints import checkpoint_file, ensure_checkpoints
-from dev.environment import OTHER_COMFYUI, comfyui_path, other_comfyui_path, repository
+from scripts import EVERY_HOST, checkpoint_of, path_of_host, printed_by
 
 SD15 = FAMILIES["sd15"]
 
 
-@pytest.fixture(
-    scope="module", params=["this one", *(pytest.param(version, marks=pytest.mark.slow) for version in OTHER_COMFYUI)]
-)
+@pytest.fixture(scope="module", params=EVERY_HOST)
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What tests/host/prompts.py found, in each version of the host."""
-    comfy = comfyui_path() if request.param == "this one" else other_comfyui_path(request.param)
-    script = Path(__file__).with_name("prompts.py")
-    checkpoints = repository() / ".cache" / "checkpoints"
-    ensure_checkpoints(comfyui_path(), checkpoints, [SD15.checkpoint])
-    command = [sys.executable, str(script), str(comfy), str(checkpoints / checkpoint_file(SD15.checkpoint))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = printed_by("prompts.py", path_of_host(request.param), checkpoint_of(SD15.checkpoint))
     return result
 
 

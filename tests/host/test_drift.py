@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pictures import FAMILIES, Counters, assert_same_picture, assert_untouched, latent_of
+from scripts import checkpoint_of, printed_by
 
-from dev.checkpoints import checkpoint_file
 from dev.environment import OTHER_COMFYUI, comfyui_path, other_comfyui_path, repository
 from dev.host import ComfyServer
 
@@ -21,13 +18,9 @@ CHECKPOINTS = repository() / ".cache" / "checkpoints"
 
 
 @pytest.fixture(scope="module")
-def broken_host(start_server: Callable[..., ComfyServer]) -> dict[str, Any]:
-    """What tests/host/broken_host.py found, of this host (``start_server`` has seen to the checkpoints)."""
-    script = Path(__file__).with_name("broken_host.py")
-    command = [sys.executable, str(script), str(comfyui_path()), str(CHECKPOINTS / checkpoint_file(FLUX.checkpoint))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def broken_host() -> dict[str, Any]:
+    """What tests/host/broken_host.py found, of this host."""
+    found: dict[str, Any] = printed_by("broken_host.py", comfyui_path(), checkpoint_of(FLUX.checkpoint))
     return found
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from pictures import FAMILIES, latent_of
+from scripts import checkpoint_of, printed_by
 
 from benchmarks import memory_modes
-from dev.checkpoints import checkpoint_file
-from dev.environment import comfyui_path, repository
+from dev.environment import comfyui_path
 from dev.host import ComfyServer
 
 FLUX = FAMILIES["flux"]
@@ -67,22 +64,8 @@ def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(
 
 
 @pytest.fixture(scope="module")
-def printed_by(start_server: Callable[..., ComfyServer]) -> Callable[[str], Any]:
-    """What a script in this folder printed as JSON, given the host and a checkpoint (``start_server`` has made it)."""
-    checkpoint = repository() / ".cache" / "checkpoints" / checkpoint_file(FLUX.checkpoint)
-
-    def run(name: str) -> Any:
-        command = [sys.executable, str(Path(__file__).with_name(name)), str(comfyui_path()), str(checkpoint)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def partly_loaded(printed_by: Callable[[str], Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = printed_by("partly_loaded.py")
+def partly_loaded() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = printed_by("partly_loaded.py", comfyui_path(), checkpoint_of(FLUX.checkpoint))
     return found
 
 
@@ -106,9 +89,9 @@ def test_a_lora_on_offloaded_weights_runs_eager_and_is_served_again_when_they_ar
             assert (case["served"], case["eager"]) == (2, {}), case
 
 
-def test_recordings_go_with_the_weights_and_not_with_every_image(printed_by: Callable[[str], Any]) -> None:
+def test_recordings_go_with_the_weights_and_not_with_every_image() -> None:
     """The host detaches whatever it is about to load, a model that is there already included."""
-    found: dict[str, dict[str, int]] = printed_by("releases.py")
+    found: dict[str, dict[str, int]] = printed_by("releases.py", comfyui_path(), checkpoint_of(FLUX.checkpoint))
     for name in ("another seed", "after the model without the node", "a LoRA", "loaded again"):
         assert found[name]["released"] == 0, name
     for name in ("another seed", "a LoRA", "unloaded"):

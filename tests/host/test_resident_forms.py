@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pictures import FAMILIES
-
-from dev.checkpoints import checkpoint_file, ensure_checkpoints
-from dev.environment import OTHER_COMFYUI, comfyui_path, other_comfyui_path, repository
+from scripts import EVERY_HOST, checkpoint_of, path_of_host, printed_by
 
 FLUX = FAMILIES["flux"]
 
 
-@pytest.fixture(
-    scope="module", params=["this one", *(pytest.param(version, marks=pytest.mark.slow) for version in OTHER_COMFYUI)]
-)
+@pytest.fixture(scope="module", params=EVERY_HOST)
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What tests/host/resident_forms.py found, in each version of the host."""
-    comfy = comfyui_path() if request.param == "this one" else other_comfyui_path(request.param)
-    script = Path(__file__).with_name("resident_forms.py")
-    checkpoints = repository() / ".cache" / "checkpoints"
-    ensure_checkpoints(comfyui_path(), checkpoints, [FLUX.checkpoint])
-    command = [sys.executable, str(script), str(comfy), str(checkpoints / checkpoint_file(FLUX.checkpoint))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = printed_by(
+        "resident_forms.py", path_of_host(request.param), checkpoint_of(FLUX.checkpoint)
+    )
     return result
 
 
