@@ -102,16 +102,13 @@ class _Bench:
 
     def prepare(self) -> dict[str, Any]:
         from onediff_comfy.graphs.buckets import BucketSet
-        from onediff_comfy.host.model import find_dispatcher
+        from onediff_comfy.host.rehearsal import preparing_model
 
         seconds = {}
         for width, height, batch in self.shapes:
             fast = self.accelerated(buckets=BucketSet.parse(f"{width}x{height} b{batch}"))
-            dispatcher = find_dispatcher(fast)
-            assert dispatcher is not None
             start = time.perf_counter()
-            with dispatcher.waiting(exact=True):
-                self.sample(fast, (width, height, batch), 1)
+            self.sample(preparing_model(fast, exact=True), (width, height, batch), 1)
             seconds[f"{width}x{height}b{batch}"] = time.perf_counter() - start
             self.say(seconds)
         return {"prepared_s": seconds}

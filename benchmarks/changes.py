@@ -75,8 +75,8 @@ class _Changes:
     def run(self) -> dict[str, Any]:
         import torch
 
-        from onediff_comfy.graphs import proof
         from onediff_comfy.host.process import metrics
+        from onediff_comfy.serving import numerics
 
         rows: list[dict[str, Any]] = []
         for what, change in self.changes():
@@ -99,7 +99,7 @@ class _Changes:
             rows.append(row)
             print(row, flush=True)
         # A run of a few steps may be off by more than one call; its bound is that of the tests of pictures.
-        allowed = 5 * proof.limit({self.family.dtype}, torch.device(self.device))
+        allowed = 5 * numerics.limit({self.family.dtype}, torch.device(self.device))
         worst = max(row["error"] for row in rows)
         print(f"worst error {worst:.1e} (at most {allowed:.1e})")
         kept = {key: value for key, value in vars(self.options).items() if key != "output"}

@@ -155,15 +155,12 @@ class _Bench:
 
     def compile(self, case: Case) -> dict[str, float]:
         """Seconds of the first call of each way; with a bucket, its graph is made in it."""
-        from onediff_comfy.host.vae import find_vae_dispatcher
+        from onediff_comfy.host.rehearsal import preparing_vae
 
         seconds = {}
         for name in self.ways_of(case):
-            dispatcher = find_vae_dispatcher(self.ways[name])
-            with contextlib.ExitStack() as stack:
-                if dispatcher is not None and name == "bucket":
-                    stack.enter_context(dispatcher.waiting(exact=True))
-                seconds[name] = seconds_of(functools.partial(self.node_call, case, name))
+            vae = preparing_vae(self.ways[name], exact=True) if name == "bucket" else self.ways[name]
+            seconds[name] = seconds_of(functools.partial(self.called, vae, case))
             print(f"{case} {name}: first call {seconds[name]:.2f} s", flush=True)
         return seconds
 
@@ -197,8 +194,11 @@ class _Bench:
         }
 
     def node_call(self, case: Case, name: str) -> Any:
+        return self.called(self.ways[name], case)
+
+    def called(self, vae: Any, case: Case) -> Any:
         """What the host's node calls: [1, 4, side/8, side/8] → [1, side, side, 3] on the CPU, or back."""
-        vae, data = self.ways[name], self.input(case)
+        data = self.input(case)
         if case.what == "encode":
             return vae.encode(data)
         if case.tile:

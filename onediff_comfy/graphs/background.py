@@ -112,6 +112,19 @@ class Background:
         self._lock = threading.Lock()
         self._started: dict[str, float] = {}
         self._ended: dict[str, Outcome] = {}
+        self._grace_began: float | None = None
+        self._grace_over = False
+
+    def is_grace(self, seconds: float) -> bool:
+        """Return True in the first ``seconds`` after this was first asked in this process, until ``end_grace``."""
+        if self._grace_began is None:
+            self._grace_began = time.monotonic()
+        self._grace_over = self._grace_over or time.monotonic() - self._grace_began >= seconds
+        return not self._grace_over
+
+    def end_grace(self) -> None:
+        """Leave nothing to eager alone any more: an image is there."""
+        self._grace_over = True
 
     def busy(self) -> bool:
         """Whether a job is under way."""

@@ -80,9 +80,11 @@ class Manner:
 
 
 _REUSE, _PRECISION = "reuse", "precision"
+LOSSLESS = Manner()
+"""Nothing was given up for speed."""
 
 
-def compiler(engine: Engine, device: torch.device, manner: Manner = Manner()) -> Compiler:
+def compiler(engine: Engine, device: torch.device, manner: Manner = LOSSLESS) -> Compiler:
     """Describe ``engine`` as it would compile for ``device`` in this process."""
     environment = {
         "torch": torch.__version__,

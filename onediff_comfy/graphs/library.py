@@ -41,16 +41,17 @@ _RATES_KEPT = 8
 """Compilations that a guess of the next one's duration goes by."""
 
 
-class NotYet(NotCovered):
-    """No graph serves this call now; one is on its way.
+@dataclass(frozen=True)
+class Pending:
+    """A graph that is on its way.
 
     Attributes:
-        progress: how far it is, for people; None once it is worth looking for it again. Cheap.
+        reason: why it does not serve yet, for people.
+        progress: tells how far it is, cheaply; None once it is worth looking for it again.
     """
 
-    def __init__(self, reason: str, progress: Callable[[], str | None] = lambda: None) -> None:
-        super().__init__(reason)
-        self.progress = progress
+    reason: str
+    progress: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -245,12 +246,8 @@ class GraphLibrary:
             return self._jobs.run(graph_key, lambda: self._load(graph_key, engine, device), while_waiting)
         return graph
 
-    def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | None:
-        """As ``loaded``, without waiting.
-
-        Raises:
-            NotYet: it is being loaded.
-        """
+    def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | Pending | None:
+        """As ``loaded``, without waiting: what is on its way, where it is being loaded."""
         graph = self.cache.get(graph_key)
         if graph is not None or self._store is None or graph_key in self._retired:
             return graph
@@ -261,7 +258,7 @@ class GraphLibrary:
             )
         if not loading.done():
             begun = time.monotonic()
-            raise NotYet(message("a compiled graph is being loaded"), lambda: _progress(loading, begun))
+            return Pending(message("a compiled graph is being loaded"), lambda: _progress(loading, begun))
         del self._loading[graph_key]
         return loading.result()
 

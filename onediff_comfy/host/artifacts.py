@@ -13,9 +13,9 @@ import torch
 from ..engines import choose
 from ..engines.base import EngineError
 from ..files import write_atomically
-from ..graphs.dispatch import Dispatcher
 from ..graphs.key import Manner, compiler
 from ..messages import Message, joined, message
+from ..serving.dispatcher import Dispatcher
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
 from ..store.artifact import Artifact, ArtifactError, pack, unpack

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from comfy.patcher_extension import CallbacksMP
 
 from ..engines import prepare
-from ..graphs.dispatch import Dispatcher
 from ..messages import Message, message
+from ..serving.dispatcher import Dispatcher, Options
 from .process import Origin, accelerated, library, metrics
 from .services import host_services
 from .status import status_of
@@ -25,9 +24,8 @@ def dispatcher_for(
     kind: str,
     engine: str,
     node_id: str | None,
-    in_background: bool,
-    dispatcher: Callable[..., Dispatcher] = Dispatcher,
-    **options: Any,
+    options: Options,
+    dispatcher: type[Dispatcher] = Dispatcher,
 ) -> Dispatcher:
     """What is to serve an object, known to the report.
 
@@ -35,13 +33,12 @@ def dispatcher_for(
         kind: the host's name for such objects: MODEL, VAE, CLIP, CONTROL_NET.
         engine: one of ``settings.ENGINE_NAMES``.
         node_id: the node that shows what is going on.
-        in_background: let another process compile.
+        options: what was chosen.
         dispatcher: the class.
-        options: further arguments of it.
     """
-    if not in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
+    if not options.in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
         prepare(engine)
-    made = dispatcher(engine, library(), host_services(), status_of(node_id), in_background=in_background, **options)
+    made = dispatcher(engine, library(), host_services(), status_of(node_id), options)
     library().recordings.record_on_this_thread()
     accelerated()[made] = Origin(kind, node_id)
     return made

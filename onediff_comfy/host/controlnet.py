@@ -19,8 +19,8 @@ from comfy.controlnet import ControlLora, ControlNet
 from comfy.model_patcher import ModelPatcher
 
 from ..capture.target import Target
-from ..graphs.dispatch import Dispatcher
 from ..messages import message
+from ..serving.dispatcher import Dispatcher, Options
 from .attach import dispatcher_for, pass_through, release_on_detach
 from .resident import is_dynamic
 from .served import ServedModule, module_behind, server_behind
@@ -46,7 +46,7 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, in
     if not lora and not (isinstance(control, ControlNet) and hasattr(control, "control_model_wrapped")):
         reason = message("a {kind} has no network of its own that runs at every step", kind=type(control).__qualname__)
         return pass_through(control, reason, node_id)
-    dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, in_background)
+    dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, Options(in_background=in_background))
     server = _Server(dispatcher)
     if lora:
         served = _ServedControlLora.of(control, server)

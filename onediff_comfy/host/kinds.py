@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..graphs.dispatch import Dispatcher
 from ..messages import Message, message
+from ..serving.dispatcher import Dispatcher
 from .drift import KINDS, host_changed
 
 

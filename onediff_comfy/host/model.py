@@ -24,9 +24,9 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 from ..capture.call import Signature
 from ..capture.shapes import batch_tensor
 from ..graphs.buckets import BucketSet
-from ..graphs.dispatch import Dispatcher, no_sizes
 from ..graphs.step_cache import StepCache
 from ..messages import Message, message
+from ..serving.dispatcher import Dispatcher, Options, no_sizes
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach
 from .conditioning import keep_on_device
 from .latents import latent_ratio
@@ -37,7 +37,7 @@ from .status import status_of
 log = logging.getLogger(__name__)
 
 # Of the first image in background mode: as long as a fast GPU needs for one.
-_ALONE_S = 2.0
+_COMPILE_DELAY_S = 2.0
 _STEP_CACHE = f"{KEY}_step_cache"
 _AROUND_SAMPLER = getattr(WrappersMP, "SAMPLER_SAMPLE", "sampler_sample")  # a host without it only keeps prompts itself
 
@@ -68,12 +68,23 @@ def accelerate(
     if not isinstance(module, torch.nn.Module):
         reason = message("a {kind} without a diffusion model cannot be captured", kind=type(model).__qualname__)
         return pass_through(model, reason, node_id, name="the model")
-    specialise = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
-    dispatcher = dispatcher_for(
-        "MODEL", engine, node_id, in_background, specialise=specialise, precision=precision, alone_s=_ALONE_S
-    )
+    specialize = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
+    options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
+    dispatcher = dispatcher_for("MODEL", engine, node_id, options)
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
+    serve_by(clone, dispatcher)
+    release_on_detach(clone)
+    return clone
+
+
+def serve_by(clone: Any, dispatcher: Dispatcher) -> None:
+    """Have ``dispatcher`` serve the calls of a MODEL, in place of what may serve them already.
+
+    Args:
+        clone: a ComfyUI MODEL of our own.
+        dispatcher: for its calls.
+    """
     around_forward = ForwardWrapper(dispatcher)
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
@@ -84,8 +95,6 @@ def accelerate(
     for place, wrapper in wrappers.items():
         clone.remove_wrappers_with_key(place, KEY)
         clone.add_wrapper_with_key(place, KEY, wrapper)
-    release_on_detach(clone)
-    return clone
 
 
 @dataclass(frozen=True)

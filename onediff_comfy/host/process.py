@@ -12,9 +12,9 @@ import comfy.model_management
 
 from ..graphs.background import Background
 from ..graphs.cache import GraphCache
-from ..graphs.dispatch import Dispatcher
 from ..graphs.library import GraphLibrary
 from ..metrics import Metrics
+from ..serving.dispatcher import Dispatcher
 from ..settings import GRAPH_BUDGET_SHARE
 from ..store.store import GraphStore, default_store
 

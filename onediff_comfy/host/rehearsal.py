@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import comfy.sample
 import torch
 
-from ..graphs.dispatch import Dispatcher
 from .kinds import dispatcher_of
 from .latents import vae_latent_shape
 from .served import serves
@@ -27,10 +25,26 @@ def rehearse(model: Any, samples: Any, positive: Any, negative: Any = None, exac
     samples = comfy.sample.fix_empty_latent_channels(model, samples)
     noise = comfy.sample.prepare_noise(samples, 0)
     cfg = 1.0 if negative is None else 7.0
-    with _waiting(dispatcher_of("model", model), exact):
-        comfy.sample.sample(
-            model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
-        )
+    model = preparing_model(model, exact)
+    comfy.sample.sample(
+        model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
+    )
+
+
+def preparing_model(model: Any, exact: bool = False) -> Any:
+    """Return a clone of an accelerated MODEL whose calls wait for their graphs, whatever was chosen on the node.
+
+    Args:
+        exact: also for those of its own that a size is to have.
+    """
+    from .model import serve_by
+
+    dispatcher = dispatcher_of("model", model)
+    if dispatcher is None:
+        return model
+    clone = model.clone()
+    serve_by(clone, dispatcher.preparing(exact))
+    return clone
 
 
 def rehearse_vae(vae: Any, width: int, height: int, batch: int, exact: bool = False) -> None:
@@ -48,12 +62,16 @@ def rehearse_vae(vae: Any, width: int, height: int, batch: int, exact: bool = Fa
     """
     noise = torch.Generator().manual_seed(0)
     shape = vae_latent_shape(vae, width, height, batch)
-    with _waiting(dispatcher_of("vae", vae), exact):
-        if serves(vae.first_stage_model, "decode"):
-            vae.decode(torch.randn(shape, generator=noise))
-        if serves(vae.first_stage_model, "encode"):
-            vae.encode(torch.rand((batch, height, width, 3), generator=noise))
+    vae = preparing_vae(vae, exact)
+    if serves(vae.first_stage_model, "decode"):
+        vae.decode(torch.randn(shape, generator=noise))
+    if serves(vae.first_stage_model, "encode"):
+        vae.encode(torch.rand((batch, height, width, 3), generator=noise))
 
 
-def _waiting(dispatcher: Dispatcher | None, exact: bool) -> contextlib.AbstractContextManager[None]:
-    return dispatcher.waiting(exact) if dispatcher is not None else contextlib.nullcontext()
+def preparing_vae(vae: Any, exact: bool = False) -> Any:
+    """Return a copy of an accelerated VAE; as ``preparing_model``."""
+    from .vae import vae_served_by
+
+    dispatcher = dispatcher_of("vae", vae)
+    return vae if dispatcher is None else vae_served_by(vae, dispatcher.preparing(exact))

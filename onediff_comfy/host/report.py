@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ..graphs.dispatch import Dispatcher
 from ..messages import Message, joined, message
+from ..serving.dispatcher import Dispatcher
 from .drift import KINDS, host_changes
 from .kinds import dispatcher_of
 from .process import accelerated, library, metrics
@@ -41,7 +41,7 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
         that served it, most calls first, with the ``steps`` of each: what calls of a size take eager and from it.
     """
     counted = dispatcher.metrics.snapshot()
-    served, seconds = dispatcher.metrics.served_by(), dispatcher.run_times.seconds()
+    served, seconds = dispatcher.metrics.served_by(), dispatcher.times.seconds()
     speeds = dispatcher.speeds()
     made, held, evicted = _graphs_made(), library().cache.sizes(), metrics().evictions()
     graphs = [

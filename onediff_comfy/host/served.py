@@ -133,6 +133,11 @@ def server_behind(module: Any) -> Any:
     return module._onediff_serve if type(module) is ServedModule else None
 
 
+def served_instead(stand_in: ServedModule, serve: Serve) -> ServedModule:
+    """Return a stand-in for the same module and methods whose calls ``serve`` serves."""
+    return ServedModule(stand_in._onediff_module, serve, stand_in._onediff_methods)
+
+
 def serves(module: Any, method: str) -> bool:
     """Whether ``module`` is a stand-in that serves ``method``."""
     return type(module) is ServedModule and method in module._onediff_methods

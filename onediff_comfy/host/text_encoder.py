@@ -24,8 +24,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..graphs.dispatch import Dispatcher
 from ..messages import message
+from ..serving.dispatcher import Dispatcher, Options
 from .attach import dispatcher_for, pass_through, release_on_detach
 from .resident import is_dynamic, resident_clone
 from .served import ServedModule, module_behind, server_behind
@@ -50,7 +50,7 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_backg
     if not isinstance(encoders, torch.nn.Module) or not _stacks(encoders):
         reason = message("a {kind} without layers of a text encoder cannot be captured", kind=type(clip).__qualname__)
         return pass_through(clip, reason, node_id)
-    dispatcher = dispatcher_for("CLIP", engine, node_id, in_background)
+    dispatcher = dispatcher_for("CLIP", engine, node_id, Options(in_background=in_background))
     clone = _resident_clone(clip)
     serve = _Server(dispatcher)
     stand_ins = {path: ServedModule(stack, serve, ["forward"]) for path, stack in _stacks(clone.cond_stage_model)}

@@ -19,12 +19,12 @@ from ..capture.call import Signature
 from ..capture.shapes import batch_tensor
 from ..engines.cudagraph import CudaGraphEngine
 from ..graphs.buckets import BucketSet
-from ..graphs.dispatch import Dispatcher, no_sizes
 from ..messages import Message, message
+from ..serving.dispatcher import Dispatcher, Options, no_sizes
 from .attach import dispatcher_for, pass_through
 from .process import metrics
 from .resident import is_dynamic, resident_clone
-from .served import ServedModule, module_behind, server_behind, serves
+from .served import ServedModule, module_behind, served_instead, server_behind, serves
 
 log = logging.getLogger(__name__)
 
@@ -55,22 +55,27 @@ def accelerate_vae(
     reason = _impossible(vae, module)
     if reason is not None:
         return pass_through(vae, reason, node_id, name="the VAE")
-    dispatcher = dispatcher_for(
-        "VAE",
-        engine,
-        node_id,
-        in_background,
-        _VAEDispatcher,
-        specialise=no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode()),
+    options = Options(
+        specialize=no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode()),
+        in_background=in_background,
         # Launching kernels is a small part of what a large image costs. A recording would keep the memory of all its
         # activations, gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
-        sparing=engine != CudaGraphEngine.name,
+        record_only_launch_bound=engine != CudaGraphEngine.name,
     )
+    dispatcher = dispatcher_for("VAE", engine, node_id, options, _VAEDispatcher)
     kind: type = type(vae)
     copy: Any = object.__new__(_with_runs(kind))
     vars(copy).update(vars(vae))
     copy.patcher, module = _resident(vae, module)
     copy.first_stage_model = ServedModule(module, dispatcher, methods)
+    return copy
+
+
+def vae_served_by(vae: Any, dispatcher: Dispatcher) -> Any:
+    """Return a copy of an accelerated VAE whose calls ``dispatcher`` serves."""
+    copy: Any = object.__new__(type(vae))
+    vars(copy).update(vars(vae))
+    copy.first_stage_model = served_instead(vae.first_stage_model, dispatcher)
     return copy
 
 
@@ -105,7 +110,7 @@ class _VAEDispatcher(Dispatcher):
     ) -> Any:
         data = args[0] if args else None
         if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
-            self._fall_back(
+            self.leave_to_host(
                 module, message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
             )
             return forward(*args, **kwargs)

@@ -32,7 +32,7 @@ class _Calls:
         self.fastest, self.slowest = min(self.fastest, seconds), max(self.slowest, seconds)
 
 
-class RunTimes:
+class CallTimes:
     """Seconds that calls took, by graph key, and the fastest of each kind of call. Thread-safe.
 
     On a GPU a call returns long before its kernels end, so events are put before and behind them and

@@ -1,28 +1,37 @@
-"""One run of an accelerated object, a sampling for instance: what answered its calls, as a line for the node."""
+"""One run of an accelerated object, a sampling for instance: how its calls are to be served, and what answered them."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
 
 from ..capture.call import Signature
+from ..graphs.library import GraphLibrary
+from ..graphs.step_cache import StepCache
 from ..messages import Message, joined, message
-from .library import GraphLibrary
-from .routes import Served
-from .timing import RunTimes
+from ..metrics import Metrics
+from .call_timing import CallTimes
+from .decision import Eager, Served
+
+log = logging.getLogger(__name__)
 
 _LEAST_GAIN = 1.05
 """Less than this is noise, and no reason to boast."""
 
 
-class Run:
-    """Counts of what answered calls.
+class RunReport:
+    """Counts what answered calls.
 
     Args:
         library: where the graphs are.
         times: how long they take.
     """
 
-    def __init__(self, library: GraphLibrary, times: RunTimes) -> None:
+    def __init__(self, library: GraphLibrary, times: CallTimes) -> None:
         self._library, self._times = library, times
         self._made_before = library.metrics.graphs_made()
         self._served: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -39,12 +48,16 @@ class Run:
     def calls(self) -> int:
         return self.served + sum(self._eager.values())
 
-    def graph_answered(self, route: Served, signature: Signature) -> None:
-        kind = (route.graph_key, route.sizes)
+    def graph_answered(self, route: Served, signature: Signature) -> bool:
+        """Count a call that a graph answered. Return True if it is the first of its kind in this run."""
+        kind = route.proof_key
         self._served[kind] += 1
+        if kind in self._signatures:
+            return False
         self._signatures[kind] = signature
         if route.note:
             self._notes[route.note] = None
+        return True
 
     def eager_answered(self, reason: str) -> None:
         self._eager[reason] += 1
@@ -83,6 +96,57 @@ class Run:
         if seconds["loaded"]:
             return message("loaded in {seconds} s", seconds=_rounded(seconds["loaded"]))
         return message("0 recompiles")
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """One sampling run.
+
+    Attributes:
+        report: counts what answered the run's calls.
+        wait: compile here and wait for it. Otherwise another process compiles, and calls run eager meanwhile.
+        exact: also make the graphs for one size alone that the node is to have, and wait for them.
+        reusing: serve by graphs that can leave deep layers out.
+        step_cache: decides in each step whether they do. None where everything is computed.
+    """
+
+    report: RunReport
+    wait: bool = True
+    exact: bool = False
+    reusing: bool = False
+    step_cache: StepCache | None = None
+
+    def of_part(self) -> RunContext:
+        """Return the run as a part of a split batch sees it: one part is no earlier step of another."""
+        return replace(self, step_cache=None)
+
+
+class Teller:
+    """Tells people what the host answered, and why.
+
+    Args:
+        metrics: of one accelerated object.
+        show: shows a short status text to the person, on the node.
+    """
+
+    def __init__(self, metrics: Metrics, show: Callable[[str], None]) -> None:
+        self._metrics, self.show = metrics, show
+        self._warned: set[str] = set()
+
+    def fell_back(self, module: torch.nn.Module, eager: Eager, run: RunContext) -> None:
+        """Count a call that the host answers; say so once for each reason."""
+        reason = eager.reason
+        run.report.eager_answered(reason)
+        self._metrics.fell_back(reason)
+        if eager.expected or reason in self._warned:
+            return
+        self._warned.add(reason)
+        self.show(message("not accelerated: {reason}", reason=reason))
+        log.warning(
+            "OneDiff: %s runs without acceleration: %s. The image is right, only not faster.",
+            type(module).__name__,
+            reason,
+        )
 
 
 def _rounded(seconds: float) -> str:

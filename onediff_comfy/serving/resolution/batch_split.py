@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..capture.call import Call, Signature
-from ..capture.shapes import batch_tensor
-from . import proof
-from .batches import Part, cost_of_call, join, plan, split_batch
+from ...capture.call import Call, Signature
+from ...capture.shapes import batch_tensor
+from .. import numerics
+from .batch_plan import Part, cost_of_call, join, plan, split_batch
 
 Family = tuple[str, Signature]
 """Calls that differ in their sizes only: a target's fingerprint, and their signature without sizes."""
@@ -23,7 +23,7 @@ _WORTH_IT = 4 / 3
 
 
 @dataclass(frozen=True)
-class Parted:
+class BatchSplit:
     """How a call is cut.
 
     Attributes:
@@ -37,7 +37,7 @@ class Parted:
     parts: tuple[Part, ...]
 
 
-class PartedCalls:
+class BatchSplitter:
     """Cuts calls along their batch, and sees that this gives what they would have given whole.
 
     Args:
@@ -46,10 +46,10 @@ class PartedCalls:
 
     def __init__(self, options_name: str) -> None:
         self._options_name = options_name
-        self._trusted: set[Parted] = set()
+        self._trusted: set[BatchSplit] = set()
         self._inseparable: set[Family] = set()
 
-    def plan(self, fingerprint: str, call: Call, served: Iterable[Signature]) -> Parted | None:
+    def plan(self, fingerprint: str, call: Call, served: Iterable[Signature]) -> BatchSplit | None:
         """How a call can be cut so that graphs for other batch sizes serve it, where that costs little.
 
         Args:
@@ -69,11 +69,11 @@ class PartedCalls:
                 sizes.add(shape[0])
         parts = plan(batch, sizes) if sizes else []
         cost = sum(cost_of_call(part.size) for part in parts)
-        return Parted(family, batch, tuple(parts)) if 0 < cost <= cost_of_call(batch) * _WORTH_IT else None
+        return BatchSplit(family, batch, tuple(parts)) if 0 < cost <= cost_of_call(batch) * _WORTH_IT else None
 
     def run(
         self,
-        parted: Parted,
+        split: BatchSplit,
         arguments: Mapping[str, Any],
         serve: Callable[[Mapping[str, Any]], Any],
         eager: Callable[[], Any],
@@ -94,21 +94,21 @@ class PartedCalls:
         options = {name: arguments.pop(name)} if name in arguments else {}
         leaves, tree = pytree.tree_flatten(arguments)
         tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        cut = {i: tensor for i, tensor in tensors.items() if tensor.ndim and len(tensor) == parted.batch}
+        cut = {i: tensor for i, tensor in tensors.items() if tensor.ndim and len(tensor) == split.batch}
         outputs: list[list[torch.Tensor]] = []
-        for pieces in split_batch(list(cut.values()), parted.batch, parted.parts):
+        for pieces in split_batch(list(cut.values()), split.batch, split.parts):
             own = list(leaves)
             for i, piece in zip(cut, pieces, strict=True):
                 own[i] = piece
             flat, output_tree = pytree.tree_flatten(serve({**pytree.tree_unflatten(own, tree), **options}))
             outputs.append(flat)
-        output = pytree.tree_unflatten(join(outputs, parted.parts), output_tree)
-        if parted in self._trusted:
+        output = pytree.tree_unflatten(join(outputs, split.parts), output_tree)
+        if split in self._trusted:
             return output, True
         expected = eager()
         some = next(iter(tensors.values()))
-        if proof.difference(output, expected) <= proof.limit({t.dtype for t in tensors.values()}, some.device):
-            self._trusted.add(parted)
+        if numerics.difference(output, expected) <= numerics.limit({t.dtype for t in tensors.values()}, some.device):
+            self._trusted.add(split)
             return output, True
-        self._inseparable.add(parted.family)
+        self._inseparable.add(split.family)
         return expected, False

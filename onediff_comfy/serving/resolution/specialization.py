@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
-from ..capture.call import Call, Signature
-from ..capture.target import Target
-from ..settings import SPECIALISE_AFTER_RUNS
-from . import skeleton
-from .library import GraphLibrary, NotYet
-from .making import Maker
-from .timing import RunTimes
+from ...capture.call import Signature
+from ...graphs import skeleton
+from ...graphs.library import GraphLibrary, Pending
+from ...graphs.making import Maker
+from ...settings import SPECIALISE_AFTER_RUNS
+from ..call_timing import CallTimes
+from ..decision import Request
 
 log = logging.getLogger(__name__)
 
@@ -22,78 +21,72 @@ Kind = tuple[str, Signature]
 
 # Calls after which an exact graph must have been as fast as the general one: the first ones load kernels and record.
 _TRIED_AFTER_CALLS = 12
-_SLOWER = 1.02  # less is noise
+SLOWER = 1.02  # less is noise
 
 
-class Specialiser:
+class Specializer:
     """Has exact graphs made in the background, for sizes that are wanted and for sizes that come often.
 
     Args:
         library: where graphs are kept.
-        wanted: whether calls of this signature are to have a graph of their own, however rare they are.
+        wanted: returns True if calls of a signature are to have a graph of their own, however rare they are.
     """
 
     def __init__(self, library: GraphLibrary, wanted: Callable[[Signature], bool]) -> None:
         self._library = library
         self.wanted = wanted
         self._runs: Counter[Kind] = Counter()
-        self._counted: set[Kind] = set()  # in this run
         self._given_up: set[Kind] = set()
         self._replaced: dict[Kind, str] = {}  # calls of an exact graph, and the general one that served them before
 
-    def begin_run(self) -> None:
-        """A run begins, in which each kind of call counts once."""
-        self._counted.clear()
+    def is_ready(self, request: Request, general: str, maker: Callable[[], Maker]) -> bool:
+        """Return True if an exact graph is in memory for a call that the graph with the key ``general`` serves.
 
-    def ready(
-        self, maker: Callable[[], Maker], target: Target, forward: Callable[..., Any], call: Call, general: str
-    ) -> bool:
-        """Whether an exact graph is in memory for a call that the graph with the key ``general`` serves.
-
-        Where none is, and there should be one, another process is set to work; a later run finds it.
+        Where none is, and there should be one, another process is set to work; a later run finds it. Ask once a run.
         """
-        background, kind = self._library.background, (general, call.signature)
-        if background is None or kind in self._counted or kind in self._given_up:
+        background, signature = self._library.background, request.call.signature
+        kind = (general, signature)
+        if background is None or kind in self._given_up:
             return False
-        self._counted.add(kind)
         self._runs[kind] += 1
-        wanted = self.wanted(call.signature)
+        wanted = self.wanted(signature)
         if not wanted and self._runs[kind] < SPECIALISE_AFTER_RUNS:
             return False
         make = maker()
         if not wanted and not make.engine.specialises(make.device):
             self._given_up.add(kind)
             return False
-        key = make.call_key(target, call, general=False)
+        key = make.call_key(request.target, request.call, general=False)
         outcome = background.outcome(key)
         if outcome is not None:
             self._library.forget_candidates(key)
-        try:
-            for candidate in self._library.candidates(key):
-                if self._library.useful(candidate.graph_key) and self._library.loaded_soon(
-                    candidate.graph_key, make.engine, make.device
-                ):
+        for candidate in self._library.candidates(key):
+            if self._library.useful(candidate.graph_key):
+                graph = self._library.loaded_soon(candidate.graph_key, make.engine, make.device)
+                if isinstance(graph, Pending):
+                    return False
+                if graph is not None:
                     self._library.metrics.count("specialised")
-                    self._replaced[candidate.graph_key, call.signature] = general
+                    self._replaced[candidate.graph_key, signature] = general
                     return True
-            if outcome is not None:
-                log.info("OneDiff: no graph for these sizes alone (%s); the general one serves", outcome)
-                self._given_up.add(kind)
-            elif not background.busy():
-                background.start(key, make.job(target, forward, call, general=False))
-        except NotYet:
-            pass
-        except (skeleton.Unpicklable, AttributeError) as error:
-            log.debug("not specialised: %s", error)
+        if outcome is not None:
+            log.info("OneDiff: no graph for these sizes alone (%s); the general one serves", outcome)
             self._given_up.add(kind)
+        elif not background.busy():
+            try:
+                background.start(key, make.job(request.target, request.invocation.forward, request.call, general=False))
+            except (skeleton.Unpicklable, AttributeError) as error:
+                log.debug("not specialised: %s", error)
+                self._given_up.add(kind)
         return False
 
-    def regretted(self, call: Call, exact: str, times: RunTimes) -> bool:
-        """Whether the graph with the key ``exact`` has turned out slower than the general one that it replaced.
+    def is_regression(self, request: Request, exact: str, times: CallTimes) -> bool:
+        """Return True if the graph with the key ``exact`` is slower than the general one that it replaced.
 
         A compiler that knows all sizes mostly finds something faster, but not always. Then it is left
         alone from now on, in later processes too.
         """
+        call = request.call
         kind = (exact, call.signature)
         general = self._replaced.get(kind)
         if general is None:
@@ -103,7 +96,7 @@ class Specialiser:
             return False
         del self._replaced[kind]
         before, _ = times.fastest(general, call.signature)
-        if seconds <= before * _SLOWER:
+        if seconds <= before * SLOWER:
             return False
         log.info(
             "OneDiff: a graph for these sizes alone takes %.1f ms a call, the general one %.1f ms; it is put aside",

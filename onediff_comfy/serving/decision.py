@@ -1,0 +1,130 @@
+"""The values that the parts of the serving layer hand to one another. None of them changes once it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ..capture.call import Call, Signature
+from ..capture.target import Target
+from ..engines.base import CompiledGraph
+from ..graphs.key import LOSSLESS, Manner
+
+RouteKey = tuple[str, Signature, bool]
+"""What a route is for: the target's fingerprint, the call's signature, and whether the run may reuse steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Invocation:
+    """The host's call of a module.
+
+    Attributes:
+        module: whose weights ``forward`` uses.
+        forward: the host's own code: the fallback, and the reference.
+        args: of the call.
+        kwargs: likewise.
+    """
+
+    module: torch.nn.Module
+    forward: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def eager(self) -> Any:
+        """Return what the host's own code gives."""
+        return self.forward(*self.args, **self.kwargs)
+
+    def without_data(self) -> Invocation:
+        """Return the same call with tensors of one element that only look as large: it keeps no memory of an image."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _shape_only, (tuple(self.args), dict(self.kwargs)))
+        return replace(self, args=args, kwargs=kwargs)
+
+
+def _shape_only(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """An invocation that a graph may serve.
+
+    Attributes:
+        invocation: what the host called.
+        target: its module, as code and weights.
+        arguments: by name.
+        call: the same, as structure and tensors.
+        device: where it computes: that of its largest tensor, for scalars may be elsewhere.
+        reusing: the run may be served by graphs that can leave deep layers out.
+    """
+
+    invocation: Invocation
+    target: Target
+    arguments: Mapping[str, Any]
+    call: Call
+    device: torch.device
+    reusing: bool
+
+    @property
+    def key(self) -> RouteKey:
+        return self.target.fingerprint, self.call.signature, self.reusing
+
+
+@dataclass(frozen=True)
+class Served:
+    """A route: this graph answers.
+
+    Attributes:
+        graph_key: of the graph.
+        sizes: what its symbols stand for.
+        variant: what was given up for speed.
+        note: what the person should know of it: that it is not what was asked for, and why. Mostly nothing.
+    """
+
+    graph_key: str
+    sizes: tuple[int, ...]
+    variant: Manner = LOSSLESS
+    note: str = ""
+
+    @property
+    def proof_key(self) -> tuple[str, tuple[int, ...]]:
+        """A graph is proved for each set of sizes by itself."""
+        return self.graph_key, self.sizes
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A route: no graph can answer, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Serve:
+    """A decision: this graph answers, with the weights that are in place now.
+
+    Attributes:
+        stream: what the call shares with the same call in other steps of a run; None where that is not known.
+    """
+
+    request: Request
+    route: Served
+    graph: CompiledGraph
+    weights: Sequence[torch.Tensor]
+    stream: Hashable = None
+
+
+@dataclass(frozen=True)
+class Eager:
+    """A decision: the host's own code answers.
+
+    Attributes:
+        reason: why, for people.
+        expected: nothing is wrong: a graph is on its way, and the log need not say so at every call.
+    """
+
+    reason: str
+    expected: bool = False

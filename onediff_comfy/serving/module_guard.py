@@ -1,0 +1,150 @@
+"""The guard: whether a module is what it was when its graphs were made, asked at every call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ..capture.call import Call, NotCovered, bind, split
+from ..capture.target import Target
+from ..graphs.library import GraphLibrary
+from ..graphs.making import HostServices
+from ..messages import Message, message
+from .decision import Invocation, Request
+from .run import RunContext
+
+MOST_IDENTITIES = 16
+"""Fingerprints of one module, in one node, that graphs are made for. Each is another capture, and some are another
+compilation: an extension that counts something in an attribute would have one made for every image."""
+_MOST_MODULES = 64  # of one object: a text encoder's stacks, a GPU's copy each, a ControlLora's pool
+
+
+@dataclass
+class _Guarded:
+    """A module that was seen."""
+
+    target: Target
+    checked: bool = False  # in this run
+    identities: set[str] = field(default_factory=set)
+    last_known: dict[tuple[str, str], str] = field(default_factory=dict)  # attributes, of the last identity allowed
+    changing: tuple[Target, Message] | None = None  # what changed since
+
+
+class ModuleGuard:
+    """Turns the host's calls into requests, and notices modules that changed.
+
+    Args:
+        library: knows which options a target reads.
+        host: what is needed of the host.
+    """
+
+    def __init__(self, library: GraphLibrary, host: HostServices) -> None:
+        self._library, self._host = library, host
+        self._guarded: OrderedDict[int, _Guarded] = OrderedDict()  # by id of the module, which the target holds
+
+    def begin_run(self) -> None:
+        """Have every module looked at again: extensions may have changed them since."""
+        for guarded in self._guarded.values():
+            guarded.checked = False
+            guarded.target.look_at_weights_anew()
+
+    def request(self, invocation: Invocation, run: RunContext) -> Request:
+        """Return the request that an invocation is.
+
+        Raises:
+            NotCovered: no graph can stand for such a call, or for such a module.
+        """
+        return self._request(self._target(invocation.module), invocation, run)
+
+    def request_unchecked(self, invocation: Invocation, run: RunContext) -> Request | None:
+        """Return the request, of a module that has not been looked at in this run but seems to be what it was.
+
+        None where it has to be looked at first, or need not be.
+        """
+        guarded = self._guarded.get(id(invocation.module))
+        if guarded is None or guarded.checked or guarded.target.refusal is not None:
+            return None
+        return self._request(guarded.target, invocation, run) if guarded.target.is_untouched() else None
+
+    def confirms(self, request: Request) -> bool:
+        """Look at the module of a request. Return True if it is what the request took it for."""
+        return self._target(request.invocation.module) is request.target
+
+    def renewed(self, request: Request) -> Request:
+        """Return the request as it is now that more is known of which options its target reads."""
+        return replace(request, call=self._split(request.target, request.invocation, request.arguments))
+
+    def _request(self, target: Target, invocation: Invocation, run: RunContext) -> Request:
+        self._host.refuse(target.layers)
+        arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
+        call = self._split(target, invocation, arguments)
+        if not call.tensors:
+            raise NotCovered(message("the call has no tensors"))
+        device = max(call.tensors, key=torch.Tensor.numel).device
+        if torch.is_grad_enabled() and any(map(_requires_grad, pytree.tree_leaves(arguments))):
+            raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
+        if torch.is_autocast_enabled(device.type):
+            raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
+        return Request(invocation, target, arguments, call, device, run.reusing)
+
+    def _split(self, target: Target, invocation: Invocation, arguments: Mapping[str, Any]) -> Call:
+        forward = invocation.forward
+        return split(
+            arguments,
+            function=getattr(forward, "__qualname__", type(forward).__qualname__),
+            options_name=self._host.options_name,
+            options_read=self._library.options_read(target.fingerprint),
+        )
+
+    def _target(self, module: torch.nn.Module) -> Target:
+        guarded = self._guarded.get(id(module))
+        if guarded is None:
+            guarded = self._guarded[id(module)] = _Guarded(Target(module, self._host.code))
+            while len(self._guarded) > _MOST_MODULES:
+                self._guarded.popitem(last=False)
+        elif not (guarded.checked and guarded.target.is_untouched()) and not guarded.target.is_current():
+            guarded.target = Target(module, self._host.code)
+        guarded.checked = True
+        target = guarded.target
+        if target.refusal is not None:
+            raise NotCovered(target.refusal)
+        if target.fingerprint not in guarded.identities:
+            _count_identity(guarded)
+        return target
+
+
+def _count_identity(guarded: _Guarded) -> None:
+    """Note that a module has another identity.
+
+    Raises:
+        NotCovered: it has had too many.
+    """
+    target = guarded.target
+    if len(guarded.identities) >= MOST_IDENTITIES:
+        raise NotCovered(_what_changes(guarded))
+    guarded.identities.add(target.fingerprint)
+    if len(guarded.identities) == MOST_IDENTITIES:
+        guarded.last_known = target.attributes()
+
+
+def _what_changes(guarded: _Guarded) -> Message:
+    """Say why a module that had the most identities has another one again."""
+    target = guarded.target
+    if guarded.changing is None or guarded.changing[0] is not target:
+        before, now = guarded.last_known, target.attributes()
+        changed = [place for place in now | before if now.get(place) != before.get(place)]
+        reason = message("its code, layers or weights change again and again")
+        if changed:
+            layer, name = changed[0]
+            reason = message("attribute {name} of layer {layer} changes again and again", name=name, layer=layer)
+        guarded.changing = target, reason
+    return guarded.changing[1]
+
+
+def _requires_grad(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

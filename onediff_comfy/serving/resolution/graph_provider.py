@@ -1,0 +1,171 @@
+"""Where a request's graph comes from: memory, disk, a compilation here, or one in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...capture.call import NotCovered
+from ...capture.withheld import OptionRead
+from ...engines.base import CompiledGraph, Engine, EngineError
+from ...graphs import skeleton
+from ...graphs.background import Background
+from ...graphs.jobs import Waited
+from ...graphs.library import GraphLibrary, Pending, waiting_for_turn
+from ...graphs.making import HostServices, Maker
+from ...messages import first_line, message
+from ..decision import Request, Served
+from ..module_guard import ModuleGuard
+from ..run import RunContext
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Provided:
+    """A graph that serves a request.
+
+    Attributes:
+        request: with all the options in its signature that its target turned out to read.
+    """
+
+    request: Request
+    route: Served
+    graph: CompiledGraph
+
+
+class GraphProvider:
+    """Finds graphs, and has them made.
+
+    Args:
+        library: where graphs are kept.
+        host: what is needed of the host.
+        guard: splits a request anew once more is known of its options.
+        show: shows a short status text to the person, on the node.
+    """
+
+    def __init__(
+        self, library: GraphLibrary, host: HostServices, guard: ModuleGuard, show: Callable[[str], None]
+    ) -> None:
+        self._library, self._host, self._guard, self._show = library, host, guard, show
+
+    def kept(self, request: Request, maker: Maker, exact: bool, wait: bool) -> Provided | Pending | None:
+        """Return the most specialised graph that exists for a request, in memory or on disk.
+
+        Args:
+            exact: none that is for all sizes.
+            wait: until a graph is loaded.
+        """
+        tensors = request.call.signature.tensors
+        for general in (False,) if exact else (False, True):
+            for candidate in self._library.candidates(maker.call_key(request.target, request.call, general)):
+                sizes = candidate.shapes.values(tensors)
+                if sizes is None or not self._library.useful(candidate.graph_key):
+                    continue
+                graph = self._loaded(candidate.graph_key, maker, wait)
+                if isinstance(graph, Pending):
+                    return graph
+                if graph is not None:
+                    route = Served(candidate.graph_key, tuple(sizes.values()), maker.manner)
+                    return Provided(request, route, graph)
+        return None
+
+    def made(self, request: Request, maker: Maker, general: bool, run: RunContext) -> Provided | Pending | None:
+        """Return a graph made for this request, or for those like it of all sizes; None if it does not serve it.
+
+        Raises:
+            NotCovered, EngineError: it cannot be made.
+        """
+        options = request.arguments.get(self._host.options_name) or {}
+        while True:
+            target, call = request.target, request.call
+            names = maker.call_key(target, call, general=True), maker.call_key(target, call, general)
+            known = self._library.failures.reason(*names)
+            if known is not None:
+                raise NotCovered(known)
+            try:
+                if not run.wait and self._library.background is not None:
+                    return self._made_in_background(self._library.background, request, maker, general)
+                with self._failures_noted(*names):
+                    forward = request.invocation.forward
+                    key, graph = maker.make(self._library, target, forward, call, options, general, self._show)
+            except OptionRead as read:
+                self._library.learn_option(target.fingerprint, read.name)
+                request = self._guard.renewed(request)
+                continue
+            sizes = graph.shapes.values(call.signature.tensors)
+            return None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.manner), graph)
+
+    def _loaded(self, graph_key: str, maker: Maker, wait: bool) -> CompiledGraph | Pending | None:
+        if wait:
+            return self._library.loaded(graph_key, maker.engine, maker.device, self._while_loading)
+        return self._library.loaded_soon(graph_key, maker.engine, maker.device)
+
+    def _while_loading(self, waited: Waited) -> None:
+        self._host.check_interrupted()
+        loading = message("loading the compiled graph, {seconds:.0f} s", seconds=waited)
+        self._show(waiting_for_turn(waited) if waited.for_turn else loading)
+
+    def _made_in_background(self, background: Background, request: Request, maker: Maker, general: bool) -> Pending:
+        """See to it that another process makes a graph.
+
+        Raises:
+            NotCovered, EngineError: it cannot make it. To make it here is not what was chosen: somebody would wait.
+            OptionRead: it found that the target reads an option that is not part of the call.
+        """
+        if type(maker.engine).to_parts is Engine.to_parts:
+            unkept = message("graphs of the {engine} engine are not kept in files", engine=maker.engine.name)
+            raise EngineError(_not_in_background(unkept))
+        key = maker.call_key(request.target, request.call, general)
+        outcome = background.outcome(key)
+        if outcome is None:
+            if background.seconds(key) is None:
+                try:
+                    background.start(key, maker.job(request.target, request.invocation.forward, request.call, general))
+                except (skeleton.Unpicklable, AttributeError) as error:
+                    raise EngineError(_not_in_background(error)) from error
+            reason = message("a graph is being compiled in the background")
+            return Pending(reason, lambda: _progress(background, key))
+        if outcome.option is not None:
+            raise OptionRead(outcome.option)
+        self._library.forget_candidates(key)
+        if outcome.failure is not None:
+            raise NotCovered(_not_in_background(outcome.failure))
+        if self.kept(request, maker, exact=not general, wait=False) is None:
+            raise EngineError(_not_in_background(message("its graph is not in the cache folder")))
+        return Pending(message("a graph was compiled in the background"))
+
+    @contextlib.contextmanager
+    def _failures_noted(self, family: str, key: str) -> Iterator[None]:
+        """Note what fails inside: it would fail for the next node too. Not what a person can mend meanwhile."""
+        try:
+            yield
+        except (EngineError, MemoryError, torch.OutOfMemoryError, OSError, self._host.interruption):
+            raise
+        except NotCovered as refusal:
+            self._library.failures.add(family, key, refusal.reason)
+            raise
+        except Exception as error:
+            log.debug("making a graph failed", exc_info=True)
+            self._library.failures.add(family, key, compiling_failed(error))
+            raise NotCovered(compiling_failed(error)) from error
+
+
+def compiling_failed(error: Exception) -> str:
+    """Return what a person is told of an error that only a compiler's author can mend."""
+    return message("compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error))
+
+
+def _not_in_background(why: object) -> str:
+    return message("it cannot be compiled in the background ({why}); choose compile: wait", why=why)
+
+
+def _progress(background: Background, key: str) -> str | None:
+    seconds = background.seconds(key)
+    if seconds is not None:
+        return message("compiling in the background, {seconds:.0f} s", seconds=seconds)
+    return message("waiting for another compilation in the background") if background.busy() else None

@@ -1,0 +1,253 @@
+"""Requests become decisions: serve by this graph, serve in parts, or leave it to the host's own code."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, replace
+
+from ...capture.call import NotCovered
+from ...engines.base import CompiledGraph, EngineError
+from ...graphs.key import Manner
+from ...graphs.library import GraphLibrary, Pending
+from ...graphs.making import HostServices, Maker
+from ...messages import message
+from ..call_timing import CallTimes
+from ..decision import Eager, Invocation, Refused, Request, Serve, Served
+from ..run import RunContext
+from .batch_split import BatchSplit, BatchSplitter
+from .graph_provider import GraphProvider, Provided, compiling_failed
+from .pending import Awaited, CompileDelay
+from .route_table import RouteTable
+from .specialization import Specializer
+from .variant_policy import VariantPolicy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where graphs come from, and who decides which are wanted."""
+
+    policy: VariantPolicy
+    provider: GraphProvider
+    specializer: Specializer
+    splitter: BatchSplitter
+    awaited: Awaited
+    delay: CompileDelay
+
+
+class Resolver:
+    """Decides what answers a request. Owns the routes.
+
+    Args:
+        library: where graphs are kept.
+        host: what is needed of the host.
+        sources: of graphs.
+    """
+
+    def __init__(self, library: GraphLibrary, host: HostServices, sources: Sources) -> None:
+        self._library, self._host, self.sources = library, host, sources
+        self.routes = RouteTable()
+        self._only_exact: set[object] = set()  # calls without sizes, of targets that have no graph for all sizes
+        self._preparing = threading.RLock()
+
+    def resolve(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
+        """Return what answers a request: what the routes say, or else what can be found or made for it.
+
+        Raises:
+            NotCovered: the target's weights are not where a graph needs them.
+        """
+        route = self.routes.get(request.key)
+        graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
+        if graph is None and not isinstance(route, Refused | BatchSplit):
+            with self._preparing:
+                prepared = self._prepared_unless_awaited(request, run)
+            if isinstance(prepared, Eager):
+                return prepared
+            if isinstance(prepared, Provided):
+                request, route, graph = prepared.request, prepared.route, prepared.graph
+            else:
+                route = prepared
+        if isinstance(route, Refused):
+            return Eager(route.reason)
+        if isinstance(route, BatchSplit):
+            return route
+        assert isinstance(route, Served) and graph is not None
+        return self._serve(request, route, graph, run)
+
+    def known(self, request: Request, run: RunContext) -> Serve | None:
+        """Return what serves a request, where a route says so and its graph is in memory."""
+        route = self.routes.get(request.key)
+        graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
+        if graph is None or not isinstance(route, Served):
+            return None
+        return self._serve(request, route, graph, run)
+
+    def begin_run(self) -> None:
+        """Forget what was put off in a run that did not end."""
+        self.sources.delay.begin_run()
+
+    def end_run(self) -> Invocation | None:
+        """Return an invocation whose graph is to be looked for now that the run has ended."""
+        return self.sources.delay.end_run()
+
+    def pending(self, invocation: Invocation, run: RunContext) -> Pending | None:
+        """Return the graph that is on its way, where calls of this run have no other."""
+        if run.wait or self.routes.has_routes(run.reusing):
+            return None
+        return self.sources.delay.holds_back(invocation, run) or self.sources.awaited.current()
+
+    def prefer_better(self, serve: Serve, times: CallTimes) -> None:
+        """Have the next call find a better graph than the one that serves this, if there is one. Ask once a run."""
+        specializer, request = self.sources.specializer, serve.request
+        try:
+            if serve.graph.shapes.general:
+                better = specializer.is_ready(request, serve.route.graph_key, lambda: self._maker(request))
+            else:
+                better = specializer.is_regression(request, serve.route.graph_key, times)
+        except Exception:  # the call is answered, and the next one will be as well
+            log.debug("looking for a better graph failed", exc_info=True)
+            return
+        if better:
+            self.routes.pop(request.key, None)
+
+    def failed(self, serve: Serve, reason: str) -> None:
+        """Note that a graph failed when it ran: it is not tried again, at least not in this variant."""
+        if not (serve.route.variant.fp8 and self._dropped(serve.request, Manner(fp8=True), reason)):
+            self.routes[serve.request.key] = Refused(reason)
+
+    def disproved(self, serve: Serve, reason: str) -> None:
+        """Note that a graph's output was wrong, and that it was retired."""
+        if serve.route.variant.fp8:
+            self._dropped(serve.request, Manner(fp8=True), message("fp8 was too far off for this model"))
+        elif serve.graph.shapes.general:
+            self.routes[serve.request.key] = Refused(reason)
+        else:  # the general graph may be right where this one was not
+            self.routes.pop(serve.request.key, None)
+
+    def no_reuse(self, serve: Serve, reason: str) -> None:
+        """Serve this target by graphs that are not cut in two from now on."""
+        self._dropped(serve.request, Manner(reusable=True), reason)
+
+    def never_split(self) -> None:
+        """Note that calls cannot be cut, since samples of a batch see each other."""
+        self.routes.forget(lambda _key, route: isinstance(route, BatchSplit))
+
+    # -- preparing -----------------------------------------------------------------------------
+
+    def _prepared_unless_awaited(self, request: Request, run: RunContext) -> Provided | Refused | BatchSplit | Eager:
+        pending = None if run.wait else self.sources.awaited.current()
+        prepared = pending or self._prepared(request, run)
+        if isinstance(prepared, Pending):
+            self.sources.awaited.expect(prepared)
+            return Eager(prepared.reason, expected=True)
+        return prepared
+
+    def _prepared(self, request: Request, run: RunContext) -> Provided | Refused | BatchSplit | Pending:
+        """Find or make the graph for a request that has no route yet, and remember the route.
+
+        Raises:
+            NotCovered: weights are not where a graph needs them. They may be back for the next call.
+        """
+        # Before minutes of work.
+        request.target.weights(tuple(request.target.specs), request.device)
+        variant = Manner()
+        while True:
+            try:
+                maker = self._maker(request)
+                variant = maker.manner
+                found = self._found(request, maker, run)
+            except self._host.interruption:
+                raise
+            except NotCovered as refusal:
+                reason = refusal.reason
+            except EngineError as error:
+                reason = str(error)
+            except Exception as error:
+                # A compiler's own bug, a full disk, ...: nothing that eager could not do without.
+                log.debug("preparing a graph failed", exc_info=True)
+                reason = compiling_failed(error)
+            else:
+                return self._remembered(found, maker)
+            if not self._dropped(request, variant, reason):
+                refused = self.routes[request.key] = Refused(reason)
+                return refused
+
+    def _remembered(self, found: Provided | BatchSplit | Pending, maker: Maker) -> Provided | BatchSplit | Pending:
+        """Remember the route to what was found; ``found`` with what the person should know of it."""
+        if isinstance(found, Provided):
+            request = found.request
+            route = replace(found.route, note=self.sources.policy.note(request.target, maker))
+            self.routes[request.key] = route
+            return replace(found, route=route)
+        return found
+
+    def _found(self, request: Request, maker: Maker, run: RunContext) -> Provided | BatchSplit | Pending:
+        """Find or make a graph in one variant.
+
+        Raises:
+            NotCovered, EngineError: there is none, and none can be made.
+        """
+        provider, exact = self.sources.provider, self._wants_exact(request, maker, run)
+        found = provider.kept(request, maker, exact, run.wait)
+        if found is None and not maker.engine.general:
+            served = self.routes.served_of(request.target, request.reusing)
+            split = self.sources.splitter.plan(request.target.fingerprint, request.call, served)
+            if split is not None:
+                self.routes[request.key] = split
+                return split
+        if found is None and not exact:
+            found = self._made_for_all_sizes(request, maker, run)
+        if found is None:
+            found = provider.made(request, maker, False, run)
+        if found is None:
+            raise NotCovered(message("a graph was compiled for these sizes that does not take them"))
+        if isinstance(found, Provided):
+            self.sources.awaited.tell(message("compiled graph ready"))
+        return found
+
+    def _made_for_all_sizes(self, request: Request, maker: Maker, run: RunContext) -> Provided | Pending | None:
+        """Make a general graph; None where one for these sizes alone is to be made instead.
+
+        Raises:
+            NotCovered: it cannot be made in this variant. The variant goes before the sizes do.
+            EngineError: nothing can be compiled here.
+        """
+        try:
+            return self.sources.provider.made(request, maker, True, run)
+        except NotCovered as refusal:
+            if maker.manner != Manner():
+                raise
+            log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
+        self._only_exact.add((request.target.fingerprint, request.call.signature.any_sizes()))
+        return None
+
+    def _wants_exact(self, request: Request, maker: Maker, run: RunContext) -> bool:
+        """Return True if this request waits for a graph for its sizes alone."""
+        family = (request.target.fingerprint, request.call.signature.any_sizes())
+        return (
+            not maker.engine.general
+            or family in self._only_exact
+            or (run.exact and self.sources.specializer.wanted(request.call.signature))
+        )
+
+    def _maker(self, request: Request) -> Maker:
+        return self.sources.policy.maker(request.target, request.device, request.reusing, self._host)
+
+    def _dropped(self, request: Request, variant: Manner, reason: str) -> bool:
+        """Give up a variant for the target of a request. Return False if it was the last one."""
+        if self.sources.policy.drop(request.target, variant, reason) is None:
+            return False
+        fingerprint = request.target.fingerprint
+        self.routes.forget(lambda key, _route: key[0] == fingerprint)
+        return True
+
+    def _serve(self, request: Request, route: Served, graph: CompiledGraph, run: RunContext) -> Serve:
+        weights = request.target.weights(graph.binding.weight_names, request.device)
+        if run.step_cache is None:
+            return Serve(request, route, graph, weights)
+        prompts = self._host.stream(request.arguments.get(self._host.options_name) or {})
+        module, signature = id(request.invocation.module), request.call.signature
+        stream = None if prompts is None else (route.graph_key, module, signature, prompts)
+        return Serve(request, route, graph, weights, stream)
