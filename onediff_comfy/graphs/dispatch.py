@@ -23,13 +23,13 @@ import torch.utils._pytree as pytree
 
 from ..capture.alone import running
 from ..capture.call import Call, NotCovered, Signature, bind, split
-from ..capture.fp8 import fp8_unavailable
 from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
 from ..messages import Message, first_line, message
 from ..metrics import Metrics
+from ..settings import MOST_IDENTITIES
 from . import proof, skeleton
 from .background import Background
 from .jobs import Waited
@@ -47,9 +47,6 @@ from .timing import EAGER, RunTimes
 log = logging.getLogger(__name__)
 
 _SHOW_AGAIN_S = 1.0
-# Of one module, in one node: each is another capture, and some are another compilation. An extension that counts
-# something in an attribute would have one made for every image.
-_MOST_IDENTITIES = 16
 
 
 @dataclass(frozen=True)
@@ -369,7 +366,7 @@ class Dispatcher:
             arguments, call = self._call_of(target, forward, args, kwargs)
             route = self._routes.find(target, call.signature)
             graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
-            if graph is None or not isinstance(route, Served) or not _computes_meanwhile(_device_of(call)):
+            if graph is None or not isinstance(route, Served) or not graph.returns_early(_device_of(call)):
                 return None
             kind = (route.graph_key, route.sizes)
             if not self._library.is_proved(*kind) or kind == self._time_again:
@@ -403,10 +400,10 @@ class Dispatcher:
             raise NotCovered(target.refusal)
         identities = self._identities.setdefault(key, set())
         if target.fingerprint not in identities:
-            if len(identities) >= _MOST_IDENTITIES:
+            if len(identities) >= MOST_IDENTITIES:
                 raise NotCovered(self._what_changes(key, target))
             identities.add(target.fingerprint)
-            if len(identities) == _MOST_IDENTITIES:
+            if len(identities) == MOST_IDENTITIES:
                 self._last_known[key] = target.attributes()
         return target
 
@@ -564,9 +561,9 @@ class Dispatcher:
 
     def _fp8_refusal(self, engine: Engine, device: torch.device, target: Target | None = None) -> str | None:
         """Why graphs, of this target, cannot compute in fp8."""
-        if not engine.fp8:
-            return message("the {engine} engine does not compute in fp8", engine=engine.name)
-        return fp8_unavailable(device) or (self._not_in_fp8.get(target.fingerprint) if target is not None else None)
+        return engine.fp8_unavailable(device) or (
+            self._not_in_fp8.get(target.fingerprint) if target is not None else None
+        )
 
     def _note(self, target: Target, maker: Maker) -> str:
         """What the person should know of a graph that this maker gives: that it is not in fp8 although it should be."""
@@ -899,11 +896,6 @@ def _progress(background: Background, key: str) -> str | None:
 
 def _failed(error: Exception) -> str:
     return message("compiling failed ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error))
-
-
-def _computes_meanwhile(device: torch.device) -> bool:
-    """Whether a call returns before ``device`` has computed what it gives."""
-    return device.type == "cuda"
 
 
 def _device_of(call: Call) -> torch.device:

@@ -51,7 +51,7 @@ def test_the_engine_on_the_page_serves_a_model(page: str, monkeypatch: pytest.Mo
 
     written["KERNELS"][torch.ops.aten.silu.default] = counted
     engine = written["KernelsEngine"]()
-    monkeypatch.setitem(engines._ENGINES, engine.name, engine)
+    monkeypatch.setitem(engines.ENGINES, engine.name, engine)
     monkeypatch.setattr(engines, "ENGINE_NAMES", (*engines.ENGINE_NAMES, engine.name))
     metrics = Metrics()
     dispatcher, module = Dispatcher(engine.name, GraphLibrary(GraphCache(1 << 30), metrics), HOST), Net()

@@ -17,8 +17,8 @@ from torch import nn
 from onediff_comfy.capture import fp8
 from onediff_comfy.capture.fp8 import IN_FP8, fp8_unavailable, linear
 from onediff_comfy.capture.trace import Capture
+from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
-from onediff_comfy.graphs import dispatch
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher
 from onediff_comfy.graphs.key import Manner
@@ -201,7 +201,8 @@ class Served:
 def available(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU counts for a GPU with 8-bit units. A GPU that has them counts for what it is."""
     if device.type == "cpu":
-        monkeypatch.setattr(dispatch, "fp8_unavailable", lambda _device: None)
+        asked = Engine.fp8_unavailable
+        monkeypatch.setattr(Engine, "fp8_unavailable", lambda engine, d: None if engine.fp8 else asked(engine, d))
 
 
 @pytest.mark.usefixtures("available")
