@@ -110,7 +110,7 @@ def hot_call(name: str) -> Callable[[], object]:
     with torch.device("meta"):
         module = family.build(torch.float32)
     module = module.to(torch.bfloat16).to_empty(device="cpu").eval().requires_grad_(False)
-    engines._ENGINES["eager"] = NothingEngine()
+    engines.ENGINES["eager"] = NothingEngine()
     dispatcher = Dispatcher("eager", Proved(GraphCache(1 << 30), Metrics()), host_services())
     tokens, width = family.context
     batch = 2 if family.cfg > 1 else 1

@@ -15,6 +15,10 @@ GRAPH_BUDGET_SHARE = 1 / 8
 SPECIALISE_AFTER_RUNS = 3
 """In how many sampling runs sizes are seen before they get a graph of their own, made in the background."""
 
+MOST_IDENTITIES = 16
+"""Of one module, in one node, how many are captured: an extension that counts something in an attribute makes another
+identity for every image, each is another capture, and some are another compilation."""
+
 GRAPHS_FOLDER = "onediff_graphs"
 """The folder under the host's models folder where files to share are saved."""
 

@@ -14,9 +14,10 @@ from .eager import EagerEngine
 from .inductor import InductorEngine
 from .oneflow import OneFlowEngine
 
-_ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (InductorEngine(), OneFlowEngine(), CudaGraphEngine(), EagerEngine())
 }
+"""Every engine, by its name."""
 # What ``auto`` tries, best first. Eager is not among them: it is no faster than the host, and a
 # person who asked for speed must be told why there is none.
 _AUTO_ORDER = ("inductor", "cudagraph")
@@ -34,9 +35,9 @@ def choose(name: str, device: torch.device) -> Engine:
         )
     reasons = []
     for candidate in _AUTO_ORDER if name == "auto" else (name,):
-        reason = _ENGINES[candidate].unavailable(device)
+        reason = ENGINES[candidate].unavailable(device)
         if reason is None:
-            return _ENGINES[candidate]
+            return ENGINES[candidate]
         reasons.append(message("the {candidate} engine is not available: {reason}", candidate=candidate, reason=reason))
     raise EngineError(joined("; ", reasons))
 
@@ -47,6 +48,6 @@ def prepare(name: str) -> None:
     A compiler's imports take longer than loading a kept graph. Here they overlap with the host
     loading the model and encoding the prompt.
     """
-    engine = _ENGINES.get(_AUTO_ORDER[0] if name == "auto" else name)
+    engine = ENGINES.get(_AUTO_ORDER[0] if name == "auto" else name)
     if engine is not None:
         threading.Thread(target=engine.prepare, name="onediff-prepare", daemon=True).start()

@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 
 from ..capture.forms import Forms
+from ..capture.fp8 import fp8_unavailable
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
-from ..messages import Message
+from ..messages import Message, message
 
 
 class EngineError(Exception):
@@ -45,6 +46,10 @@ class CompiledGraph(ABC):
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run on weights (in ``binding.weight_names`` order) and a call's tensors; flat outputs."""
 
+    def returns_early(self, device: torch.device) -> bool:
+        """Return True if a call returns before ``device`` has computed the outputs."""
+        return device.type == "cuda"
+
     def recordable(self) -> contextlib.AbstractContextManager[None]:
         """Inside, a call whose sizes were called before can be recorded as a CUDA graph."""
         return contextlib.nullcontext()
@@ -71,6 +76,12 @@ class Engine(ABC):
     def specialises(self, device: torch.device) -> bool:
         """Whether a graph for one set of sizes is faster on ``device`` than a general one, enough to make it."""
         return False
+
+    def fp8_unavailable(self, device: torch.device) -> Message | None:
+        """Return why graphs of this engine cannot compute in fp8 on ``device``; None if they can."""
+        if not self.fp8:
+            return message("the {engine} engine does not compute in fp8", engine=self.name)
+        return fp8_unavailable(device)
 
     def forms(self) -> Forms:
         """Functions of torch that a capture for this engine is to have in another form."""

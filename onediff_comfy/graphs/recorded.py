@@ -44,10 +44,11 @@ _CALLS_BEFORE_RECORDING = 1
 _PAID_OFF_REPLAYS = 10
 # A recording that is given up so often before it has paid off is not made again.
 _MOST_OVERFLOWS = 2
-# Of one compiled graph. Each holds some megabytes of launch parameters outside the pool.
-_MOST_RECORDINGS = 32
 # Less free memory than this share of a device's, after an image, and recordings go: decoding comes next.
 _SPARE_SHARE = 0.15
+
+MOST_RECORDINGS = 32
+"""Of one compiled graph. Each holds some megabytes of launch parameters outside the pool."""
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -319,7 +320,7 @@ class RecordedGraph(CompiledGraph):
     ) -> list[torch.Tensor] | None:
         """The outputs for ``tensors``, like ``likes``, from a new recording; None if this graph cannot be recorded."""
         device = tensors[0].device
-        while len(self._recordings) >= _MOST_RECORDINGS:
+        while len(self._recordings) >= MOST_RECORDINGS:
             self._recordings.popitem(last=False)
         with self._pool.recording(), torch.cuda.device(device):
             torch.cuda.synchronize(device)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +37,13 @@ class CallTimes:
 
     On a GPU a call returns long before its kernels end, so events are put before and behind them and
     read once they have passed.
+
+    Args:
+        clock: seconds that only grow; times what does not run on a GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._calls: dict[tuple[str, Signature], _Calls] = {}
@@ -53,10 +57,10 @@ class CallTimes:
         nothing of how long others take.
         """
         if device.type != "cuda":
-            begun = time.perf_counter()
+            begun = self._clock()
             yield
             with self._lock:
-                self._add(key, signature, time.perf_counter() - begun)
+                self._add(key, signature, self._clock() - begun)
             return
         stream = torch.cuda.current_stream(device)
         before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -282,10 +282,10 @@ class Dispatcher:
         """
         try:
             request = self._guard.request_unchecked(invocation, run)
-            if request is None or not computes_meanwhile(request.device):
+            serve = None if request is None else self._resolver.known(request, run)
+            if request is None or serve is None or not serve.graph.returns_early(request.device):
                 return None
-            serve = self._resolver.known(request, run)
-            if serve is None or self._verifier.is_due(serve):
+            if self._verifier.is_due(serve):
                 return None
             output = self._executor.run(serve, run, self._executor.reuses(serve, run))
             if not isinstance(output, Failed) and self._guard.confirms(request):
@@ -322,8 +322,3 @@ class _Output:
     """What a graph gave, which may be None or anything else."""
 
     output: Any
-
-
-def computes_meanwhile(device: torch.device) -> bool:
-    """Return True if a call returns before ``device`` has computed what it gives."""
-    return device.type == "cuda"

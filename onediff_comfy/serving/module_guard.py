@@ -15,12 +15,10 @@ from ..capture.target import Target
 from ..graphs.library import GraphLibrary
 from ..graphs.making import HostServices
 from ..messages import Message, message
+from ..settings import MOST_IDENTITIES
 from .decision import Invocation, Request
 from .run import RunContext
 
-MOST_IDENTITIES = 16
-"""Fingerprints of one module, in one node, that graphs are made for. Each is another capture, and some are another
-compilation: an extension that counts something in an attribute would have one made for every image."""
 _MOST_MODULES = 64  # of one object: a text encoder's stacks, a GPU's copy each, a ControlLora's pool
 
 

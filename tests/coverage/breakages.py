@@ -22,10 +22,10 @@ class Breakage:
 
 def _options_are_forgotten() -> None:
     """Patches are neither part of a call's identity nor handed to the capture."""
-    from onediff_comfy.graphs import dispatch
     from onediff_comfy.graphs.making import Maker
+    from onediff_comfy.serving import module_guard
 
-    split, make = dispatch.split, Maker.make
+    split, make = module_guard.split, Maker.make
 
     def split_without(arguments: Mapping[str, Any], *, options_name: str, **others: Any) -> Any:
         return split({**arguments, options_name: {}}, options_name=options_name, **others)
@@ -35,7 +35,7 @@ def _options_are_forgotten() -> None:
     ) -> Any:
         return make(self, library, target, forward, call, {}, *others)
 
-    dispatch.split, Maker.make = split_without, make_without
+    module_guard.split, Maker.make = split_without, make_without
 
 
 def _dtypes_are_forgotten() -> None:

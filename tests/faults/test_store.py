@@ -406,7 +406,8 @@ sys.path.insert(0, {root!r})
 import torch
 from pathlib import Path
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.store.store import GraphStore

@@ -54,13 +54,13 @@ class _Soak:
         self.dice = random.Random(11)
 
     def run(self, images: int) -> dict[str, Any]:
-        from onediff_comfy.host.model import find_dispatcher
         from onediff_comfy.host.process import library, metrics
+        from onediff_comfy.host.rehearsal import preparing_model
 
         cache = library().cache
-        with find_dispatcher(self.fast).waiting(exact=True):
-            for number, size in enumerate([*BUCKETS, (112, 64)]):
-                self.image(self.fast, (*size, 1), TOKENS, number)
+        preparing = preparing_model(self.fast, exact=True)
+        for number, size in enumerate([*BUCKETS, (112, 64)]):
+            self.image(preparing, (*size, 1), TOKENS, number)
         whole, graphs = cache.nbytes, len(cache)
         cache.budget = int(BUDGET_SHARE * whole)
         cache.trim()

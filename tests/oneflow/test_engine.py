@@ -27,10 +27,10 @@ from onediff_comfy.engines.base import EngineError
 from onediff_comfy.engines.oneflow import OneFlowEngine, OneFlowGraph, install, session
 from onediff_comfy.engines.oneflow.architectures import OF_THE_RELEASE, RELEASE, kernels_in
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
 
 aten = torch.ops.aten
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)

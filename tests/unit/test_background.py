@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import gc
 import sys
 import time
@@ -19,13 +19,13 @@ from onediff_comfy import engines
 from onediff_comfy.capture.trace import Capture
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs import specialise
 from onediff_comfy.graphs.background import Background, Job, Outcome
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher, Options
 from onediff_comfy.settings import SPECIALISE_AFTER_RUNS
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
@@ -44,17 +44,28 @@ class OtherProcess(Background):
     def __init__(self) -> None:
         super().__init__("none", list)
         self.begun: list[str] = []
+        self.under_way: list[str] = []
+        self.outcomes: dict[str, Outcome] = {}
+
+    def busy(self) -> bool:
+        return bool(self.under_way)
+
+    def seconds(self, key: str) -> float | None:
+        return 0.0 if key in self.under_way else None
+
+    def outcome(self, key: str) -> Outcome | None:
+        return self.outcomes.pop(key, None)
 
     def start(self, key: str, job: Job) -> bool:
         assert not job.general
         self.begun.append(key)
-        self._started[key] = 0.0
+        self.under_way.append(key)
         return True
 
     def end(self, outcome: Outcome) -> None:
-        (key,) = self._started
-        del self._started[key]
-        self._ended[key] = outcome
+        (key,) = self.under_way
+        self.under_way.clear()
+        self.outcomes[key] = outcome
 
 
 class OfAnyKind(OtherProcess):
@@ -62,7 +73,7 @@ class OfAnyKind(OtherProcess):
 
     def start(self, key: str, job: Job) -> bool:
         self.begun.append(key)
-        self._started[key] = 0.0
+        self.under_way.append(key)
         return True
 
 
@@ -78,7 +89,7 @@ class Eager(EagerEngine):
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GraphLibrary:
-    monkeypatch.setitem(engines._ENGINES, "eager", Eager())
+    monkeypatch.setitem(engines.ENGINES, "eager", Eager())
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
     return GraphLibrary(GraphCache(1 << 30), Metrics(), store, OtherProcess())
 
@@ -112,7 +123,12 @@ def test_sizes_that_come_often_get_a_graph(library: GraphLibrary, image: Callabl
 
 
 def test_sizes_that_are_wanted_get_one_at_once(library: GraphLibrary, image: Callable[..., None]) -> None:
-    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda signature: signature.tensors[0].shape[0] == 5)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda signature: signature.tensors[0].shape[0] == 5),
+    )
     image(dispatcher)
     assert not begun(library)
     image(dispatcher, batch=5)
@@ -121,7 +137,12 @@ def test_sizes_that_are_wanted_get_one_at_once(library: GraphLibrary, image: Cal
 
 
 def test_what_failed_is_not_tried_again(library: GraphLibrary, image: Callable[..., None]) -> None:
-    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
     image(dispatcher)
     assert isinstance(library.background, OtherProcess)
     library.background.end(Outcome("the disk is full"))
@@ -131,7 +152,16 @@ def test_what_failed_is_not_tried_again(library: GraphLibrary, image: Callable[.
 
 
 def test_runs_that_reuse_steps_get_one_of_their_own(library: GraphLibrary) -> None:
-    dispatcher, module, x = Dispatcher("eager", library, HOST, specialise=lambda _signature: True), Net(), torch.ones(2)
+    dispatcher, module, x = (
+        Dispatcher(
+            "eager",
+            library,
+            HOST,
+            options=Options(specialize=lambda _signature: True),
+        ),
+        Net(),
+        torch.ones(2),
+    )
 
     def run(step_cache: StepCache | None) -> int:
         dispatcher.begin_run(step_cache)
@@ -145,14 +175,23 @@ def test_runs_that_reuse_steps_get_one_of_their_own(library: GraphLibrary) -> No
 
 
 def test_the_graph_takes_over_when_it_is_there(library: GraphLibrary, image: Callable[..., None]) -> None:
-    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
     image(dispatcher)
     (general,) = dispatcher.graph_keys()
     assert isinstance(library.background, OtherProcess)
     # What the other process would do, done here: the graph is in the library under its call key.
-    other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
-    with other.waiting(exact=True):
-        image(other)
+    other = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
+    image(other.preparing(exact=True))
     (exact,) = other.graph_keys()
     library.background.end(Outcome(None))
     image(dispatcher)
@@ -162,11 +201,20 @@ def test_the_graph_takes_over_when_it_is_there(library: GraphLibrary, image: Cal
 
 @pytest.mark.parametrize("verdict", ["wrong", "slower"])
 def test_one_that_is_no_good_is_left_alone(verdict: str, library: GraphLibrary, image: Callable[..., None]) -> None:
-    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
-    other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
+    other = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
     image(dispatcher)
-    with other.waiting(exact=True):
-        image(other)
+    image(other.preparing(exact=True))
     (exact,) = other.graph_keys()
     graph = library.cache.get(exact)
     assert graph is not None
@@ -184,7 +232,7 @@ def test_one_that_is_no_good_is_left_alone(verdict: str, library: GraphLibrary, 
 def test_an_engine_that_gains_nothing_is_not_asked(
     library: GraphLibrary, image: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(engines._ENGINES, "eager", EagerEngine())
+    monkeypatch.setitem(engines.ENGINES, "eager", EagerEngine())
     dispatcher: Any = Dispatcher("eager", library, HOST)
     for _ in range(SPECIALISE_AFTER_RUNS + 1):
         image(dispatcher)
@@ -195,15 +243,19 @@ LEFT_ALONE = "a graph is made in the background once the first image is there"
 
 
 def test_a_short_first_image_is_eagers_alone_and_then_a_graph_is_begun_though_nobody_makes_another(
-    library: GraphLibrary, image: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    library: GraphLibrary, image: Callable[..., None]
 ) -> None:
     library.background = OfAnyKind()
-    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
-    found: list[int] = []
-    find = dispatcher._find
-    monkeypatch.setattr(dispatcher, "_find", lambda *call: found.append(len(begun(library))) or find(*call))
+    looked: list[int] = []
+    host = dataclasses.replace(HOST, refuse=lambda _layers: looked.append(len(begun(library))))
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        host,
+        options=Options(in_background=True, compile_delay_s=3600),
+    )
     image(dispatcher)
-    assert found == [0], "it is looked for once, and not before the end"
+    assert looked == [0], "it is looked for once, and not before the end"
     assert len(begun(library)) == 1
     assert library.metrics.snapshot()["fallbacks"] == {LEFT_ALONE: 3}
     image(dispatcher)
@@ -213,7 +265,12 @@ def test_a_short_first_image_is_eagers_alone_and_then_a_graph_is_begun_though_no
 
 def test_a_long_first_image_is_left_alone_at_its_beginning_only(library: GraphLibrary) -> None:
     library.background = OfAnyKind()
-    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=0.2)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(in_background=True, compile_delay_s=0.2),
+    )
     module, x = Net(), torch.randn(2, 4)
     dispatcher.begin_run()
     for before, after in ((0, 0), (0, 1)):
@@ -225,7 +282,12 @@ def test_a_long_first_image_is_left_alone_at_its_beginning_only(library: GraphLi
 
 def test_no_tensor_of_an_image_that_failed_is_kept(library: GraphLibrary) -> None:
     library.background = OfAnyKind()
-    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(in_background=True, compile_delay_s=3600),
+    )
     module, x = Net(), torch.randn(2, 4)
     dispatcher.begin_run()
     dispatcher(module, module.forward, (x,), {})
@@ -244,25 +306,35 @@ def test_what_need_not_be_put_off_is_not(library: GraphLibrary, case: str) -> No
         Dispatcher("eager", library, HOST)(module, module.forward, (x,), {})
     elif case == "there is no other process":
         library.background = None
-    dispatcher = Dispatcher("eager", library, HOST, in_background=True, alone_s=3600)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(in_background=True, compile_delay_s=3600),
+    )
     before = library.metrics.snapshot()["served"]
-    with dispatcher.waiting() if case == "somebody waits" else contextlib.nullcontext():
-        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    serve = dispatcher.preparing() if case == "somebody waits" else dispatcher
+    torch.testing.assert_close(serve(module, module.forward, (x,), {}), module(x))
     assert library.metrics.snapshot()["served"] == before + 1
 
 
-def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(
-    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(library: GraphLibrary) -> None:
     """Eager is bound by one CPU thread on fast GPUs: every millisecond that we take there is a slower image."""
 
     library.background = OfAnyKind()
-    shown: list[str] = []
-    dispatcher = Dispatcher("eager", library, HOST, shown.append, in_background=True)
+    shown, looked = list[str](), list[int]()
+    host = dataclasses.replace(HOST, refuse=lambda _layers: looked.append(1))
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        host,
+        shown.append,
+        options=Options(in_background=True),
+    )
     module, x = Net(), torch.randn(2, 4)
     dispatcher(module, module.forward, (x,), {})
-    looked: list[int] = []
-    monkeypatch.setattr(dispatcher, "_find", lambda *_: looked.append(1))
+    assert looked, "it is not noticed here when a call is looked at"
+    looked.clear()
     for _ in range(5):
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
     assert not looked
@@ -295,6 +367,14 @@ class SlowWhenExact(Eager):
         return graph if capture.shapes.general else _Slow(graph)
 
 
+class SlowWhenGeneral(Eager):
+    """A compiler that is better at it, as most are."""
+
+    def compile(self, capture: Capture) -> CompiledGraph:
+        graph = super().compile(capture)
+        return _Slow(graph) if capture.shapes.general else graph
+
+
 class _Slow(CompiledGraph):
     def __init__(self, inner: CompiledGraph) -> None:
         super().__init__(inner.binding, inner.shapes)
@@ -309,18 +389,26 @@ class _Slow(CompiledGraph):
         return self.inner(weights, tensors)
 
 
-@pytest.mark.parametrize(("engine", "stays"), [(Eager, True), (SlowWhenExact, False)])
+@pytest.mark.parametrize(("engine", "stays"), [(SlowWhenGeneral, True), (SlowWhenExact, False)])
 def test_a_graph_that_turns_out_slower_gives_way_again(
     engine: type[Eager], stays: bool, library: GraphLibrary, image: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(engines._ENGINES, "eager", engine())
-    monkeypatch.setattr(specialise, "_SLOWER", 1.02 if not stays else 100.0)  # tiny calls are all noise
-    dispatcher = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
+    monkeypatch.setitem(engines.ENGINES, "eager", engine())
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
     image(dispatcher)
     (general,) = dispatcher.graph_keys()
-    other = Dispatcher("eager", library, HOST, specialise=lambda _signature: True)
-    with other.waiting(exact=True):
-        image(other)
+    other = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
+    image(other.preparing(exact=True))
     (exact,) = other.graph_keys()
     assert isinstance(library.background, OtherProcess)
     library.background.end(Outcome(None))
@@ -344,12 +432,18 @@ def test_where_it_cannot_be_done_in_the_background_nobody_waits(library: GraphLi
     class Failing(OtherProcess):
         def start(self, key: str, job: Job) -> bool:
             self.begun.append(key)
-            self._ended[key] = Outcome("another process sees other code")
+            self.outcomes[key] = Outcome("another process sees other code")
             return True
 
     library.background = Failing()
     module, x, shown = Net(), torch.randn(2, 4), list[str]()
-    dispatcher = Dispatcher("eager", library, HOST, shown.append, in_background=True)
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        shown.append,
+        options=Options(in_background=True),
+    )
     for _ in range(4):
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
     snapshot = library.metrics.snapshot()
@@ -363,8 +457,17 @@ def test_an_engine_whose_graphs_are_not_kept_starts_no_other_process(
     library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing would come of it, time and again."""
-    monkeypatch.setitem(engines._ENGINES, "eager", EagerEngine())
-    dispatcher, module, x = Dispatcher("eager", library, HOST, in_background=True), Net(), torch.randn(2, 4)
+    monkeypatch.setitem(engines.ENGINES, "eager", EagerEngine())
+    dispatcher, module, x = (
+        Dispatcher(
+            "eager",
+            library,
+            HOST,
+            options=Options(in_background=True),
+        ),
+        Net(),
+        torch.randn(2, 4),
+    )
     for _ in range(3):
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
     assert not begun(library)

@@ -10,9 +10,10 @@ import torch
 
 from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
 
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 

@@ -19,11 +19,13 @@ from onediff_comfy.capture.target import Target
 from onediff_comfy.capture.trace import Capture
 from onediff_comfy.engines.base import CompiledGraph, Engine, EngineError
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
-from onediff_comfy.graphs import dispatch
+from onediff_comfy.graphs.background import Background, Job
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.settings import MOST_IDENTITIES, SPECIALISE_AFTER_RUNS
 
 WAIT = 10.0  # seconds after which a test is broken, not slow
 HOST = HostServices(
@@ -78,11 +80,24 @@ def library() -> GraphLibrary:
 class Served:
     """A dispatcher over one module, called like the module."""
 
-    def __init__(self, library: GraphLibrary, module: nn.Module | None = None, engine: str = "eager", **host: Any):
+    def __init__(
+        self,
+        library: GraphLibrary,
+        module: nn.Module | None = None,
+        engine: str = "eager",
+        on_show: Callable[[list[str]], object] = lambda _shown: None,
+        **host: Any,
+    ):
+        """``on_show`` is called with all that was shown so far, after each text."""
         self.module = module if module is not None else Net()
         self.library = library
         self.shown: list[str] = []
-        self.dispatcher = Dispatcher(engine, library, dataclasses.replace(HOST, **host), self.shown.append)
+
+        def show(text: str) -> None:
+            self.shown.append(text)
+            on_show(self.shown)
+
+        self.dispatcher = Dispatcher(engine, library, dataclasses.replace(HOST, **host), show)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
@@ -152,7 +167,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], Any]:
     """Puts an engine in the place of the eager one."""
 
     def put(engine: Engine) -> Any:
-        monkeypatch.setitem(engines._ENGINES, "eager", engine)
+        monkeypatch.setitem(engines.ENGINES, "eager", engine)
         return engine
 
     return put
@@ -417,7 +432,7 @@ def events(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a dispatcher does, on a device that computes while others go on."""
     events: list[str] = []
     is_current, run = Target.is_current, EagerGraph.__call__
-    monkeypatch.setattr(dispatch, "_computes_meanwhile", lambda _device: True)
+    monkeypatch.setattr(CompiledGraph, "returns_early", lambda _graph, _device: True)
     monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])
     monkeypatch.setattr(EagerGraph, "__call__", lambda *args: (events.append("computed"), run(*args))[1])
     return events
@@ -474,7 +489,7 @@ def _indescribable(module: Scaled) -> None:
 def test_what_is_seen_meanwhile_comes_to_the_same_as_what_is_seen_before(
     library: GraphLibrary, change: Callable[[Scaled], None], meanwhile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_computes_meanwhile", lambda _device: meanwhile)
+    monkeypatch.setattr(CompiledGraph, "returns_early", lambda _graph, _device: meanwhile)
     module = Scaled()
     served, x = Served(library, module), torch.randn(2, 4)
     for _ in range(2):
@@ -518,13 +533,20 @@ def test_a_run_of_one_call_counts_for_graphs_of_their_own(
     library: GraphLibrary, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A VAE's and a text encoder's runs are one call each."""
+    begun: list[str] = []
+
+    class OtherProcess(Background):
+        def start(self, key: str, job: Job) -> bool:
+            begun.append(key)
+            return True
+
+    library.background = OtherProcess("none", list)
+    monkeypatch.setattr(EagerEngine, "specialises", lambda _engine, _device: True)
     served, x = Served(library, Scaled()), torch.randn(2, 4)
-    asked = []
-    monkeypatch.setattr(served.dispatcher._specialiser, "ready", lambda *_: asked.append(1))
-    for _ in range(6):
+    for number in range(1, SPECIALISE_AFTER_RUNS + 1):
         served.dispatcher.begin_run()
         assert served.matches(x)
-    assert len(asked) == 6
+        assert len(begun) == (number == SPECIALISE_AFTER_RUNS)
 
 
 @pytest.mark.parametrize("why", ["nothing computes meanwhile", "not proved", "to be timed"])
@@ -532,21 +554,19 @@ def test_a_model_is_looked_at_first_where_a_calls_output_could_not_be_thrown_awa
     library: GraphLibrary, why: str, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, x = Served(library, Scaled()), torch.randn(2, 4)
-    for _ in range(2):
+    for _ in range(1 if why == "to be timed" else 2):  # eager is timed again in the second call
         assert served.matches(x)
     served.dispatcher.begin_run()
     if why == "nothing computes meanwhile":
         monkeypatch.undo()
-        assert not dispatch._computes_meanwhile(torch.device("cpu"))
         monkeypatch.setattr(Target, "is_current", lambda _: (events.append("looked"), True)[1])
+        run = EagerGraph.__call__
+        monkeypatch.setattr(EagerGraph, "__call__", lambda *args: (events.append("computed"), run(*args))[1])
     elif why == "not proved":
         monkeypatch.setattr(library, "is_proved", lambda *_: False)
-    elif why == "to be timed":
-        ((_, route),) = served.dispatcher._routes.served()
-        served.dispatcher._time_again = (route.graph_key, route.sizes)
     events.clear()
     served(x)
-    assert events[0] == "looked"
+    assert events == ["looked", "computed"]
 
 
 def test_a_bias_added_between_runs_changes_the_output(library: GraphLibrary) -> None:
@@ -880,8 +900,7 @@ def test_a_person_sees_that_it_compiles(library: GraphLibrary, install: Any) -> 
             return super().compile(capture)
 
     install(Slow())
-    served = Served(library)
-    served.dispatcher._show = lambda text: (served.shown.append(text), "compiling" in text and may_end.set())
+    served = Served(library, on_show=lambda shown: "compiling" in shown[-1] and may_end.set())
     served(*inputs())
     assert "compiling, 0 s" in served.shown
 
@@ -922,8 +941,7 @@ def stopped(library: GraphLibrary, install: Any) -> Iterator[threading.Event]:
 def test_a_person_sees_that_another_graph_is_compiled_before_theirs(
     library: GraphLibrary, stopped: threading.Event
 ) -> None:
-    served = Served(library, OfOther())
-    served.dispatcher._show = lambda text: (served.shown.append(text), len(served.shown) > 2 and stopped.set())
+    served = Served(library, OfOther(), on_show=lambda shown: len(shown) > 2 and stopped.set())
     assert served.matches(*inputs())
     assert served.shown[:3] == ["waiting for a compilation that is under way, 0 s"] * 3
 
@@ -1130,7 +1148,7 @@ class Windowed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.table = nn.Linear(4, 4), nn.Buffer(torch.randn(8, 4))
+        self.linear, self.table = nn.Linear(4, 4), nn.Buffer(torch.randn(32, 4))
         self.window = [0, 1]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -1146,30 +1164,26 @@ def test_an_attribute_that_is_set_in_the_middle_of_a_run_is_seen(library: GraphL
     assert served.counts["captured"] == 3 and not served.fallbacks
 
 
-def test_an_attribute_that_never_stays_the_same_is_not_captured_for_ever(
-    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "_MOST_IDENTITIES", 4)
-    served = Served(library, Windowed())
-    for number in range(12):
+def test_an_attribute_that_never_stays_the_same_is_not_captured_for_ever(library: GraphLibrary) -> None:
+    served, too_many = Served(library, Windowed()), MOST_IDENTITIES + 4
+    for number in range(too_many + MOST_IDENTITIES):
         served.dispatcher.begin_run()
-        served.module.window = [0, number % 8]
+        served.module.window = [0, number % too_many]
         assert served.matches(torch.randn(2, 4))
-    assert served.counts["captured"] == 4
-    assert served.counts["served"] == 8, "the first four are known, and come again"
+    assert served.counts["captured"] == MOST_IDENTITIES
+    assert served.counts["served"] == 2 * MOST_IDENTITIES, "the first ones are known, and come again"
     assert served.fallbacks == {"attribute window of layer (root) changes again and again": 4}
 
 
 def test_code_that_never_stays_the_same_is_not_captured_for_ever(
     library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_MOST_IDENTITIES", 2)
     served = Served(library, Windowed())
-    for number in range(4):
+    for number in range(MOST_IDENTITIES + 2):
         served.dispatcher.begin_run()
         monkeypatch.setattr(Windowed, "number", number, raising=False)
         assert served.matches(torch.randn(2, 4))
-    assert served.counts["captured"] == 2
+    assert served.counts["captured"] == MOST_IDENTITIES
     assert served.fallbacks == {"its code, layers or weights change again and again": 2}
 
 
@@ -1256,7 +1270,7 @@ class Broken(EagerEngine):
 def test_a_compiler_that_fails_is_asked_for_three_sizes_and_by_no_other_node(
     library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(engines._ENGINES, "eager", Broken())
+    monkeypatch.setitem(engines.ENGINES, "eager", Broken())
     monkeypatch.setattr(Broken, "asked", 0)
     module = Net()
     for _ in range(3):

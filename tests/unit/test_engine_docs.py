@@ -13,9 +13,10 @@ from torch import nn
 from onediff_comfy import engines
 from onediff_comfy.engines.base import Engine
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
 
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 
@@ -51,7 +52,7 @@ def test_the_engine_on_the_page_serves_a_model(page: str, monkeypatch: pytest.Mo
 
     written["KERNELS"][torch.ops.aten.silu.default] = counted
     engine = written["KernelsEngine"]()
-    monkeypatch.setitem(engines._ENGINES, engine.name, engine)
+    monkeypatch.setitem(engines.ENGINES, engine.name, engine)
     monkeypatch.setattr(engines, "ENGINE_NAMES", (*engines.ENGINE_NAMES, engine.name))
     metrics = Metrics()
     dispatcher, module = Dispatcher(engine.name, GraphLibrary(GraphCache(1 << 30), metrics), HOST), Net()

@@ -17,15 +17,15 @@ from torch import nn
 from onediff_comfy.capture import fp8
 from onediff_comfy.capture.fp8 import IN_FP8, fp8_unavailable, linear
 from onediff_comfy.capture.trace import Capture
+from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
-from onediff_comfy.graphs import dispatch
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher
 from onediff_comfy.graphs.key import Manner
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.messages import first_line
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher, Options
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -180,7 +180,13 @@ class Served:
         services = HostServices("host 1", "options", {}, lambda: None, lambda _layers: None)
         self.library = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
         self.module, self.shown = Wide().to(device), list[str]()
-        self.dispatcher = Dispatcher(engine, self.library, services, self.shown.append, precision="fp8")
+        self.dispatcher = Dispatcher(
+            engine,
+            self.library,
+            services,
+            self.shown.append,
+            options=Options(precision="fp8"),
+        )
 
     def run(self, calls: int = 3) -> float:
         """The largest error of a run."""
@@ -201,7 +207,8 @@ class Served:
 def available(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU counts for a GPU with 8-bit units. A GPU that has them counts for what it is."""
     if device.type == "cpu":
-        monkeypatch.setattr(dispatch, "fp8_unavailable", lambda _device: None)
+        asked = Engine.fp8_unavailable
+        monkeypatch.setattr(Engine, "fp8_unavailable", lambda engine, d: None if engine.fp8 else asked(engine, d))
 
 
 @pytest.mark.usefixtures("available")

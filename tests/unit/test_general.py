@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +24,10 @@ from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
 from onediff_comfy.graphs.background import Background
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher, Options
 from onediff_comfy.store.artifact import Artifact
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
@@ -439,20 +439,26 @@ class Served:
         library: GraphLibrary,
         module: nn.Module | None = None,
         ahead: Callable[[Signature], bool] | None = None,
+        show: Callable[[str], None] = lambda _text: None,
         **host: Any,
     ) -> None:
         """``ahead`` prepares graphs of their own for calls with these signatures, as a warm-up does."""
         self.module = (module if module is not None else Small()).eval().requires_grad_(False)
         self.library = library
         self.dispatcher = Dispatcher(
-            "eager", library, dataclasses.replace(HOST, **host), specialise=ahead or (lambda _signature: False)
+            "eager",
+            library,
+            dataclasses.replace(HOST, **host),
+            show,
+            options=Options(specialize=ahead or (lambda _signature: False)),
         )
-        self._when = (lambda: self.dispatcher.waiting(exact=True)) if ahead else contextlib.nullcontext
+        self.warming_up = ahead is not None
 
     def matches(self, *args: Any) -> bool:
         """Whether one call gives eager's output."""
-        with torch.no_grad(), self._when():
-            actual, expected = self.dispatcher(self.module, self.module.forward, args, {}), self.module(*args)
+        dispatcher = self.dispatcher.preparing(exact=True) if self.warming_up else self.dispatcher
+        with torch.no_grad():
+            actual, expected = dispatcher(self.module, self.module.forward, args, {}), self.module(*args)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         return True
 
@@ -523,7 +529,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recompiling]:
 
     def put(*args: Any) -> Recompiling:
         engine = Recompiling(*args)
-        monkeypatch.setitem(engines._ENGINES, "eager", engine)
+        monkeypatch.setitem(engines.ENGINES, "eager", engine)
         return engine
 
     return put
@@ -642,11 +648,20 @@ def test_a_person_sees_that_another_graph_is_compiled_before_theirs_is_loaded(tm
     install()
     module, library = Small(), process(tmp_path)
     assert Served(process(tmp_path), module).matches(*small(1, 16, 16))
-    served, may_end, shown = Served(library, module), threading.Event(), []
-    compiling = library._jobs.begin("another", lambda: may_end.wait(30) and None)
-    served.dispatcher._show = lambda text: (shown.append(text), may_end.set())
+    begun, may_end, shown = threading.Event(), threading.Event(), list[str]()
+
+    def compile_another() -> None:
+        with library.while_no_graph_is_made(lambda _waited: None):  # nor is one loaded, which is what counts here
+            begun.set()
+            assert may_end.wait(30)
+
+    compiling = threading.Thread(target=compile_another)
+    compiling.start()
+    assert begun.wait(30)
+    served = Served(library, module, show=lambda text: (shown.append(text), may_end.set()))
     assert served.matches(*small(1, 16, 16))
-    assert compiling.done()
+    compiling.join(30)
+    assert not compiling.is_alive()
     assert shown[0] == "waiting for a compilation that is under way, 0 s"
 
 
@@ -727,7 +742,7 @@ def test_a_graph_for_these_sizes_alone_is_made_where_that_is_asked_for(install: 
 def test_outside_a_warm_up_nobody_waits_for_a_graph_of_its_own(install: Any) -> None:
     engine = install()
     served = Served(process(), Small(), ahead=lambda _signature: True)
-    served._when = contextlib.nullcontext
+    served.warming_up = False
     assert served.matches(*small(1, 16, 16))
     assert engine.made == ["general"]
 
@@ -741,7 +756,7 @@ def test_where_a_graph_of_its_own_is_wrong_the_general_one_serves(install: Any) 
     assert wrong.matches(*small(1, 16, 16))
     assert wrong.counts["retired"] == 1
     before = wrong.counts["served"]
-    wrong._when = contextlib.nullcontext
+    wrong.warming_up = False
     for number, served in enumerate((wrong, Served(library, module)), start=1):
         assert served.matches(*small(1, 16, 16))
         assert served.counts["served"] == before + number

@@ -12,9 +12,10 @@ from torch import nn
 
 from onediff_comfy.engines.inductor import InductorEngine
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher, Options
 
 # What torch says of itself while its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -74,11 +75,18 @@ def test_torchs_settings_are_as_they_were(compiled: tuple[Dispatcher, Net, Graph
 
     _, module, library = compiled
     before, made = configuration(), library.metrics.snapshot()["compiled"]
-    exact = Dispatcher("inductor", library, HOST, specialise=lambda _signature: True)
+    exact = Dispatcher(
+        "inductor",
+        library,
+        HOST,
+        options=Options(specialize=lambda _signature: True),
+    )
     general = Dispatcher("inductor", library, HOST)
     for compilations, dispatcher, dtype in [(1, exact, torch.float32), (2, general, torch.float64)]:
-        with torch.no_grad(), dispatcher.waiting(exact=True):
-            dispatcher(module, module.to(dtype).forward, (torch.randn(5, 4).to(dtype), torch.rand(5, 1).to(dtype)), {})
+        with torch.no_grad():
+            dispatcher.preparing(exact=True)(
+                module, module.to(dtype).forward, (torch.randn(5, 4).to(dtype), torch.rand(5, 1).to(dtype)), {}
+            )
         assert library.metrics.snapshot()["compiled"] == made + compilations
         assert configuration() == before
     module.float()
@@ -129,7 +137,8 @@ def test_a_cache_folder_that_cannot_be_written_is_named_with_the_remedy(
 NO_COMPILER = """
 import json, torch
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.serving.dispatcher import Dispatcher, Options
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 

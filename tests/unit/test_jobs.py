@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -192,11 +194,12 @@ def test_a_failed_job_does_not_block_other_keys() -> None:
 
 def test_a_finished_job_is_forgotten() -> None:
     """Results are kept by the cache, not here: what it evicted must be made anew."""
-    jobs, runs = Jobs[int](), []
+    jobs, runs = Jobs[Work](), []
     for _ in range(2):
-        jobs.run("a", lambda: runs.append(1) or len(runs), no_wait)
+        made = weakref.ref(jobs.run("a", lambda: runs.append(1) or Work(), no_wait))
+        gc.collect()
+        assert made() is None
     assert len(runs) == 2
-    assert not jobs._running
 
 
 def test_a_job_that_outlasts_several_polls_gives_its_result() -> None:

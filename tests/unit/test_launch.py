@@ -93,7 +93,8 @@ import logging, sys, torch
 from torch import nn
 import torch.nn.functional as F
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
+from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"

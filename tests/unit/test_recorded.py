@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.graphs import recorded
 from onediff_comfy.graphs.launching import Launching
-from onediff_comfy.graphs.recorded import RecordedGraph, RecordingPool
+from onediff_comfy.graphs.recorded import MOST_RECORDINGS, RecordedGraph, RecordingPool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 MANY = 1 << 40  # bytes
@@ -127,9 +129,11 @@ def test_an_error_of_the_graph_inside_comes_out() -> None:
 def test_a_pool_does_not_keep_graphs_alive() -> None:
     """An evicted graph is gone, with its recordings."""
     run = Recorded()
-    assert len(run.pool._graphs) == 1
+    graph = weakref.ref(run.graph)
     del run.graph
-    assert len(run.pool._graphs) == 0
+    gc.collect()
+    assert graph() is None
+    run.pool.budget_changed()  # which asks all that are there
 
 
 class Card:
@@ -137,17 +141,19 @@ class Card:
 
     Attributes:
         needs: bytes that the call takes which is being recorded.
+        fails: what a replay raises, if anything.
     """
 
     OutOfMemoryError = torch.OutOfMemoryError
 
     def __init__(self) -> None:
         self.needs = self.held = 0
+        self.fails: Exception | None = None
         nothing = contextlib.nullcontext()
         stream = SimpleNamespace(wait_stream=lambda _other: None)
         self.cuda = SimpleNamespace(
             CUDAGraph=lambda: SimpleNamespace(
-                capture_begin=lambda **_options: None, capture_end=self._take, replay=lambda: None
+                capture_begin=lambda **_options: None, capture_end=self._take, replay=self._replay
             ),
             Stream=lambda _device: stream,
             current_stream=lambda _device: stream,
@@ -167,6 +173,10 @@ class Card:
 
     def _take(self) -> None:
         self.held += self.needs
+
+    def _replay(self) -> None:
+        if self.fails is not None:
+            raise self.fails
 
     def _give_back(self) -> None:
         self.held = 0
@@ -206,14 +216,18 @@ class Part:
     def made(self) -> int:
         return self._run.made
 
-    def calls(self, count: int = 1) -> None:
-        for _ in range(count):
-            self._run.graph.run([OnCard(1)], [OnCard(4)])  # type: ignore[list-item]
+    @property
+    def recordings(self) -> int:
+        return self._run.graph.recordings
 
-    def replays(self) -> bool:
+    def calls(self, count: int = 1, columns: int = 4) -> None:
+        for _ in range(count):
+            self._run.graph.run([OnCard(1)], [OnCard(columns)])  # type: ignore[list-item]
+
+    def replays(self, columns: int = 4) -> bool:
         """Whether a call launches nothing kernel by kernel."""
         before = self._run.inner.calls
-        self.calls()
+        self.calls(columns=columns)
         return self._run.inner.calls == before
 
 
@@ -476,17 +490,14 @@ def test_a_graph_that_cannot_be_recorded_runs_plainly_and_says_so_once(caplog: p
     assert other.made == 1
 
 
-@pytest.mark.gpu
-@needs_gpu
-def test_the_least_recently_used_recording_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "_MOST_RECORDINGS", 2)
-    run, weight = Recorded(), on_gpu(4, 4)
-    for batch in (2, 2, 3, 3, 2, 4, 4):  # 2 is used again before 4 comes
-        assert run.right(weight, on_gpu(batch, 4))
-    assert (run.made, run.graph.recordings) == (3, 2)
-    calls = run.inner.calls
-    assert run.right(weight, on_gpu(2, 4))
-    assert run.inner.calls == calls, "it was replayed"
+def test_the_least_recently_used_recording_goes_first(card: Card) -> None:
+    part = Part(card, RecordingPool(lambda: MANY), MB)
+    for columns in range(1, MOST_RECORDINGS + 1):
+        part.calls(2, columns)
+    part.calls(1, 1)  # used again before another comes
+    part.calls(2, MOST_RECORDINGS + 1)
+    assert (part.made, part.recordings) == (MOST_RECORDINGS + 1, MOST_RECORDINGS)
+    assert part.replays(1) and not part.replays(2)
 
 
 @pytest.mark.gpu
@@ -500,7 +511,7 @@ def test_a_graph_that_is_gone_takes_its_recordings_with_it() -> None:
         assert run.right(weight, on_gpu(2, 4))
     assert torch.cuda.memory_reserved() > before
     del run.graph
-    assert len(run.pool._graphs) == 0
+    gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before
 
@@ -549,7 +560,11 @@ def test_with_the_allocator_that_the_server_chooses() -> None:
         (RuntimeError("CUDA error: an illegal memory access"), RuntimeError),
     ],
 )
-def test_the_drivers_want_of_memory_is_pytorchs(raised: Exception, expected: type[Exception]) -> None:
-    with pytest.raises(RuntimeError) as caught, recorded._memory_errors():
-        raise raised
+def test_the_drivers_want_of_memory_is_pytorchs(card: Card, raised: Exception, expected: type[Exception]) -> None:
+    part = Part(card, RecordingPool(lambda: MANY), MB)
+    part.calls(2)
+    assert part.replays()
+    card.fails = raised
+    with pytest.raises(RuntimeError) as caught:
+        part.calls()
     assert caught.type is expected

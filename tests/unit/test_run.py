@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,24 @@ import pytest
 import torch
 
 from onediff_comfy.capture.call import Signature
+from onediff_comfy.capture.trace import Capture
+from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.key import GraphKey, compiler
 from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.routes import Served
-from onediff_comfy.graphs.run import Run
-from onediff_comfy.graphs.timing import RunTimes
+from onediff_comfy.graphs.persist import Origin
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.call_timing import CallTimes
+from onediff_comfy.serving.decision import Served
+from onediff_comfy.serving.run import RunReport
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
 SIGNATURE = Signature("Net.forward", (), (), ())
 KEY, SIZES = "a" * 64, (2, 128)
 CPU = torch.device("cpu")
+ORIGIN = Origin("Linear", "f" * 64, (), "c" * 64, ())
 
 
 @pytest.fixture
@@ -31,15 +36,11 @@ def library(tmp_path: Path) -> GraphLibrary:
     return GraphLibrary(GraphCache(1 << 30), Metrics(), store)
 
 
-class _Times(RunTimes):
-    def __init__(self, seconds: Mapping[str, float]) -> None:
-        super().__init__()
-        for key, value in seconds.items():
-            self._add(key, SIGNATURE, value)
-
-
-def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20) -> Run:
-    run = Run(library, _Times({KEY: graph_seconds}))
+def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20) -> RunReport:
+    times = CallTimes(iter((0.0, graph_seconds)).__next__)
+    with times.measured(KEY, SIGNATURE, CPU):
+        pass
+    run = RunReport(library, times)
     for _ in range(calls):
         run.graph_answered(Served(KEY, SIZES), SIGNATURE)
     return run
@@ -84,7 +85,7 @@ def test_calls_that_ran_eager_are_told_with_every_reason(library: GraphLibrary) 
 
 
 def test_a_run_of_eager_calls_gives_the_reason_and_no_more(library: GraphLibrary) -> None:
-    run = Run(library, RunTimes())
+    run = RunReport(library, CallTimes())
     run.eager_answered("a patch")
     assert (run.calls, run.served, run.status("64×64 b1")) == (1, 0, "not accelerated: a patch")
 
@@ -97,13 +98,28 @@ def test_what_eager_took_is_known_to_the_next_process(library: GraphLibrary, tmp
     assert later.eager_seconds(KEY, (1, 1)) is None
 
 
-def test_how_long_compiling_takes_is_guessed_from_what_it_took(library: GraphLibrary) -> None:
-    engine: Any = EagerEngine()
-    assert library.expected_seconds(engine, CPU, 100) is None
-    library._note_compile_rate(engine, CPU, 10.0, 100)
-    library._note_compile_rate(engine, CPU, 30.0, 600)
-    assert library.expected_seconds(engine, CPU, 200) == pytest.approx(20.0)
-    assert library.expected_seconds(engine, torch.device("cuda"), 200) is None
+class _Slow(EagerEngine):
+    """Takes ``seconds`` to compile."""
+
+    seconds = 0.0
+
+    def compile(self, capture: Capture) -> CompiledGraph:
+        time.sleep(self.seconds)
+        return super().compile(capture)
+
+
+def test_how_long_compiling_takes_is_guessed_from_what_it_took(library: GraphLibrary, capture_of: Any) -> None:
+    """By the slowest so far, operator by operator: being done early disappoints nobody."""
+    captured, engine = capture_of(torch.nn.Linear(4, 4), torch.randn(2, 4)).capture, _Slow()
+    operators = len(captured.graph.graph.nodes)
+    assert library.expected_seconds(engine, CPU, operators) is None
+    for engine.seconds in (0.05, 0.3, 0.05):
+        key = GraphKey(f"{engine.seconds} {time.monotonic()}", compiler(engine, CPU))
+        library.compiled(key, captured, engine, CPU, ORIGIN, lambda _waited: None)
+    expected = library.expected_seconds(engine, CPU, operators)
+    assert expected is not None and 0.3 <= expected < 3
+    assert library.expected_seconds(engine, CPU, 2 * operators) == pytest.approx(2 * expected)
+    assert library.expected_seconds(engine, torch.device("cuda"), operators) is None
 
 
 def test_what_eager_took_last_counts(library: GraphLibrary) -> None:

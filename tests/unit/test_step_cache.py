@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from torch import nn
 
 from onediff_comfy.capture.target import Target
 from onediff_comfy.engines.base import CompiledGraph
-from onediff_comfy.graphs import dispatch, step_cache
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.graphs.step_cache import Features, ReusableGraph, StepCache, change
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -200,14 +199,41 @@ def test_several_calls_for_a_prompt_may_begin_late() -> None:
     assert cache.features("positive") is None
 
 
+class OnDevice(torch.Tensor):
+    """A tensor whose device is waited for when its number is asked for.
+
+    Attributes:
+        wait: called before the number is there.
+    """
+
+    wait: Callable[[], object] = staticmethod(lambda: None)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("__float__", "item", "tolist"):
+            OnDevice.wait()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class ScriptedOnDevice(Scripted):
+    """Its early results are such tensors."""
+
+    def compute(self, weights: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Features]:
+        return super().compute(weights, [tensor.as_subclass(OnDevice) for tensor in tensors])
+
+    def reuse(
+        self, weights: Any, tensors: Sequence[torch.Tensor], features: Features
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return super().reuse(weights, [tensor.as_subclass(OnDevice) for tensor in tensors], features)
+
+
 def test_the_device_is_not_waited_for_before_a_call_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the CPU does before a call, it does while the device is at work."""
-    graph, cache = Scripted(), StepCache(0.5)
+    graph, cache = ScriptedOnDevice(), StepCache(0.5)
     for _ in range(5):
         a_step_of(cache, graph, "positive")
-    asked = []
-    value = step_cache._Later.value
-    monkeypatch.setattr(step_cache._Later, "value", lambda later: (asked.append(1), value(later))[1])
+    asked: list[int] = []
+    monkeypatch.setattr(OnDevice, "wait", lambda: asked.append(1))
     cache.begin_step()
     assert asked == []
     assert cache.reuses("positive")
@@ -218,17 +244,11 @@ def test_the_device_is_not_waited_for_before_a_call_comes(monkeypatch: pytest.Mo
 
 def test_of_two_threads_in_a_step_neither_goes_by_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a run over two GPUs each has a thread; one waits for what was measured while the other asks."""
-    graph, cache = Scripted(), StepCache(0.5)
+    graph, cache = ScriptedOnDevice(), StepCache(0.5)
     for _ in range(3):
         assert a_step_of(cache, graph, "positive", "negative") == "CC"
-    waiting, value = threading.Event(), step_cache._Later.value
-
-    def slowly(later: Any) -> float:
-        waiting.set()
-        time.sleep(0.1)
-        return value(later)
-
-    monkeypatch.setattr(step_cache._Later, "value", slowly)
+    waiting = threading.Event()
+    monkeypatch.setattr(OnDevice, "wait", lambda: (waiting.set(), time.sleep(0.1)))
     cache.begin_step()
     answers = dict[str, bool]()
     first = threading.Thread(target=lambda: answers.update(positive=cache.reuses("positive")))
@@ -372,7 +392,7 @@ def test_a_model_is_looked_at_while_the_first_step_is_computed(
     sampled.module.factors = [1.0]
     for _ in range(2):
         assert sampled.run(0.5)[1] == 5
-    monkeypatch.setattr(dispatch, "_computes_meanwhile", lambda _device: True)
+    monkeypatch.setattr(CompiledGraph, "returns_early", lambda _graph, _device: True)
     events: list[str] = []
     is_current, compute = Target.is_current, ReusableGraph.compute
     monkeypatch.setattr(Target, "is_current", lambda target: (events.append("looked"), is_current(target))[1])

@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from onediff_comfy.capture.call import Signature
-from onediff_comfy.graphs.timing import RunTimes
+from onediff_comfy.serving.call_timing import CallTimes
 
 CALL = Signature("forward", (), (), ())
 CPU = torch.device("cpu")
 
 
+def times_of(*seconds: float) -> CallTimes:
+    """Times whose calls take these seconds, one after another."""
+
+    def readings() -> Iterator[float]:
+        now = 0.0
+        for passed in seconds:
+            yield now
+            now += passed
+            yield now
+
+    return CallTimes(readings().__next__)
+
+
+def call(times: CallTimes, key: str, signature: Signature = CALL) -> None:
+    with times.measured(key, signature, CPU):
+        pass
+
+
 def test_seconds_add_up_by_graph() -> None:
-    times = RunTimes()
+    times = times_of(2.0, 3.0, 4.0)
     for key in ("a", "a", "b"):
-        with times.measured(key, CALL, CPU):
-            time.sleep(0.02)
-    seconds = times.seconds()
-    assert 0.04 <= seconds["a"] < 1
-    assert 0.02 <= seconds["b"] < seconds["a"]
+        call(times, key)
+    assert times.seconds() == {"a": 5.0, "b": 4.0}
+
+
+def test_seconds_are_those_that_passed() -> None:
+    times = CallTimes()
+    with times.measured("a", CALL, CPU):
+        time.sleep(0.02)
+    assert 0.02 <= times.seconds()["a"] < 1
 
 
 def test_a_call_that_fails_is_not_counted() -> None:
-    times = RunTimes()
+    times = CallTimes()
     with pytest.raises(ValueError, match="no"), times.measured("a", CALL, CPU):
         raise ValueError("no")
     assert times.seconds() == {}
 
 
 def test_what_is_handed_out_is_a_copy() -> None:
-    times = RunTimes()
+    times = CallTimes()
     with times.measured("a", CALL, CPU):
         pass
     times.seconds()["a"] = 100
@@ -42,7 +65,7 @@ def test_what_is_handed_out_is_a_copy() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_is_timed_without_waiting_for_it() -> None:
-    device, times = torch.device("cuda"), RunTimes()
+    device, times = torch.device("cuda"), CallTimes()
     matrix = torch.randn(8192, 8192, device=device)
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -55,23 +78,22 @@ def test_a_gpu_is_timed_without_waiting_for_it() -> None:
 
 
 def test_the_fastest_of_each_kind_of_call_is_kept() -> None:
-    times, other = RunTimes(), Signature("other", (), (), ())
-    for seconds in (0.03, 0.0, 0.03):
-        with times.measured("a", CALL, CPU):
-            time.sleep(seconds)
+    times, other = times_of(0.03, 0.01, 0.02), Signature("other", (), (), ())
+    for _ in range(3):
+        call(times, "a")
     fastest, calls = times.fastest("a", CALL)
-    assert calls == 3 and fastest < 0.02
+    assert calls == 3 and fastest == pytest.approx(0.01)
     assert times.fastest("a", other) == times.fastest("b", CALL) == (float("inf"), 0)
 
 
 def test_the_usual_time_leaves_the_slowest_call_out() -> None:
     """The first call loads kernels; with nothing else to go by it counts."""
-    times, other = RunTimes(), Signature("other", (), (), ())
+    times, other = times_of(9.0, 0.25, 0.5, 5.0), Signature("other", (), (), ())
     assert times.usual("graph", CALL) is None
-    times._add("graph", CALL, 9.0)
+    call(times, "graph")
     assert times.usual("graph", CALL) == 9.0
-    for seconds in (0.2, 0.4):
-        times._add("graph", CALL, seconds)
-    times._add("graph", other, 5.0)
-    assert times.usual("graph", CALL) == pytest.approx(0.3)
-    assert times.fastest("graph", CALL) == (0.2, 3)
+    for _ in range(2):
+        call(times, "graph")
+    call(times, "graph", other)
+    assert times.usual("graph", CALL) == 0.375
+    assert times.fastest("graph", CALL) == (0.25, 3)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.engines.eager import EagerGraph
-from onediff_comfy.engines.inductor import InductorEngine
+from onediff_comfy.capture.shapes import ShapeRange
+from onediff_comfy.capture.trace import Binding, Capture
+from onediff_comfy.engines.base import CompiledGraph
+from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.key import GraphKey, compiler
 from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.persist import _binding_from_json, _binding_to_json
+from onediff_comfy.graphs.persist import Origin, from_artifact, to_artifact
 from onediff_comfy.graphs.recorded import RecordedGraph
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.store.artifact import Artifact
+
+CPU = torch.device("cpu")
+ORIGIN = Origin("Net", "f" * 64, (), "c" * 64, ())
 
 
 class Net(nn.Module):
@@ -25,6 +33,42 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(self.linear(x))
+
+
+class Empty(CompiledGraph):
+    """A graph of which nothing but the description matters."""
+
+    def __call__(self, weights: Any, tensors: Any) -> Any:
+        raise NotImplementedError
+
+
+class Engine(EagerEngine):
+    """Its graphs are kept, and replayed through CUDA graphs where they are on a GPU."""
+
+    recorded = True
+
+    def compile(self, capture: Capture) -> CompiledGraph:
+        return Empty(capture.binding, capture.shapes)
+
+    def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes]:
+        return {"nothing": b""}
+
+    def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
+        return Empty(binding, shapes)
+
+
+ENGINE = Engine()
+
+
+def key_of(capture: Capture) -> GraphKey:
+    return GraphKey(capture.digest, compiler(ENGINE, CPU))
+
+
+def kept(capture: Capture) -> Artifact:
+    """The artifact of a graph made of ``capture``."""
+    artifact = to_artifact(ENGINE.compile(capture), ENGINE, key_of(capture), ORIGIN, 0.0)
+    assert artifact is not None
+    return artifact
 
 
 @pytest.mark.parametrize(
@@ -38,16 +82,18 @@ class Net(nn.Module):
     ],
 )
 def test_graphs_that_wait_are_known(capture_of: Any, function: Callable[..., torch.Tensor], waits: bool) -> None:
-    binding = capture_of(Net(function), torch.randn(2, 4)).capture.binding
-    assert binding.waits is waits
-    assert _binding_from_json(_binding_to_json(binding), binding.constants).waits is waits
+    capture = capture_of(Net(function), torch.randn(2, 4)).capture
+    assert capture.binding.waits is waits
+    assert from_artifact(kept(capture), ENGINE, CPU).binding.waits is waits
 
 
 def test_artifacts_from_before_do_not_wait(capture_of: Any) -> None:
-    binding = capture_of(Net(torch.relu), torch.randn(2, 4)).capture.binding
-    fields = _binding_to_json(binding)
+    capture = capture_of(Net(torch.relu), torch.randn(2, 4)).capture
+    artifact = kept(capture)
+    fields = dict(artifact.manifest.binding)
     del fields["waits"]
-    assert _binding_from_json(fields, binding.constants) == binding
+    before = Artifact(dataclasses.replace(artifact.manifest, binding=fields).to_json(), "", artifact.data)
+    assert from_artifact(before, ENGINE, CPU).binding == capture.binding
 
 
 @pytest.mark.parametrize(("function", "recorded"), [(lambda x: x[x > 0], False), (torch.relu, True)])
@@ -55,6 +101,7 @@ def test_they_are_not_recorded(
     capture_of: Any, function: Callable[[torch.Tensor], torch.Tensor], recorded: bool
 ) -> None:
     library = GraphLibrary(GraphCache(1 << 30), Metrics())
-    graph = EagerGraph(capture_of(Net(function), torch.randn(2, 4)).capture)
-    kept = library._put("key", graph, InductorEngine(), torch.device("cuda"))
-    assert isinstance(kept, RecordedGraph) is recorded
+    capture, gpu = capture_of(Net(function), torch.randn(2, 4)).capture, torch.device("cuda")
+    made = library.compiled(key_of(capture), capture, ENGINE, gpu, ORIGIN, lambda _waited: None)
+    assert isinstance(made, RecordedGraph) is recorded
+    assert library.cache.get(key_of(capture).digest) is made

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from ...capture.fp8 import fp8_unavailable
 from ...capture.target import Target
 from ...engines import choose
 from ...engines.base import Engine
@@ -89,6 +88,4 @@ class VariantPolicy:
         return note
 
     def _why_not_fp8(self, engine: Engine, device: torch.device, target: Target | None = None) -> str | None:
-        if not engine.fp8:
-            return message("the {engine} engine does not compute in fp8", engine=engine.name)
-        return fp8_unavailable(device) or (self._no_fp8.get(target.fingerprint) if target is not None else None)
+        return engine.fp8_unavailable(device) or (self._no_fp8.get(target.fingerprint) if target is not None else None)
