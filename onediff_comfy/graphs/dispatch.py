@@ -92,8 +92,8 @@ class Dispatcher:
         precision: one of ``PRECISIONS``; with fp8, graphs are lossless where it cannot be had or is too far off.
         sparing: of the calls that could be replayed through CUDA graphs, only those are that are bound by launching. A
             recording keeps the memory of everything that is computed in it.
-        alone_s: in the background, for how many seconds of the first run nothing but eager is at work, where no graph
-            of any model is in memory yet. What was not begun then is begun when the run ends.
+        alone_s: in the background, for how many seconds of the process's first run nothing but eager is at work, where
+            no graph of any model is in memory yet. What was not begun then is begun when the run ends.
 
     Attributes:
         metrics: what served this model's calls, and what did not; part of the library's.
@@ -123,7 +123,7 @@ class Dispatcher:
         self._specialiser = Specialiser(library, specialise)
         self._in_background = in_background
         self._alone_s = alone_s
-        self._first_call: tuple[float, _Call] | None = None  # when it came
+        self._first_call: _Call | None = None
         self._ahead = False
         self.metrics = Metrics(total=library.metrics)
         self.run_times = RunTimes()
@@ -436,26 +436,27 @@ class Dispatcher:
         Raises:
             NotYet: these are the first moments.
         """
-        if not (self._alone_s and self._in_background and self._library.background) or len(self._library.cache):
+        background = self._library.background
+        if not (self._alone_s and self._in_background and background) or len(self._library.cache):
             return  # nobody is to be spared, or its graph may be there
-        if self._first_call is None:
-            self._first_call = time.monotonic(), call
-        if time.monotonic() - self._first_call[0] < self._alone_s:
+        if background.left_alone(self._alone_s):
+            self._first_call = self._first_call or call
             raise NotYet(message("a graph is made in the background once the first image is there"))
-        self._forget_first_call()
+        self._first_call = None
 
     def _look_for_the_first_call(self) -> None:
         """The run is over: look for the graph that was not looked for in its first moments."""
         if self._first_call is None:
             return
-        _, call = self._first_call
+        call = self._first_call
         self._forget_first_call()
         with contextlib.suppress(NotCovered):  # most of all, not yet; whatever else it is, the next call is told again
             self._find(*call)
 
     def _forget_first_call(self) -> None:
-        if self._first_call is not None:  # nor does another one count as the first
-            self._first_call, self._alone_s = None, 0.0
+        if self._first_call is not None and self._library.background:
+            self._library.background.end_first_image()  # no other one counts as the first
+        self._first_call = None
 
     def _look_later(self) -> None:
         """While a graph is on its way, looking for it must not slow every call down.
@@ -686,6 +687,8 @@ class Dispatcher:
         if outcome.option is not None:
             raise OptionRead(outcome.option)
         self._library.forget_candidates(key)
+        if outcome.died:  # that says nothing of graphs for all sizes, nor of this one another time
+            raise EngineError(_not_in_background(outcome.failure))
         if outcome.failure is not None:
             raise NotCovered(_not_in_background(outcome.failure))
         if self._kept(maker, target, call, exact=not general) is None:
