@@ -6,9 +6,9 @@ from collections import Counter
 
 from ..capture.call import Signature
 from ..messages import Message, joined, message
+from .eager_times import EagerTimes
 from .library import GraphLibrary
 from .routes import Served
-from .timing import RunTimes
 
 _LEAST_GAIN = 1.05
 """Less than this is noise, and no reason to boast."""
@@ -19,11 +19,11 @@ class Run:
 
     Args:
         library: where the graphs are.
-        times: how long they take.
+        eager: how much faster they are.
     """
 
-    def __init__(self, library: GraphLibrary, times: RunTimes) -> None:
-        self._library, self._times = library, times
+    def __init__(self, library: GraphLibrary, eager: EagerTimes) -> None:
+        self._library, self._eager_times = library, eager
         self._made_before = library.metrics.graphs_made()
         self._served: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._signatures: dict[tuple[str, tuple[int, ...]], Signature] = {}
@@ -66,11 +66,9 @@ class Run:
         return joined("\n", filter(None, (line, *self._notes, _reasons(self._eager) if self._eager else "")))
 
     def gain(self) -> float | None:
-        """How many times faster than eager the graph is that answered most calls; None where eager was not timed."""
+        """How many times faster than eager the graph is that answered most calls; None where that is not known."""
         (kind, _), *_ = self._served.most_common(1)
-        eager = self._library.eager_seconds(*kind)
-        graph = self._times.usual(kind[0], self._signatures[kind])
-        return eager / graph if eager and graph else None
+        return self._eager_times.gain(kind, self._signatures[kind])
 
     def _made(self) -> Message:
         """What was compiled or loaded meanwhile."""
