@@ -28,10 +28,12 @@ from ..capture.target import Target
 from ..capture.withheld import OptionRead
 from ..engines import choose
 from ..engines.base import CompiledGraph, Engine, EngineError
+from ..engines.eager import EagerEngine
 from ..messages import Message, first_line, message
 from ..metrics import Metrics
 from . import proof, skeleton
 from .background import Background
+from .eager_times import EagerTimes
 from .jobs import Waited
 from .key import Manner, compiler
 from .library import GraphLibrary, NotYet, waiting_for_turn
@@ -139,10 +141,9 @@ class Dispatcher:
         self._warned: set[str] = set()
         self._on_its_way: tuple[str, Callable[[], str | None]] | None = None  # why not yet, and how far
         self._shown = 0.0
-        self._run = Run(library, self.run_times)
+        self._eager_times = EagerTimes(library, self.run_times, gains=engine != EagerEngine.name)
+        self._run = Run(library, self._eager_times)
         self._step_cache: StepCache | None = None
-        self._eager_is_warm = False
-        self._time_again: tuple[str, tuple[int, ...]] | None = None
 
     def begin_run(self, step_cache: StepCache | None = None) -> None:
         """A sampling run begins: modules are looked at again, for extensions may have changed them since.
@@ -157,7 +158,7 @@ class Dispatcher:
         for target in self._targets.values():
             target.look_at_weights_anew()
         self._specialiser.begin_run()
-        self._run = Run(self._library, self.run_times)
+        self._run = Run(self._library, self._eager_times)
 
     def begin_step(self) -> None:
         """A prediction is asked for; the calls for it follow. Unless this is said, no step cache reuses anything."""
@@ -223,7 +224,7 @@ class Dispatcher:
         """How fast calls of each size are, where eager's time is known."""
         found = []
         for signature, route in self._routes.served():
-            eager = self._library.eager_seconds(route.graph_key, route.sizes)
+            eager = self._eager_times.seconds((route.graph_key, route.sizes), signature)
             graph = self.run_times.usual(route.graph_key, signature)
             if eager and graph:
                 found.append(Speed(route.graph_key, describe(signature), eager, graph))
@@ -371,8 +372,7 @@ class Dispatcher:
             graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
             if graph is None or not isinstance(route, Served) or not _computes_meanwhile(_device_of(call)):
                 return None
-            kind = (route.graph_key, route.sizes)
-            if not self._library.is_proved(*kind) or kind == self._time_again:
+            if self._runs_eager_too(route, call):
                 return None
             found = self._found(target, module, arguments, call, route, graph)
             with self.run_times.measured(route.graph_key, call.signature, _device_of(call)):
@@ -707,7 +707,7 @@ class Dispatcher:
     ) -> Any:
         graph, call = found.graph, found.call
         kind = (found.route.graph_key, found.route.sizes)
-        compared = not self._library.is_proved(*kind) or kind == self._time_again
+        compared = self._runs_eager_too(found.route, call)
         reuse = self._reuses(found) and not compared
         try:
             with self.run_times.measured(kind[0], None if reuse else call.signature, _device_of(call)):
@@ -728,10 +728,23 @@ class Dispatcher:
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
         if compared:
-            with self.run_times.measured(EAGER, call.signature, _device_of(call)):
-                expected = forward(*args, **kwargs)
+            try:
+                with self.run_times.measured(EAGER, call.signature, _device_of(call)):
+                    expected = forward(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                if not self._library.is_proved(*kind):
+                    raise
+                self._eager_times.give_up(kind)  # it was only to be timed: the answer is there
+                return output
             self._prove(found, output, expected)
         return output
+
+    def _runs_eager_too(self, route: Served, call: Call) -> bool:
+        """Return True if a call runs eager as well as from its graph: to be compared, or only to be timed."""
+        kind = (route.graph_key, route.sizes)
+        return not self._library.is_proved(*kind) or self._eager_times.due(
+            kind, call.signature, _device_of(call), reusing=self._step_cache is not None
+        )
 
     def _run_in_parts(
         self,
@@ -825,15 +838,9 @@ class Dispatcher:
                 self._routes.forget(found.target, found.call.signature)
             raise _Disproved(reason, expected)
         kind = (found.route.graph_key, found.route.sizes)
-        seconds = self.run_times.usual(EAGER, found.call.signature) or 0.0
-        if kind == self._time_again and self._library.is_proved(*kind):
-            self._time_again = None
-            self._library.eager_took(*kind, seconds)
+        self._eager_times.took(kind, found.call.signature)
+        if self._library.is_proved(*kind):  # it was only to be timed
             return
-        if self._eager_is_warm:
-            self._library.eager_took(*kind, seconds)
-        else:  # its first call loads kernels and says nothing of its speed: once more, at the next call
-            self._eager_is_warm, self._time_again = True, kind
         self._library.proved(*kind)
         log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
 
