@@ -100,6 +100,7 @@ class Dispatcher:
     Attributes:
         metrics: what served this model's calls, and what did not; part of the library's.
         run_times: how long its graphs ran.
+        runs: how many have begun.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Dispatcher:
         self._ahead = False
         self.metrics = Metrics(total=library.metrics)
         self.run_times = RunTimes()
+        self.runs = 0
         self._targets: dict[int, Target] = {}
         self._unchecked: set[int] = set()
         self._identities: dict[int, set[str]] = {}  # of a module, the fingerprints that it had
@@ -151,6 +153,7 @@ class Dispatcher:
         Args:
             step_cache: decides in each step of this run whether deep layers are computed; without one they always are.
         """
+        self.runs += 1
         self._forget_first_call()
         self._step_cache = step_cache
         self._routes.reusing = step_cache is not None
@@ -176,10 +179,21 @@ class Dispatcher:
         self._look_for_the_first_call()
         self._library.recordings.release_if_short()
         if not self._run.calls:
-            self._fall_back(module, message("this model family never hands its calls to diffusion-model wrappers"))
+            uncalled = message("the model was not called in this run")
+            log.warning("OneDiff: %s (%s)", uncalled, type(module).__name__)
+            self._show(uncalled)
             return
         log.info("OneDiff: %d of %d model calls served by compiled graphs", self._run.served, self._run.calls)
         self._show(self._run.status(what))
+
+    @property
+    def calls(self) -> int:
+        """The calls of this run so far, served or not."""
+        return self._run.calls
+
+    def passed_by(self, module: torch.nn.Module, reason: Message) -> None:
+        """A call of ``module`` was answered without this dispatcher being asked, for this reason."""
+        self._fall_back(module, reason)
 
     def end_step_cache(self) -> None:
         """The run is over, or has failed: nothing is reused any more, and nothing kept for it."""
