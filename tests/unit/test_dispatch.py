@@ -24,6 +24,7 @@ from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.dispatch import Dispatcher, HostServices
 from onediff_comfy.graphs.eager_times import EagerTimes
 from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.messages import message
 from onediff_comfy.metrics import Metrics
 
 WAIT = 10.0  # seconds after which a test is broken, not slow
@@ -991,13 +992,25 @@ def test_the_end_of_a_run_says_what_served_it(library: GraphLibrary, caplog: pyt
     assert "1 of 2 model calls served by compiled graphs" in caplog.text
 
 
+def test_calls_that_passed_by_are_counted_one_by_one(library: GraphLibrary) -> None:
+    served = Served(library)
+    served.dispatcher.begin_run()
+    for calls in range(3):
+        assert served.dispatcher.calls == calls
+        served.dispatcher.passed_by(served.module, message("Another is faster"))
+    served.dispatcher.end_run(served.module)
+    assert served.fallbacks == {"Another is faster": 3}
+    assert served.shown[-1] == "not accelerated: Another is faster"
+
+
 def test_a_run_in_which_nothing_was_called_is_not_silent(
     library: GraphLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = Served(library)
     served.dispatcher.begin_run()
     served.dispatcher.end_run(served.module)
-    assert "never hands its calls" in served.only_reason
+    assert served.shown == ["the model was not called in this run"]
+    assert served.fallbacks == {}, "no call, so none that ran eager"
     assert len(warnings(caplog)) == 1
 
 
