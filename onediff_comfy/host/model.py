@@ -31,6 +31,7 @@ from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .conditioning import keep_on_device
 from .latents import latent_ratio
 from .owners import owners_of
+from .process import Origin, accelerated
 from .resident import is_dynamic, resident_clone, resident_on_other_gpus
 from .served import ServedModule
 from .status import status_of
@@ -74,6 +75,7 @@ def accelerate(
     dispatcher = dispatcher_for(
         "MODEL", engine, node_id, in_background, specialise=specialise, precision=precision, alone_s=_ALONE_S
     )
+    accelerated()[dispatcher] = Origin("MODEL", node_id, latent_ratio(model))
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
     around_forward = ForwardWrapper(dispatcher)

@@ -6,11 +6,13 @@ in the call, and whose code it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from ..messages import Message, message, reworded
 from .owners import owner_of
 
+_SIZES = re.compile(r"\[(\d+x\d+(?:x\d+)?x\d+x\d+)\]")
 _OPTIONS = "transformer_options."
 
 ADDED: tuple[tuple[str, Message], ...] = (
@@ -41,6 +43,20 @@ def in_their_words(text: str) -> str:
 def _reworded(said: Message) -> Message:
     word = WORDS.get(said.template)
     return said if word is None else word(said.values)
+
+
+def size_in_their_words(call: str, pixels: int) -> str:
+    """Return the size of a call as an image's: ``768×512 b2`` for ``float16[2x4x64x96]@cuda:0``; others as they are.
+
+    Args:
+        call: its largest tensor, ``[batch, channels, (frames,) height, width]``, as the core writes it.
+        pixels: as of ``process.Origin``.
+    """
+    sizes = _SIZES.search(call)
+    if sizes is None or not pixels:
+        return call
+    batch, _, *frames, height, width = map(int, sizes[1].split("x"))
+    return f"{width * pixels}×{height * pixels} b{batch}" + "".join(f" f{number}" for number in frames)
 
 
 Values = Mapping[str, str | int | float]

@@ -33,7 +33,8 @@ def say_if_unused(dispatcher: Dispatcher, node_id: str | None) -> None:
         from comfy_execution.progress import ProgressHandler, add_progress_handler, get_progress_state
 
         prompt = get_progress_state().dynprompt
-    except (ImportError, AttributeError):
+    except Exception:  # another version of the host; a text is never worth a failed image
+        log.debug("cannot watch how nodes get on", exc_info=True)
         return
     ours, seen = node_id, weakref.ref(dispatcher)  # weak, for the host keeps handlers until the next prompt
 

@@ -113,3 +113,16 @@ def test_code_is_found_behind_partial_and_bound_functions() -> None:
     assert source_of(functools.partial(FreeU_V2.patch)) == f"{__name__}:FreeU_V2.patch"
     assert source_of(FreeU_V2().patch) == f"{__name__}:FreeU_V2.patch"
     assert source_of(Perturb()) == f"{__name__}:Perturb"
+
+
+@pytest.mark.parametrize(
+    ("call", "pixels", "said"),
+    [
+        ("float16[2x4x64x96]@cuda:0", 8, "768×512 b2"),
+        ("bfloat16[1x16x21x60x104]@cuda:0", 8, "832×480 b1 f21"),
+        ("float32[1x77x768]@cpu", 8, "float32[1x77x768]@cpu"),
+        ("float32[1x3x64x64]@cpu", 0, "float32[1x3x64x64]@cpu"),
+    ],
+)
+def test_a_call_is_told_by_the_size_of_its_image(reasons: Any, call: str, pixels: int, said: str) -> None:
+    assert reasons.size_in_their_words(call, pixels) == said
