@@ -6,7 +6,7 @@ remembers what it was made from, so that whoever shows it can make it again from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 class Message(str):
@@ -30,7 +30,8 @@ def message(template: str, /, **values: object) -> Message:
 
     Args:
         template: written out where this is called: translations are found by it (``locales/*/messages.json``).
-        values: texts and numbers are kept as they are, of everything else what ``str`` makes of it.
+        values: texts and numbers are kept as they are, of everything else what ``str`` makes of it. ``source``, where
+            the code is from that it is about, need not be in the template: who words it otherwise may want to know.
     """
     kept = {name: value if isinstance(value, (str, int, float)) else str(value) for name, value in values.items()}
     return _made(template, kept)
@@ -61,6 +62,14 @@ def translated(text: str, catalogue: Mapping[str, str]) -> str:
         name: translated(value, catalogue) if isinstance(value, str) else value for name, value in text.values.items()
     }
     return catalogue.get(text.template, text.template).format(**values)
+
+
+def reworded(text: str, reword: Callable[[Message], Message]) -> str:
+    """Return a message with each message in it, and then itself, put through ``reword``; other strings as they are."""
+    if not isinstance(text, Message):
+        return text
+    values = {name: reworded(value, reword) if isinstance(value, str) else value for name, value in text.values.items()}
+    return reword(_made(text.template, values))
 
 
 def first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ cannot be put into a graph, and the call is not covered.
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -144,7 +145,12 @@ class _Splitter:
             text = value.hex() if kind is float else str(value)
             return ("value", kind.__name__, text)
         raise NotCovered(
-            message("argument {path} holds a {kind}, which no graph can take", path=path, kind=kind.__qualname__)
+            message(
+                "argument {path} holds a {kind}, which no graph can take",
+                path=path,
+                kind=kind.__qualname__,
+                source=source_of(value),
+            )
         )
 
     def _tensor(self, value: torch.Tensor, path: str) -> Structure:
@@ -152,6 +158,14 @@ class _Splitter:
             raise NotCovered(message("argument {path} is a {layout} tensor", path=path, layout=value.layout))
         self.tensors.append(value.detach().contiguous())
         return ("tensor", len(self.tensors) - 1)
+
+
+def source_of(value: Any) -> str:
+    """Return where code is from, as ``module:name``: of a function its own, of anything else its class's."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def _dict_key(key: Any, path: str) -> Any:

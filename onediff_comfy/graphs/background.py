@@ -5,7 +5,8 @@ It captures, compiles and leaves the graph in the store, where this process find
 would take the interpreter for seconds, and tracing swaps a module's weights while it is in use.
 
 One process works at a time. It ends with this one, and a job that was cut off is simply begun again. A process that
-dies by itself (memory was short, somebody ended it) is given one more try: that says nothing of the graph.
+dies by itself (memory was short, somebody ended it) is given one more try. If that dies too, its outcome says so: no
+graph was refused, and the same job may succeed another time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from typing import Any
 import torch
 
 from ..capture.call import Call, Signature, TensorSpec
+from ..messages import Message, message
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +95,12 @@ class Outcome:
     Attributes:
         failure: why there is no graph; None if there is one.
         option: an option that the target turned out to read; the job is to be begun again with it.
+        died: the process ended before it could say anything of the graph: ``failure`` is about the process alone.
     """
 
     failure: str | None
     option: str | None = None
+    died: bool = False
 
 
 class Background:
@@ -112,19 +117,22 @@ class Background:
         self._lock = threading.Lock()
         self._started: dict[str, float] = {}
         self._ended: dict[str, Outcome] = {}
-        self._grace_began: float | None = None
-        self._grace_over = False
+        self._first_image: float | None = None  # when it began
+        self._first_image_over = False
 
-    def is_grace(self, seconds: float) -> bool:
-        """Return True in the first ``seconds`` after this was first asked in this process, until ``end_grace``."""
-        if self._grace_began is None:
-            self._grace_began = time.monotonic()
-        self._grace_over = self._grace_over or time.monotonic() - self._grace_began >= seconds
-        return not self._grace_over
+    def left_alone(self, seconds: float) -> bool:
+        """Return True while nothing is to be begun: for the first ``seconds`` of this process's first image.
 
-    def end_grace(self) -> None:
-        """Leave nothing to eager alone any more: an image is there."""
-        self._grace_over = True
+        The time runs from the first question, whoever asks. So it ends once, however many nodes come and go.
+        """
+        with self._lock:
+            if self._first_image is None:
+                self._first_image = time.monotonic()
+            return not self._first_image_over and time.monotonic() - self._first_image < seconds
+
+    def end_first_image(self) -> None:
+        """Leave nothing alone from now on."""
+        self._first_image_over = True
 
     def busy(self) -> bool:
         """Whether a job is under way."""
@@ -171,10 +179,26 @@ class Background:
                 said = errors.read_text(errors="replace").strip()
                 log.debug("background compilation said:\n%s", said)
                 if result.exists():
-                    break
-                last = said.splitlines()[-1] if said else "it said nothing"
-                failure = f"the compiling process ended with status {done.returncode} ({last})"
-                if not tries_left:
-                    return Outcome(failure)
-                log.warning("OneDiff: %s; it is started once more", failure)
-            return Outcome(**json.loads(result.read_text()))
+                    return Outcome(**json.loads(result.read_text()))
+                failure = _how_it_ended(done.returncode, said)
+                log.warning("OneDiff: %s%s", failure, "; it is started once more" if tries_left else "")
+            return Outcome(failure, died=True)
+
+
+def _how_it_ended(status: int, said: str) -> Message:
+    """What became of a compiling process that left no result, for people.
+
+    Args:
+        status: as of ``subprocess``: negative where a signal ended it.
+        said: all that it printed.
+    """
+    last = said.splitlines()[-1] if said else message("it said nothing")
+    if status >= 0:
+        return message("the compiling process ended with status {status} ({last})", status=status, last=last)
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = str(-status)
+    if name == "SIGKILL":
+        return message("the compiling process was killed, as happens when memory is short ({last})", last=last)
+    return message("the compiling process was ended by signal {name} ({last})", name=name, last=last)

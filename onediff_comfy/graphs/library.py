@@ -37,6 +37,8 @@ _EAGER_SECONDS = "eager_seconds"
 _COMPILE_RATES = "compile_rates"
 _MOST_PROVED = 1000
 """Of one graph, how many sets of sizes are remembered as proved; one more costs an eager step."""
+_MOST_TIMED = 3000
+"""Of one graph, how many times of eager calls are remembered."""
 _RATES_KEPT = 8
 """Compilations that a guess of the next one's duration goes by."""
 
@@ -68,6 +70,10 @@ def _candidate(graph_key: str, shapes: Mapping[str, Any]) -> Candidate | None:
     except (ValueError, KeyError, TypeError, NotCovered) as error:
         log.debug("a note on graph %.12s cannot be read and is ignored: %r", graph_key, error)
         return None
+
+
+def _is_sample(noted: Any) -> bool:
+    return isinstance(noted, list) and len(noted) == 2 and isinstance(noted[1], float) and noted[1] > 0
 
 
 class GraphLibrary:
@@ -204,20 +210,21 @@ class GraphLibrary:
             self._store.note(PROVED, graph_key, proofs)
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
-        """Remember how long a call that this graph serves takes eager."""
-        others = [entry for entry in self._eager_times(graph_key) if entry[0] != list(sizes)]
-        timed = self._timed[graph_key] = [*others, [list(sizes), round(seconds, 6)]][-_MOST_PROVED:]
+        """Remember how long a call that this graph serves took eager: a sample more."""
+        samples = [*self._eager_times(graph_key), [list(sizes), round(seconds, 6)]]
+        self._timed[graph_key] = samples[-_MOST_TIMED:]
         if self._store:
-            self._store.note(_EAGER_SECONDS, graph_key, timed)
+            # One entry for each sample, in the form that notes had when there was only one: either reads the other's.
+            self._store.note(_EAGER_SECONDS, graph_key, self._timed[graph_key])
 
-    def eager_seconds(self, graph_key: str, sizes: Sequence[int]) -> float | None:
-        """What a call that this graph serves took eager, when they were compared; None if it was not timed."""
-        return next((seconds for known, seconds in self._eager_times(graph_key) if known == list(sizes)), None)
+    def eager_samples(self, graph_key: str, sizes: Sequence[int]) -> list[float]:
+        """Seconds of eager calls that this graph serves now, in this process and earlier ones."""
+        return [seconds for known, seconds in self._eager_times(graph_key) if known == list(sizes)]
 
     def _eager_times(self, graph_key: str) -> list[list[Any]]:
         if graph_key not in self._timed:
             noted = self._store.recall(_EAGER_SECONDS, graph_key) if self._store else None
-            self._timed[graph_key] = noted if isinstance(noted, list) else []
+            self._timed[graph_key] = [sample for sample in noted or () if _is_sample(sample)]
         return self._timed[graph_key]
 
     def _proofs(self, graph_key: str) -> list[list[int]]:

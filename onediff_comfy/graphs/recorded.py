@@ -139,10 +139,7 @@ class RecordingPool:
     def release_if_short(self) -> None:
         """Throw all recordings away where the device has little memory left for whatever comes next."""
         for device, held in list(self._nbytes.items()):
-            free, total = torch.cuda.mem_get_info(device)
-            # What PyTorch has reserved and not given out is free for the next tensor, the pool is not.
-            spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - held
-            if free + max(0, spare) < total * _SPARE_SHARE:
+            if memory_is_short(device, held):
                 log.info("OneDiff: released %d MB of CUDA graph recordings, memory is short", self.release() >> 20)
 
     def release_with(self, owner: object) -> None:
@@ -227,6 +224,20 @@ class _Seen:
     addresses: list[int]
     calls: int
     outputs: list[torch.Tensor]  # without memory
+
+
+def memory_is_short(device: torch.device, recorded: int = 0) -> bool:
+    """Return True if ``device`` has little memory left for whatever comes next. Never of a CPU's.
+
+    Args:
+        recorded: bytes that recordings hold there.
+    """
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    # What PyTorch has reserved and not given out is free for the next tensor, the pool of recordings is not.
+    spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - recorded
+    return free + max(0, spare) < total * _SPARE_SHARE
 
 
 def _copy(source: Sequence[torch.Tensor], destination: Sequence[torch.Tensor]) -> None:

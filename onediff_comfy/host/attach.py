@@ -44,6 +44,24 @@ def dispatcher_for(
     return made
 
 
+def unfit(name: str, thing: Any, wanted: Message) -> Message:
+    """Return why nothing of what came to a node's input can be captured, for people.
+
+    Args:
+        name: of the input.
+        thing: what came to it.
+        wanted: what it should be.
+    """
+    if thing is None:
+        return message("the node before this one gave nothing to the input {name}", name=name)
+    return message(
+        "what the node before this one gave to the input {name} is not {wanted} (its type is {kind})",
+        name=name,
+        wanted=wanted,
+        kind=type(thing).__qualname__,
+    )
+
+
 def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "it") -> Any:
     """``thing`` as it came, after a warning that says why nothing of it can be captured.
 

@@ -21,7 +21,7 @@ from comfy.model_patcher import ModelPatcher
 from ..capture.target import Target
 from ..messages import message
 from ..serving.dispatcher import Dispatcher, Options
-from .attach import dispatcher_for, pass_through, release_on_detach
+from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .resident import is_dynamic
 from .served import ServedModule, module_behind, server_behind
 from .services import host_services
@@ -44,7 +44,7 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, in
     """
     lora = type(control) in (ControlLora, _ServedControlLora)
     if not lora and not (isinstance(control, ControlNet) and hasattr(control, "control_model_wrapped")):
-        reason = message("a {kind} has no network of its own that runs at every step", kind=type(control).__qualname__)
+        reason = unfit("control_net", control, message("a ControlNet whose own network runs at every step"))
         return pass_through(control, reason, node_id)
     dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, Options(in_background=in_background))
     server = _Server(dispatcher)

@@ -15,6 +15,7 @@ from pathlib import Path
 import folder_paths
 
 from ..messages import translated
+from .reasons import in_their_words
 
 _LOCALES = Path(__file__).resolve().parents[2] / "locales"
 _ENGLISH = "en"
@@ -22,8 +23,8 @@ _USER, _SETTINGS_FILE, _SETTING = "default", "comfy.settings.json", "Comfy.Local
 
 
 def in_their_language(text: str) -> str:
-    """A message as the person is to read it; any other string as it is."""
-    return translated(text, _catalogue(language()))
+    """A message as the person is to read it, without code in it; any other string as it is."""
+    return translated(in_their_words(text), _catalogue(language()))
 
 
 @contextlib.contextmanager

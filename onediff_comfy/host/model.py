@@ -27,12 +27,15 @@ from ..graphs.buckets import BucketSet
 from ..graphs.step_cache import StepCache
 from ..messages import Message, message
 from ..serving.dispatcher import Dispatcher, Options, no_sizes
-from .attach import KEY, dispatcher_for, pass_through, release_on_detach
+from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .conditioning import keep_on_device
 from .latents import latent_ratio
+from .owners import owners_of
+from .process import Origin, accelerated
 from .resident import is_dynamic, resident_clone, resident_on_other_gpus
 from .served import ServedModule
 from .status import status_of
+from .unused import say_if_unused
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +69,17 @@ def accelerate(
     """
     module = getattr(getattr(model, "model", None), "diffusion_model", None)
     if not isinstance(module, torch.nn.Module):
-        reason = message("a {kind} without a diffusion model cannot be captured", kind=type(model).__qualname__)
+        reason = unfit("model", model, message("a model with a diffusion model in it"))
         return pass_through(model, reason, node_id, name="the model")
     specialize = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
     options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
     dispatcher = dispatcher_for("MODEL", engine, node_id, options)
+    accelerated()[dispatcher] = Origin("MODEL", node_id, latent_ratio(model))
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
     serve_by(clone, dispatcher)
     release_on_detach(clone)
+    say_if_unused(dispatcher, node_id)
     return clone
 
 
@@ -219,27 +224,44 @@ class _ApplyWrapper:
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         model, method = executor.class_obj, executor.original
-        module = model.diffusion_model
-        if (
-            torch.compiler.is_compiling()
-            or module in self._around_forward.reached_by
-            or not isinstance(method, types.MethodType)  # replaced by another extension
-        ):
+        module, reached_by = model.diffusion_model, self._around_forward.reached_by
+        if torch.compiler.is_compiling() or not isinstance(method, types.MethodType):  # replaced by another extension
             return executor(*args, **kwargs)
 
         def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
             if model.diffusion_model is not module:  # another extension's is there for this call, as torch.compile's
+                return self._passed_by(executor, inner_args, inner_kwargs)
+            if module in reached_by:
                 return method(*inner_args, **inner_kwargs)
             if id(module) not in self._stand_ins:
                 # On copies: what a forward changes in its arguments must not be changed twice.
                 output = method(*_copied(inner_args), **_copied(inner_kwargs))
-                if module in self._around_forward.reached_by:
+                if module in reached_by:
                     return output
                 self._stand_ins[id(module)] = ServedModule(module, self._around_forward.dispatcher, ("forward",))
             return method.__func__(_holding(model, self._stand_ins[id(module)]), *inner_args, **inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
         return WrapperExecutor.new_class_executor(apply, model, behind).execute(*args, **kwargs)
+
+    def _passed_by(self, executor: WrapperExecutor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a model that a node behind ours has put in the place of its own, and count that as a call not served.
+
+        It may ask for our wrapper all the same; then the dispatcher has counted the call.
+        """
+        dispatcher = self._around_forward.dispatcher
+        asked = dispatcher.calls
+        output = executor.original(*args, **kwargs)
+        if dispatcher.calls == asked:
+            others = owners_of(executor.wrappers[executor.idx + 1 :])
+            dispatcher.passed_by(
+                executor.class_obj.diffusion_model,
+                message(
+                    "{node}, behind OneDiff Model Speedup, runs the model in a way of its own; use one of the two",
+                    node=others,
+                ),
+            )
+        return output
 
 
 def _copied(arguments: Any) -> Any:

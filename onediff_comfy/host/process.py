@@ -48,10 +48,12 @@ class Origin:
     Attributes:
         kind: the host's name for such objects: MODEL, VAE, CLIP, CONTROL_NET.
         node_id: of the node that made it, or None.
+        pixels: what a side of its latents is to be multiplied by to be an image's; 0 of what is called with none.
     """
 
     kind: str
     node_id: str | None
+    pixels: int = 0
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from ..serving.dispatcher import Dispatcher
 from .drift import KINDS, host_changes
 from .kinds import dispatcher_of
 from .process import accelerated, library, metrics
+from .reasons import size_in_their_words
 
 
 def report(things: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +43,8 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
     """
     counted = dispatcher.metrics.snapshot()
     served, seconds = dispatcher.metrics.served_by(), dispatcher.times.seconds()
-    speeds = dispatcher.speeds()
+    speeds, origin = dispatcher.speeds(), accelerated().get(dispatcher)
+    pixels = origin.pixels if origin is not None else 0
     made, held, evicted = _graphs_made(), library().cache.sizes(), metrics().evictions()
     graphs = [
         {
@@ -50,7 +52,11 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
             "served": calls,
             "run_s": round(seconds.get(key, 0.0), 3),
             "steps": [
-                {"call": speed.call, "eager_ms": _milliseconds(speed.eager_s), "graph_ms": _milliseconds(speed.graph_s)}
+                {
+                    "call": size_in_their_words(speed.call, pixels),
+                    "eager_ms": _milliseconds(speed.eager_s),
+                    "graph_ms": _milliseconds(speed.graph_s),
+                }
                 for speed in speeds
                 if speed.graph_key == key
             ],

@@ -26,7 +26,7 @@ import torch.utils._pytree as pytree
 
 from ..messages import message
 from ..serving.dispatcher import Dispatcher, Options
-from .attach import dispatcher_for, pass_through, release_on_detach
+from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .resident import is_dynamic, resident_clone
 from .served import ServedModule, module_behind, server_behind
 
@@ -48,7 +48,7 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_backg
     """
     encoders = getattr(clip, "cond_stage_model", None)
     if not isinstance(encoders, torch.nn.Module) or not _stacks(encoders):
-        reason = message("a {kind} without layers of a text encoder cannot be captured", kind=type(clip).__qualname__)
+        reason = unfit("clip", clip, message("a CLIP with layers of a text encoder"))
         return pass_through(clip, reason, node_id)
     dispatcher = dispatcher_for("CLIP", engine, node_id, Options(in_background=in_background))
     clone = _resident_clone(clip)

@@ -21,7 +21,7 @@ from ..engines.cudagraph import CudaGraphEngine
 from ..graphs.buckets import BucketSet
 from ..messages import Message, message
 from ..serving.dispatcher import Dispatcher, Options, no_sizes
-from .attach import dispatcher_for, pass_through
+from .attach import dispatcher_for, pass_through, unfit
 from .process import metrics
 from .resident import is_dynamic, resident_clone
 from .served import ServedModule, module_behind, served_instead, server_behind, serves
@@ -88,7 +88,7 @@ def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
 def _impossible(vae: Any, module: Any) -> Message | None:
     """Why nothing of a VAE can be captured, or None."""
     if not isinstance(module, torch.nn.Module):
-        return message("a {kind} without a module cannot be captured", kind=type(vae).__qualname__)
+        return unfit("vae", vae, message("a VAE with layers of its own"))
     if getattr(module, "comfy_has_chunked_io", False):
         # LTX. It also draws random numbers while it decodes.
         return message(
@@ -110,7 +110,7 @@ class _VAEDispatcher(Dispatcher):
     ) -> Any:
         data = args[0] if args else None
         if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
-            self.leave_to_host(
+            self.passed_by(
                 module, message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
             )
             return forward(*args, **kwargs)

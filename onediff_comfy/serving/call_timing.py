@@ -25,10 +25,12 @@ class _Calls:
     total: float = 0.0
     fastest: float = float("inf")
     slowest: float = 0.0
+    last: float = 0.0
 
     def add(self, seconds: float) -> None:
         self.count += 1
         self.total += seconds
+        self.last = seconds
         self.fastest, self.slowest = min(self.fastest, seconds), max(self.slowest, seconds)
 
 
@@ -83,6 +85,13 @@ class CallTimes:
             self._read_passed()
             calls = self._calls.get((key, signature), _Calls())
             return calls.fastest, calls.count
+
+    def last(self, key: str, signature: Signature) -> float | None:
+        """Seconds of the last call with ``signature`` of the graph ``key`` that has ended; None of none."""
+        with self._lock:
+            self._read_passed()
+            calls = self._calls.get((key, signature))
+            return None if calls is None else calls.last
 
     def usual(self, key: str, signature: Signature) -> float | None:
         """Seconds that calls with ``signature`` of the graph ``key`` take on average; None of none.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..capture.call import NotCovered, Signature, bind
+from ..engines.eager import EagerEngine
 from ..graphs.library import GraphLibrary
 from ..graphs.making import HostServices, describe
 from ..graphs.step_cache import StepCache
@@ -23,6 +24,7 @@ from ..messages import first_line, message
 from ..metrics import Metrics
 from .call_timing import CallTimes
 from .decision import Eager, Invocation, Serve, Served
+from .eager_times import EagerTimes
 from .executor import Executor, Failed
 from .module_guard import ModuleGuard
 from .resolution.batch_split import BatchSplit, BatchSplitter
@@ -93,6 +95,7 @@ class Dispatcher:
     Attributes:
         metrics: what served this object's calls, and what did not; part of the library's.
         times: how long its graphs ran.
+        runs: how many have begun.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Dispatcher:
         show: Callable[[str], None] = lambda _text: None,
         options: Options = Options(),
     ) -> None:
-        self.metrics, self.times = Metrics(total=library.metrics), CallTimes()
+        self.metrics, self.times, self.runs = Metrics(total=library.metrics), CallTimes(), 0
         self._library, self._host = library, host
         self._guard = ModuleGuard(library, host)
         sources = Sources(
@@ -116,9 +119,10 @@ class Dispatcher:
         )
         self._resolver = Resolver(library, host, sources)
         self._executor = Executor(library, self.times, sources.policy, options.record_only_launch_bound)
-        self._verifier = Verifier(library, self.times)
+        self._eager_times = EagerTimes(library, self.times, gains=engine != EagerEngine.name)
+        self._verifier = Verifier(library, self.times, self._eager_times)
         self._teller = Teller(self.metrics, show)
-        self._run = RunContext(RunReport(library, self.times), wait=not options.in_background)
+        self._run = RunContext(RunReport(library, self._eager_times), wait=not options.in_background)
 
     def begin_run(self, step_cache: StepCache | None = None) -> None:
         """Begin a sampling run: modules are looked at again, for extensions may have changed them since.
@@ -126,9 +130,10 @@ class Dispatcher:
         Args:
             step_cache: decides in each step of this run whether deep layers are computed; without one they always are.
         """
+        self.runs += 1
         self._resolver.begin_run()
         self._guard.begin_run()
-        report = RunReport(self._library, self.times)
+        report = RunReport(self._library, self._eager_times)
         self._run = replace(self._run, report=report, reusing=step_cache is not None, step_cache=step_cache)
 
     def begin_step(self) -> None:
@@ -150,7 +155,9 @@ class Dispatcher:
         self._library.recordings.release_if_short()
         report = self._run.report
         if not report.calls:
-            self.leave_to_host(module, message("this model family never hands its calls to diffusion-model wrappers"))
+            uncalled = message("the model was not called in this run")
+            log.warning("OneDiff: %s (%s)", uncalled, type(module).__name__)
+            self._teller.show(uncalled)
             return
         log.info("OneDiff: %d of %d model calls served by compiled graphs", report.served, report.calls)
         self._teller.show(report.status(what))
@@ -174,7 +181,7 @@ class Dispatcher:
         if exact:  # a general graph that serves is no reason not to make a better one
             self._resolver.routes.forget(lambda _key, route: isinstance(route, Served))
         view = copy.copy(self)
-        view._run = RunContext(RunReport(self._library, self.times), wait=True, exact=exact)
+        view._run = RunContext(RunReport(self._library, self._eager_times), wait=True, exact=exact)
         return view
 
     def chosen(self, device: torch.device) -> tuple[str, str]:
@@ -197,7 +204,7 @@ class Dispatcher:
         """Return how fast calls of each size are, where eager's time is known."""
         found = []
         for signature, route in self._resolver.routes.served():
-            eager = self._library.eager_seconds(route.graph_key, route.sizes)
+            eager = self._eager_times.seconds(route.proof_key, signature)
             graph = self.times.usual(route.graph_key, signature)
             if eager and graph:
                 found.append(Speed(route.graph_key, describe(signature), eager, graph))
@@ -214,8 +221,13 @@ class Dispatcher:
         """
         return self._answer(Invocation(module, forward, args, kwargs), self._run)
 
-    def leave_to_host(self, module: torch.nn.Module, reason: str) -> None:
-        """Count a call of ``module`` that the host answers, for a reason that its kind alone knows."""
+    @property
+    def calls(self) -> int:
+        """The calls of this run so far, served or not."""
+        return self._run.report.calls
+
+    def passed_by(self, module: torch.nn.Module, reason: str) -> None:
+        """Count a call of ``module`` that was answered without this dispatcher being asked, for this reason."""
         self._teller.fell_back(module, Eager(reason), self._run)
 
     # -- one call ------------------------------------------------------------------------------
@@ -255,7 +267,7 @@ class Dispatcher:
 
     def _serve(self, serve: Serve, run: RunContext) -> _Output | Eager:
         """Run the graph of a decision, and compare it with eager where that is due."""
-        due = self._verifier.is_due(serve)
+        due = self._verifier.is_due(serve, run)
         reuse = self._executor.reuses(serve, run) and not due
         output = self._executor.run(serve, run, reuse)
         if isinstance(output, Failed):
@@ -285,7 +297,7 @@ class Dispatcher:
             serve = None if request is None else self._resolver.known(request, run)
             if request is None or serve is None or not serve.graph.returns_early(request.device):
                 return None
-            if self._verifier.is_due(serve):
+            if self._verifier.is_due(serve, run):
                 return None
             output = self._executor.run(serve, run, self._executor.reuses(serve, run))
             if not isinstance(output, Failed) and self._guard.confirms(request):

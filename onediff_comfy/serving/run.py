@@ -14,8 +14,8 @@ from ..graphs.library import GraphLibrary
 from ..graphs.step_cache import StepCache
 from ..messages import Message, joined, message
 from ..metrics import Metrics
-from .call_timing import CallTimes
 from .decision import Eager, Served
+from .eager_times import EagerTimes
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class RunReport:
 
     Args:
         library: where the graphs are.
-        times: how long they take.
+        eager: how much faster they are.
     """
 
-    def __init__(self, library: GraphLibrary, times: CallTimes) -> None:
-        self._library, self._times = library, times
+    def __init__(self, library: GraphLibrary, eager: EagerTimes) -> None:
+        self._library, self._eager_times = library, eager
         self._made_before = library.metrics.graphs_made()
         self._served: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._signatures: dict[tuple[str, tuple[int, ...]], Signature] = {}
@@ -79,11 +79,9 @@ class RunReport:
         return joined("\n", filter(None, (line, *self._notes, _reasons(self._eager) if self._eager else "")))
 
     def gain(self) -> float | None:
-        """How many times faster than eager the graph is that answered most calls; None where eager was not timed."""
+        """How many times faster than eager the graph is that answered most calls; None where that is not known."""
         (kind, _), *_ = self._served.most_common(1)
-        eager = self._library.eager_seconds(*kind)
-        graph = self._times.usual(kind[0], self._signatures[kind])
-        return eager / graph if eager and graph else None
+        return self._eager_times.gain(kind, self._signatures[kind])
 
     def _made(self) -> Message:
         """What was compiled or loaded meanwhile."""

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 
 from ..capture.alone import running
@@ -15,6 +16,7 @@ from ..messages import first_line, message
 from . import numerics
 from .call_timing import EAGER, CallTimes
 from .decision import Serve
+from .eager_times import EagerTimes
 from .run import RunContext
 
 log = logging.getLogger(__name__)
@@ -40,25 +42,32 @@ class Verifier:
     """Compares graphs with eager, and times eager beside them.
 
     Args:
-        library: remembers what was proved, and how long eager took.
+        library: remembers what was proved.
         times: of calls.
+        eager_times: says which calls are to be timed eager.
     """
 
-    def __init__(self, library: GraphLibrary, times: CallTimes) -> None:
-        self._library, self._times = library, times
-        self._eager_is_warm = False
-        self._time_again: tuple[str, tuple[int, ...]] | None = None
+    def __init__(self, library: GraphLibrary, times: CallTimes, eager_times: EagerTimes) -> None:
+        self._library, self._times, self._eager_times = library, times, eager_times
 
-    def is_due(self, serve: Serve) -> bool:
-        """Return True if this call is to be compared with eager, or eager to be timed by it."""
-        proof_key = serve.route.proof_key
-        return not self._library.is_proved(*proof_key) or proof_key == self._time_again
+    def is_due(self, serve: Serve, run: RunContext) -> bool:
+        """Return True if this call is to run eager as well: to be compared, or only to be timed."""
+        proof_key, request = serve.route.proof_key, serve.request
+        if not self._library.is_proved(*proof_key):
+            return True
+        return self._eager_times.due(proof_key, request.call.signature, request.device, run.step_cache is not None)
 
     def judge(self, serve: Serve, output: Any, run: RunContext) -> Verdict:
         """Compare a graph's output with eager's, and retire the graph if rounding cannot explain the difference."""
         request, route = serve.request, serve.route
-        with self._times.measured(EAGER, request.call.signature, request.device):
-            expected = request.invocation.eager()
+        try:
+            with self._times.measured(EAGER, request.call.signature, request.device):
+                expected = request.invocation.eager()
+        except torch.OutOfMemoryError:
+            if not self._library.is_proved(*route.proof_key):
+                raise
+            self._eager_times.give_up(route.proof_key)  # eager was only to be timed: the answer is there
+            return Verdict(output)
         dtypes = {tensor.dtype for tensor in (*serve.weights, *request.call.tensors)}
         allowed = numerics.limit(dtypes, request.device, route.variant.fp8)
         error = numerics.difference(output, expected)
@@ -72,24 +81,11 @@ class Verifier:
             return Verdict(expected, reason)
         if not self._brief_difference(serve, expected, run) <= allowed:
             return Verdict(expected, message("a graph that reuses steps differed from eager"), only_when_reusing=True)
-        if self._note_eager_time(serve):
+        self._eager_times.took(route.proof_key, request.call.signature)
+        if not self._library.is_proved(*route.proof_key):
             self._library.proved(*route.proof_key)
             log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
         return Verdict(output)
-
-    def _note_eager_time(self, serve: Serve) -> bool:
-        """Note how long eager took. Return True if the graph's proof is new too."""
-        proof_key = serve.route.proof_key
-        seconds = self._times.usual(EAGER, serve.request.call.signature) or 0.0
-        if proof_key == self._time_again and self._library.is_proved(*proof_key):
-            self._time_again = None
-            self._library.eager_took(*proof_key, seconds)
-            return False
-        if self._eager_is_warm:
-            self._library.eager_took(*proof_key, seconds)
-        else:  # its first call loads kernels and says nothing of its speed: once more, at the next call
-            self._eager_is_warm, self._time_again = True, proof_key
-        return True
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:
         """Return how far the graph is off that reuses what a call found for that very call."""

@@ -54,7 +54,6 @@ class Cell:
     difference: float
     effect: float
     inert: bool
-    by_run: bool
     calls: int
     served: int
     fallbacks: dict[str, int]
@@ -69,9 +68,7 @@ class Cell:
         told = {
             f"off by {self.difference:.1e} of the range": not self.difference <= BOUND,  # it may be no number
             f"the patch changes the image by {self.effect:.1e} only": self.effect < VISIBLE and not self.inert,
-            f"{counted} of {self.calls} calls are accounted for": not (
-                counted == self.calls or (self.by_run and counted)
-            ),
+            f"{counted} of {self.calls} calls are accounted for": counted != self.calls,
             f"captured or compiled {self.captured} times more": self.captured > 0,
             f"{self.graphs_lost} graphs failed": self.graphs_lost > 0,
         }
@@ -178,7 +175,6 @@ class Matrix:
             difference=difference,
             effect=effect,
             inert=row.inert,
-            by_run=row.by_run,
             calls=sum(calls for _, calls in expected),
             served=counted["served"],
             fallbacks=fallbacks,

@@ -30,7 +30,6 @@ class Row:
         one_graph: nothing may be captured or compiled after the first scene.
         compiled: the families for which it is also tried with Inductor.
         inert: the image may be that of the scene without it.
-        by_run: why calls ran eager is counted once a run, not with each call.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Row:
     one_graph: bool = False
     compiled: tuple[str, ...] = ()
     inert: bool = False
-    by_run: bool = False
 
 
 def node(module: str, name: str, *inputs: Any, **widgets: Any) -> Any:
@@ -521,5 +519,5 @@ ROWS: tuple[Row, ...] = (
     # The last, for what they do to a model's layers lasts: later rows would be captured anew. Of a UNet, bfloat16
     # differs from itself by as much as from float32, depending on the order of sums.
     Row("ModelComputeDtype: bf16 and back", _AROUND, _compute_dtypes, FLUX),
-    Row("torch.compile wrapper (backend eager)", _AROUND, _torch_compile, FLUX, inert=True, by_run=True),
+    Row("torch.compile wrapper (backend eager)", _AROUND, _torch_compile, FLUX, inert=True),
 )

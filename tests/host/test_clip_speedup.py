@@ -174,7 +174,8 @@ def test_something_that_is_no_clip_passes_through_with_a_reason(server: ComfySer
     counters = Counters(server)
     result = server.run(workflow)
     assert result.outputs["kind"]["kind"] == ["SimpleNamespace"]
-    assert counters.fallbacks == {"a SimpleNamespace without layers of a text encoder cannot be captured": 1}
+    reason = "what the node before this one gave to the input clip is not a CLIP with layers of a text encoder"
+    assert counters.fallbacks == {f"{reason} (its type is SimpleNamespace)": 1}
     assert any(node == "speedup" and text.startswith("not accelerated: ") for node, text in result.texts)
 
 

@@ -177,7 +177,10 @@ def test_what_runs_once_an_image_passes_through(server: ComfyServer) -> None:
     counters = Counters(server)
     result = server.run(_controlled("t2i_adapter"))
     assert_untouched(latent_of(result), expected)
-    reason = "a T2IAdapter has no network of its own that runs at every step"
+    reason = (
+        "what the node before this one gave to the input control_net is not a ControlNet whose own network runs at "
+        "every step (its type is T2IAdapter)"
+    )
     assert counters.fallbacks == {reason: 1}
     assert ("fast0", f"not accelerated: {reason}") in result.texts
 

@@ -174,10 +174,47 @@ def test_a_patch_that_no_graph_can_take_runs_eager_and_unchanged(server: ComfySe
     workflow = SD15.workflow(1, "inductor")
     workflow = _before(workflow, patch) if place == "before" else _behind(workflow, "speedup", patch)
     counters = Counters(server)
-    assert_untouched(latent_of(server.run(workflow)), expected)
+    result = server.run(workflow)
+    assert_untouched(latent_of(result), expected)
     assert counters.served == 0
     (reason,) = counters.fallbacks
     assert PATCHES[patch] in reason
+    assert PATCHES[patch] in server.log_text()
+    # People are told whose it is, and what it does.
+    told = [text for node, text in result.texts if node == "speedup"][-1]
+    assert told.startswith("not accelerated: tiny_nodes adds code to the model (") and "transformer_options" not in told
+
+
+def test_a_node_of_the_hosts_is_named_by_what_it_is_called(server: ComfyServer) -> None:
+    patch = {"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2}
+    result = server.run(_before(SD15.workflow(1, "eager"), "FreeU_V2", **patch))
+    what = "a patch of the model's blocks, as FreeU's"
+    said = f"not accelerated: FreeU_V2 adds code to the model ({what}), which no graph can take"
+    assert [text for node, text in result.texts if node == "speedup"][-1] == said
+
+
+def test_calls_that_torch_compile_takes_are_counted_one_by_one_and_its_node_is_named(server: ComfyServer) -> None:
+    counters = Counters(server)
+    result = server.run(_behind(FLUX.workflow(1, "eager"), "speedup", "CompiledByTorch"))
+    reason = "TorchCompileModel, behind OneDiff Model Speedup, runs the model in a way of its own; use one of the two"
+    assert (counters.served, counters.fallbacks) == (0, {reason: FLUX.steps})
+    assert [text for node, text in result.texts if node == "speedup"][-1] == f"not accelerated: {reason}"
+
+
+@pytest.mark.parametrize("place", ["model1", "model2"])
+def test_a_model_that_is_merged_away_is_said_not_to_be_used(server: ComfyServer, place: str) -> None:
+    workflow = _behind(SD15.workflow(1, "eager"), "speedup", "ModelMergeSimple")
+    models = {"model1": ["loader", 0], "model2": ["loader", 0], place: ["speedup", 0]}
+    workflow["extra"]["inputs"] = {**models, "ratio": 0.5}
+    workflow["speedup"]["inputs"]["compile"] = "wait" if place == "model1" else "background"  # so that it runs anew
+    counters = Counters(server)
+    result = server.run(workflow)
+    said = [text for node, text in result.texts if node == "speedup" and text.startswith("not used")]
+    if place == "model1":
+        assert (counters.served, said) == (SD15.steps, [])
+    else:
+        assert counters.served == 0
+        assert len(said) == 1 and "“ModelMergeSimple” makes one model of two" in said[0]
 
 
 def test_a_model_whose_forward_asks_for_no_wrappers_is_served_too(server: ComfyServer) -> None:
@@ -199,8 +236,21 @@ def test_something_that_is_no_model_passes_through_with_a_reason(server: ComfySe
     result = server.run(workflow)
     assert result.status == "success"
     assert result.outputs["kind"]["kind"] == ["_NotAModel"]
-    assert counters.fallbacks == {"a _NotAModel without a diffusion model cannot be captured": 1}
-    assert any(node == "speedup" and "without a diffusion model" in text for node, text in result.texts)
+    reason = "what the node before this one gave to the input model is not a model with a diffusion model in it"
+    assert counters.fallbacks == {f"{reason} (its type is _NotAModel)": 1}
+    assert ("speedup", f"not accelerated: {reason} (its type is _NotAModel)") in result.texts
+
+
+def test_nothing_in_place_of_a_model_is_called_nothing(server: ComfyServer) -> None:
+    workflow = {
+        "loader": SD15.workflow(1)["loader"],
+        "broken": {"class_type": "NothingForAModel", "inputs": {"model": ["loader", 0]}},
+        "speedup": {"class_type": "OneDiffModelSpeedup", "inputs": {"model": ["broken", 0], "engine": "auto"}},
+        "kind": {"class_type": "ModelKind", "inputs": {"model": ["speedup", 0]}},
+    }
+    counters = Counters(server)
+    assert server.run(workflow).status == "success"
+    assert counters.fallbacks == {"the node before this one gave nothing to the input model": 1}
 
 
 def test_another_size_and_batch_need_no_other_graph(server: ComfyServer) -> None:

@@ -49,9 +49,7 @@ def test_the_report_tells_what_served_the_sampler_that_it_waited_for(server: Com
     assert found["process"]["served"] >= counters.served == FLUX.steps
     assert f"MODEL: {FLUX.steps} of {FLUX.steps} calls served by compiled graphs" in text
     assert graph["what"] in text
-    (step,) = graph["steps"]
-    assert 0 < step["graph_ms"] < 1000 * result.seconds and 0 < step["eager_ms"] < 1000 * result.seconds
-    assert f"{step['call']}: {step['graph_ms']:.1f} ms, eager {step['eager_ms']:.1f} ms" in text
+    assert graph["steps"] == [] and "ms, eager" not in text, "the same kernels: no gain is claimed"
     (picture,) = result.outputs["report"]["images"]
     assert picture["type"] == "temp"
     # The node shows it, and both outputs carry it on.

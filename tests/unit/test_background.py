@@ -475,11 +475,12 @@ def test_an_engine_whose_graphs_are_not_kept_starts_no_other_process(
     assert "graphs of the eager engine are not kept in files" in next(iter(library.metrics.snapshot()["fallbacks"]))
 
 
-@pytest.mark.parametrize(
-    ("deaths", "failure"), [(1, None), (2, "the compiling process ended with status -9 (oh dear)")]
-)
+KILLED = "the compiling process was killed, as happens when memory is short (oh dear)"
+
+
+@pytest.mark.parametrize(("deaths", "outcome"), [(1, Outcome(None)), (2, Outcome(KILLED, died=True))])
 def test_a_process_that_dies_is_started_once_more(
-    deaths: int, failure: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    deaths: int, outcome: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries = tmp_path / "tries"
     tries.touch()
@@ -498,10 +499,62 @@ def test_a_process_that_dies_is_started_once_more(
     while background.busy():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    outcome = background.outcome("key")
-    assert outcome is not None
-    assert outcome.failure == failure
+    assert background.outcome("key") == outcome
     assert len(tries.read_text()) == 2
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "OneDiff: the compiling process ended with status -9 (oh dear); it is started once more"
-    ]
+        f"OneDiff: {KILLED}; it is started once more",
+        f"OneDiff: {KILLED}",
+    ][:deaths]
+
+
+def test_a_process_that_died_twice_says_nothing_of_graphs_for_all_sizes(library: GraphLibrary) -> None:
+    """Its reason is on the node, no graph for one set of sizes is begun instead, and the next node tries again."""
+    library.background = OfAnyKind()
+    module, shown = Net(), list[str]()
+
+    def image(dispatcher: Dispatcher) -> None:
+        dispatcher.begin_run()
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+        dispatcher.end_run(module)
+
+    dispatcher = Dispatcher(
+        "eager",
+        library,
+        HOST,
+        shown.append,
+        options=Options(in_background=True),
+    )
+    image(dispatcher)
+    library.background.end(Outcome(KILLED, died=True))
+    for _ in range(3):
+        image(dispatcher)
+    assert len(library.background.begun) == 1
+    assert shown[-1] == (f"not accelerated: it cannot be compiled in the background ({KILLED}); choose compile: wait")
+    image(
+        Dispatcher(
+            "eager",
+            library,
+            HOST,
+            options=Options(in_background=True),
+        )
+    )
+    first, second = library.background.begun
+    assert first == second, "the same job, for all sizes"
+
+
+def test_the_wait_for_the_first_image_is_over_once_however_many_nodes_come_and_go(library: GraphLibrary) -> None:
+    """A node that is bypassed and back is another dispatcher; nobody would ever compile for one that waits anew."""
+    library.background = OfAnyKind()
+    module, x = Net(), torch.randn(2, 4)
+    for _ in range(3):
+        dispatcher = Dispatcher(
+            "eager",
+            library,
+            HOST,
+            options=Options(in_background=True, compile_delay_s=0.5),
+        )
+        dispatcher.begin_run()
+        dispatcher(module, module.forward, (x,), {})  # and the person stops the run
+        time.sleep(0.3)
+    assert len(library.background.begun) == 1

@@ -133,6 +133,8 @@ class GraphProvider:
         if outcome.option is not None:
             raise OptionRead(outcome.option)
         self._library.forget_candidates(key)
+        if outcome.died:  # that says nothing of graphs for all sizes, nor of this one another time
+            raise EngineError(_not_in_background(outcome.failure))
         if outcome.failure is not None:
             raise NotCovered(_not_in_background(outcome.failure))
         if self.kept(request, maker, exact=not general, wait=False) is None:

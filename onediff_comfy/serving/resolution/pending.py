@@ -65,7 +65,7 @@ class CompileDelay:
         background = self._library.background
         if not self._seconds or run.wait or background is None or len(self._library.cache):
             return None
-        if not background.is_grace(self._seconds):
+        if not background.left_alone(self._seconds):
             self._put_off = None
             return None
         if self._put_off is None:
@@ -73,12 +73,15 @@ class CompileDelay:
         return Pending(message("a graph is made in the background once the first image is there"))
 
     def begin_run(self) -> None:
-        """Forget what was put off in a run that did not end."""
-        self._put_off = None
+        """Forget what was put off in a run that did not end. No other run counts as the first."""
+        self._end_first_image()
 
     def end_run(self) -> Invocation | None:
         """Return the invocation that was put off, for which a graph is to be looked for now."""
+        return self._end_first_image()
+
+    def _end_first_image(self) -> Invocation | None:
         put_off, self._put_off = self._put_off, None
         if put_off is not None and self._library.background is not None:
-            self._library.background.end_grace()
+            self._library.background.end_first_image()
         return put_off

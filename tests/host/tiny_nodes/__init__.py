@@ -90,6 +90,15 @@ def _with_attention_override(model: Any) -> Any:
     return clone
 
 
+def _compiled_by_torch(model: Any) -> Any:
+    """What the host's TorchCompileModel does, without its slow backend."""
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    clone = model.clone()
+    set_torch_compile_wrapper(clone, backend="eager")
+    return clone
+
+
 class _Plain(torch.nn.Module):
     """A diffusion model of a family that does not hand its calls to wrappers."""
 
@@ -163,6 +172,8 @@ NODES = [
     _model_node("AttentionOverride", _with_attention_override),
     _model_node("PlainModule", _plain),
     _model_node("NotAModel", lambda model: _NotAModel()),
+    _model_node("NothingForAModel", lambda model: None),
+    _model_node("CompiledByTorch", _compiled_by_torch),
     *text_encoders.NODES,
     *vaes.NODES,
 ]

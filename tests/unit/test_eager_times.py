@@ -1,0 +1,122 @@
+"""Which calls run eager only to be timed: few, and none where a person would feel it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy import engines
+from onediff_comfy.engines.eager import EagerEngine
+from onediff_comfy.graphs import eager_times
+from onediff_comfy.graphs.cache import GraphCache
+from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.graphs.step_cache import StepCache
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.call_timing import EAGER, CallTimes
+from onediff_comfy.serving.dispatcher import Dispatcher
+
+HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
+
+
+class Net(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 2
+
+
+class Compiler(EagerEngine):
+    name = "inductor"
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> GraphLibrary:
+    monkeypatch.setitem(engines.ENGINES, "inductor", Compiler())
+    return GraphLibrary(GraphCache(1 << 30), Metrics())
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock says of each eager call; of a graph's calls always 0.1 s."""
+    samples: list[float] = []
+    last = CallTimes.last
+    monkeypatch.setattr(CallTimes, "usual", lambda _self, key, _signature: 0.1)
+    monkeypatch.setattr(
+        CallTimes, "last", lambda self, *call: samples.pop(0) if call[0] == EAGER else last(self, *call)
+    )
+    return samples
+
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+def eager_calls(dispatcher: Dispatcher, calls: int, forward: Forward = Net.forward) -> list[int]:
+    """The numbers of the calls, of one run, in which the module itself ran."""
+    module, ran, made = Net(), list[int](), list[int]()
+
+    def original(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            ran.append(len(made))
+        return forward(module, x)
+
+    original.__qualname__ = "Net.forward"
+    dispatcher.begin_run()
+    for _ in range(calls):
+        made.append(1)
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(dispatcher(module, original, (x,), {}), module(x))
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("samples", "timed"),
+    [
+        ([1.0, 0.2, 0.21], [1, 2, 23]),  # the first one loads kernels
+        ([1.0, 0.29, 0.2, 0.21], [1, 2, 23, 44]),
+        ([1.0, 0.8, 0.7, 0.6, 0.5, 0.4], [1, 2, 23, 44, 65, 86]),  # never agreed
+        ([1.0, 0.44, 0.45, 0.44, 0.45, 0.44], [1, 2, 23, 44, 65, 86]),  # odd
+        ([1.0, 1.5], [1, 2]),  # long
+        ([6.0], [1]),  # so long that loading kernels hardly counts
+    ],
+)
+def test_few_calls_are_timed_and_far_apart(
+    library: GraphLibrary, said: list[float], samples: list[float], timed: list[int]
+) -> None:
+    said += samples
+    dispatcher = Dispatcher("inductor", library, HOST)
+    assert eager_calls(dispatcher, 130) == timed
+    assert said == []
+    ((_, served),) = dispatcher._routes.served()
+    assert len(library.eager_samples(served.graph_key, served.sizes)) == len(samples) - (samples[0] < 5)
+
+
+@pytest.mark.parametrize("why", ["the same kernels", "a run that reuses steps", "memory is short"])
+def test_none_is_timed_where_that_would_be_felt_or_say_nothing(
+    library: GraphLibrary, said: list[float], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said += [1.0] * 9
+    dispatcher = Dispatcher("eager" if why == "the same kernels" else "inductor", library, HOST)
+    if why == "memory is short":
+        monkeypatch.setattr(eager_times, "memory_is_short", lambda _device: True)
+    if why == "a run that reuses steps":
+        begin = dispatcher.begin_run
+        monkeypatch.setattr(dispatcher, "begin_run", lambda: begin(StepCache(0.1)))
+    assert eager_calls(dispatcher, 50) == [1], "to be compared"
+    assert dispatcher.speeds() == []
+
+
+def test_a_call_that_was_only_to_be_timed_may_run_out_of_memory(library: GraphLibrary, said: list[float]) -> None:
+    said += [1.0] * 9
+    calls: list[int] = []
+
+    def forward(module: nn.Module, x: torch.Tensor) -> Any:
+        if not torch.compiler.is_exporting():
+            calls.append(1)
+            if len(calls) > 1:
+                raise torch.OutOfMemoryError
+        return module.forward(x)  # type: ignore[operator]
+
+    assert eager_calls(Dispatcher("inductor", library, HOST), 50, forward) == [1, 2]
