@@ -93,17 +93,25 @@ class ShapeRange:
 
         Raises:
             ValueError, KeyError, TypeError: it is something else.
+            NotCovered: a condition is more than arithmetic on sizes.
         """
-        conditions = tuple(map(str, fields["conditions"]))
         limits = {
             str(name): (int(low), None if high is None else int(high)) for name, (low, high) in fields["limits"].items()
         }
-        for text in conditions:
-            _compiled(text)
         axes = tuple(
             tuple(a if isinstance(a, int) else (int(a[0]), str(a[1])) for a in tensor) for tensor in fields["axes"]
         )
-        return cls(axes, limits, conditions, None if fields["batch"] is None else str(fields["batch"]))
+        conditions = tuple(map(str, fields["conditions"]))
+        batch = None if fields.get("batch") is None else str(fields["batch"])
+        symbols = {axis[1] for tensor in axes for axis in tensor if not isinstance(axis, int)}
+        if symbols != limits.keys() or (batch is not None and batch not in symbols):
+            raise ValueError("the sizes have symbols without limits, or limits without a symbol")
+        if any(axis[0] < 1 for tensor in axes for axis in tensor if not isinstance(axis, int)):
+            raise ValueError("a size is no multiple of a symbol")
+        for text in conditions:
+            if not _names_in(text) <= symbols:
+                raise ValueError("a condition is about another symbol than those of the sizes")
+        return cls(axes, limits, conditions, batch)
 
 
 def _axis_text(axis: Axis) -> str:
@@ -202,14 +210,54 @@ _FUNCTIONS: Mapping[str, Any] = {"max": max, "min": min}
 
 
 _LARGEST_POWER = 8
+_LARGEST_NUMBER = 1 << 63
+_LONGEST_CONDITION = 5_000
+_DEEPEST_CONDITION = 100
+"""Levels of an expression. Python compiles no expression of any depth."""
+_SHOWN = 200
 _OR_EQUAL: Mapping[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.Gt: ast.GtE}
 
 
-def _large_power(node: ast.AST) -> bool:
+def _small_number(node: ast.AST) -> bool:
+    """Return True if the node is no constant, or one that sizes are compared with: no text to be multiplied."""
+    return not isinstance(node, ast.Constant) or (
+        isinstance(node.value, (int, float)) and abs(node.value) < _LARGEST_NUMBER
+    )
+
+
+def _small_power(node: ast.AST) -> bool:
+    """Return True if the node is no power, or a small one of something without powers."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)):
-        return False
+        return True
     exponent = node.right.value if isinstance(node.right, ast.Constant) else None
-    return not (isinstance(exponent, int) and 0 <= exponent <= _LARGEST_POWER)
+    nested = any(isinstance(inner, ast.Pow) for inner in ast.walk(node.left))
+    return not nested and isinstance(exponent, int) and 0 <= exponent <= _LARGEST_POWER
+
+
+def _parsed(text: str) -> ast.Expression:
+    """Return a condition's syntax, of which no part can do more than compute with small numbers.
+
+    Raises:
+        NotCovered: it is more than arithmetic on sizes.
+    """
+    try:
+        tree = ast.parse(text if len(text) <= _LONGEST_CONDITION else "", mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NotCovered(message("a condition on sizes cannot be read ({text})", text=text[:_SHOWN])) from error
+    level: list[ast.AST] = [tree]
+    for _ in range(_DEEPEST_CONDITION):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise NotCovered(message("a condition on sizes cannot be read ({text})", text=text[:_SHOWN]))
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
+        if not isinstance(node, _ALLOWED) or named or not _small_power(node) or not _small_number(node):
+            raise NotCovered(message("a condition on sizes is more than arithmetic ({text})", text=text[:_SHOWN]))
+    return tree
+
+
+def _names_in(text: str) -> set[str]:
+    return {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)} - _FUNCTIONS.keys()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -223,19 +271,19 @@ def _compiled(text: str, ties: bool = False) -> Callable[[Mapping[str, int]], bo
     Raises:
         NotCovered: it is more than arithmetic on sizes.
     """
-    try:
-        tree = ast.parse(text, mode="eval")
-    except SyntaxError as error:
-        raise NotCovered(message("a condition on sizes cannot be read ({text})", text=text)) from error
-    for node in ast.walk(tree):
-        named = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
-        if not isinstance(node, _ALLOWED) or named or _large_power(node):
-            raise NotCovered(message("a condition on sizes is more than arithmetic ({text})", text=text))
+    tree = _parsed(text)
     comparison = tree.body
     if ties and isinstance(comparison, ast.Compare):
         comparison.ops = [_OR_EQUAL.get(type(op), type(op))() for op in comparison.ops]
     code = compile(tree, "<condition>", "eval")
-    return lambda values: bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(values)))
+
+    def holds(values: Mapping[str, int]) -> bool:
+        try:
+            return bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(values)))
+        except ArithmeticError:  # where it divides by nothing it says nothing
+            return False
+
+    return holds
 
 
 def batch_tensor(specs: Sequence[TensorSpec]) -> int | None:

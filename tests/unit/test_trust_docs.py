@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from onediff_comfy.folders import cache_folder
 from onediff_comfy.store.artifact import FORMAT, Artifact, Manifest, Part, pack
-from onediff_comfy.store.folders import cache_folder
 from onediff_comfy.store.store import _limit
 
 
