@@ -197,7 +197,7 @@ def _import(options: argparse.Namespace) -> int:
 def _artifacts(name: str) -> list[Any]:
     """The graphs in the file ``name``, or the kept one whose key begins with ``name``."""
     from .files import read_regular
-    from .store.artifact import MAX_FILE, ArtifactError, unpack
+    from .store.artifact import MAX_FILE, unpack
 
     path = Path(name)
     if os.path.lexists(name) and not path.is_dir():
@@ -206,7 +206,7 @@ def _artifacts(name: str) -> list[Any]:
     if len(found) != 1:
         raise LookupError(f"{len(found) or 'no'} graphs have a key that begins with {name}; see graphs list")
     if found[0].artifact is None:
-        raise ArtifactError(f"{found[0].path}: {found[0].problem}")
+        raise LookupError(f"{found[0].path}: {found[0].problem}")
     return [found[0].artifact]
 
 

@@ -12,6 +12,8 @@ from .messages import message, printable
 
 TEMPORARY_SUFFIX = ".part"
 
+_LONGEST_NAME = 200
+"""Bytes of a name: file systems take 255, less what is added to it."""
 _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -75,6 +77,29 @@ def _refuse_rights(path: Path, status: os.stat_result, forbidden: int) -> None:
                 path=path,
                 mode=f"{stat.S_IMODE(status.st_mode):o}",
             )
+        )
+
+
+def check_name(name: str) -> None:
+    """Refuse what no file can be named, before there is anything to write.
+
+    Args:
+        name: as a person gives it: may name folders too.
+
+    Raises:
+        ValueError: says what to change.
+    """
+    if not name.isprintable():
+        raise ValueError(
+            message(
+                "{name} has characters that names of files cannot have; use letters, digits and spaces",
+                name=printable(name),
+            )
+        )
+    longest = max(len(part.encode()) for part in name.split("/"))
+    if longest > _LONGEST_NAME:
+        raise ValueError(
+            message("a name of {length} characters is too long for a file; use a shorter one", length=longest)
         )
 
 

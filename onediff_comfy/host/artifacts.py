@@ -12,7 +12,7 @@ import torch
 
 from ..engines import choose
 from ..engines.base import EngineError
-from ..files import read_regular, write_atomically
+from ..files import check_name, read_regular, write_atomically
 from ..graphs.dispatch import Dispatcher
 from ..graphs.key import Manner, compiler
 from ..messages import Message, joined, message, printable
@@ -26,9 +26,6 @@ from .process import library, store
 from .rehearsal import rehearse, rehearse_vae
 
 log = logging.getLogger(__name__)
-
-_LONGEST_NAME = 200
-"""Bytes of a file's or folder's name: file systems take 255, less what is added to it."""
 
 
 def save_graphs(
@@ -343,18 +340,7 @@ def _path_for(name: str) -> Path:
     Raises:
         ValueError: no file can have such a name, or it is outside the folder.
     """
-    if not name.isprintable():
-        raise ValueError(
-            message(
-                "{name} has characters that names of files cannot have; use letters, digits and spaces",
-                name=printable(name),
-            )
-        )
-    longest = max(len(part.encode()) for part in name.split("/"))
-    if longest > _LONGEST_NAME:
-        raise ValueError(
-            message("a name of {length} characters is too long for a file; use a shorter one", length=longest)
-        )
+    check_name(name)
     folder = Path(folder_paths.get_folder_paths(FOLDER)[0])
     path = (folder / f"{name.removesuffix(SUFFIX)}{SUFFIX}").resolve()
     if not name.strip() or not path.is_relative_to(folder.resolve()) or path.name == SUFFIX:

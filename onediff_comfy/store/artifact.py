@@ -42,7 +42,8 @@ _MAX_GRAPHS = 1000
 _MAX_VALUES = 2_000_000
 
 _SEAL = re.compile(r"([0-9a-f]{64})?")
-_PART = re.compile(r"(0|[1-9][0-9]{0,3})/([A-Za-z0-9_.+-]+(?:/[A-Za-z0-9_.+-]+)*)")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
+_PART_NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+(?:/[A-Za-z0-9_.+-]+)*", re.ASCII)
 _LONGEST_NAME = 250
 
 
@@ -278,10 +279,15 @@ def _entries(content: bytes) -> list[dict[str, str]]:
 
 def _place(name: str, graphs: int) -> tuple[int, str]:
     """Return the graph that a part belongs to, and the part's name. No part has two spellings."""
-    found = _PART.fullmatch(name) if len(name) <= _LONGEST_NAME else None
-    if found is None or int(found[1]) >= graphs or not {".", ".."}.isdisjoint(found[2].split("/")):
+    number, _, part = name.partition("/")
+    if not _NUMBER.fullmatch(number) or int(number) >= graphs or not is_part_name(part):
         raise ValueError("a part has a name that none has")
-    return int(found[1]), found[2]
+    return int(number), part
+
+
+def is_part_name(name: str) -> bool:
+    """Return True if a part can have this name: it is a path that leads nowhere but down, and has one spelling."""
+    return len(name) <= _LONGEST_NAME and _PART_NAME.fullmatch(name) is not None
 
 
 def _in_short(error: Exception) -> str:

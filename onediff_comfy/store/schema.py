@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from .artifact import is_part_name
+
+
+def _part_name(name: str) -> str:
+    if not is_part_name(name):
+        raise ValueError("no part has such a name")
+    return name
+
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 EngineName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,64}$")]
-PartName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]+(/[A-Za-z0-9_.+-]+)*$", max_length=250)]
+PartName = Annotated[str, AfterValidator(_part_name)]
 Text = Annotated[str, StringConstraints(max_length=2_000)]
 LongText = Annotated[str, StringConstraints(max_length=2_000_000)]
 Size = Annotated[int, Field(ge=0, le=1 << 40)]

@@ -69,10 +69,14 @@ def test_a_key_that_is_there_needs_no_folder_to_write_to(
 ) -> None:
     seal = Trust(tmp_path).seal("text")
 
-    def refuse(*_args: object) -> None:
-        raise PermissionError("read-only")
+    opened = os.open
 
-    monkeypatch.setattr(os, "open", refuse)
+    def read_only(path: str, flags: int, *mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise PermissionError("read-only")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
     assert Trust(tmp_path).seal("text") == seal
     assert Trust(tmp_path).outlives_process
     assert warnings(caplog) == []

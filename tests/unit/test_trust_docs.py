@@ -15,14 +15,19 @@ from onediff_comfy.store.artifact import FORMAT, Artifact, Manifest, Part, pack
 from onediff_comfy.store.store import _limit
 
 
-def _artifact(target: str) -> Artifact:
+def artifact_of(target: str) -> Artifact:
+    """A graph that nobody sealed yet, of little bytes."""
     data = {"constants": b"", "engine/artifact": b"code"}
     parts = {name: Part.of(content) for name, content in data.items()}
-    texts: dict[str, Any] = dict.fromkeys(("key", "capture", "created"), "x")
-    maps: dict[str, Any] = {name: {} for name in ("options", "shapes", "binding", "options_read")}
+    shapes: dict[str, Any] = {"axes": [], "limits": {}, "conditions": []}
     manifest = Manifest(
-        **texts,
-        **maps,
+        key="5" * 64,
+        capture="c" * 64,
+        created="2026-11-23T10:00:00+00:00",
+        options={},
+        options_read={},
+        shapes=shapes,
+        binding={"inputs": [], "output": "", "folds": []},
         target=target,
         engine="inductor",
         environment={"device": "cpu"},
@@ -39,7 +44,7 @@ def test_the_lines_on_the_page_print_what_is_in_a_file(
 ) -> None:
     page = (root / "docs" / "trust.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "sdxl 1024x1024.graph").write_bytes(pack([_artifact("UNet"), _artifact("Größe")]))
+    (tmp_path / "sdxl 1024x1024.graph").write_bytes(pack([artifact_of("UNet"), artifact_of("Größe")]))
     monkeypatch.chdir(tmp_path)
     exec(code, {})
     assert capsys.readouterr().out.splitlines() == [
@@ -49,7 +54,7 @@ def test_the_lines_on_the_page_print_what_is_in_a_file(
 
 def test_the_page_says_what_a_file_looks_like(root: Path) -> None:
     page = (root / "docs" / "trust.md").read_text()
-    content = pack([_artifact("UNet")])
+    content = pack([artifact_of("UNet")])
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     assert f"`{header['__metadata__']['format']}`" in page
