@@ -211,7 +211,7 @@ _FUNCTIONS: Mapping[str, Any] = {"max": max, "min": min}
 
 _LARGEST_POWER = 8
 _LARGEST_NUMBER = 1 << 63
-_LONGEST_CONDITION = 5_000
+_LONGEST_CONDITION = 20_000
 _DEEPEST_CONDITION = 100
 """Levels of an expression. Python compiles no expression of any depth."""
 _SHOWN = 200

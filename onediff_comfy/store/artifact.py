@@ -132,8 +132,8 @@ class Manifest:
                     )
                 )
             schema.check(fields)
-            fields["parts"] = {name: Part(**part) for name, part in fields["parts"].items()}
-            return cls(**fields)
+            known = {name: fields[name] for name in cls.__dataclass_fields__}
+            return cls(**known | {"parts": {name: Part(**part) for name, part in fields["parts"].items()}})
         except ArtifactError:
             raise
         except Exception as error:  # any shape of JSON may come in here

@@ -30,12 +30,14 @@ _MANY = 50_000
 
 
 class _Strict(BaseModel):
-    """Nothing is converted, and what is not known is refused: a reader must not understand less than the writer."""
+    """Nothing is converted. What a later version added is passed over: what changes a meaning raises the format."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class _Part(_Strict):
+    model_config = ConfigDict(extra="forbid")
+
     size: Size
     sha256: Digest
 
@@ -46,7 +48,7 @@ class _Shapes(_Strict):
         Field(max_length=_MANY),
     ]
     limits: Annotated[dict[Text, Annotated[list[Signed | None], Pair]], Field(max_length=1_000)]
-    conditions: Annotated[list[Annotated[str, StringConstraints(max_length=5_000)]], Field(max_length=10_000)]
+    conditions: Annotated[list[Annotated[str, StringConstraints(max_length=20_000)]], Field(max_length=10_000)]
     batch: Text | None = None
 
 

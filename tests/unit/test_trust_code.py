@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def environment() -> dict[str, str | None]:
 # -- the folder ----------------------------------------------------------------------------------
 
 
-def test_inductor_and_triton_are_told_of_a_private_folder_and_only_for_a_while(folders: Path) -> None:
+def test_inductor_is_told_of_a_private_folder_for_a_while(folders: Path) -> None:
     from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
     before = environment()
@@ -56,6 +57,13 @@ def test_inductor_and_triton_are_told_of_a_private_folder_and_only_for_a_while(f
         assert Path(cache_dir()) == passing != folder and Path(triton_cache_dir(0)).is_relative_to(passing)
         assert stat.S_IMODE(passing.stat().st_mode) == 0o700
     assert environment() == before and not passing.exists()
+
+
+def test_other_threads_use_the_folder_meanwhile(folders: Path) -> None:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    with in_code_folder() as folder, ThreadPoolExecutor() as threads:
+        assert threads.submit(cache_dir).result() == str(folder)
 
 
 def test_a_folder_that_a_person_chose_is_taken(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_what_is_written_is_private_whatever_the_umask(tmp_path: Path, no_umask:
     assert stat.S_IMODE((tmp_path / "folder" / "file").stat().st_mode) == 0o600
 
 
-def test_graphs_and_notes_and_the_list_of_trusted_ones_are_private(tmp_path: Path, no_umask: None) -> None:
+def test_graphs_notes_and_the_list_of_trusted_ones_are_private(tmp_path: Path, no_umask: None) -> None:
     from test_trust_docs import artifact_of
 
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
