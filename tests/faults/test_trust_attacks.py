@@ -296,11 +296,13 @@ def test_hostile_conditions_are_shown_as_unreadable(store: GraphStore, command: 
     assert status == 0 and "cannot be read" in printed
 
 
-def test_a_condition_that_divides_by_nothing_holds_for_no_size() -> None:
+def test_a_condition_that_divides_by_nothing_or_compares_no_numbers_holds_for_no_size() -> None:
+    four, three = (TensorSpec((size, 4), torch.float32, torch.device("cpu")) for size in (4, 3))
     shapes = ShapeRange.from_json({**SHAPES, "conditions": ["s0 % (s0 - 3) == 0"]})
-    four, three = (TensorSpec((size, 4), torch.float32, "cpu") for size in (4, 3))
     assert shapes.values([four]) == {"s0": 4}
     assert shapes.values([three]) is None
+    for text in ("max > 1", "max(s0) > 1", "min() > 1"):
+        assert ShapeRange.from_json({**SHAPES, "conditions": [text]}).values([four]) is None
 
 
 # -- one bad file ----------------------------------------------------------------------------------
