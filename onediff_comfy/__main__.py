@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _failed(error: Exception) -> int:
-    print(f"onediff-comfy: {error}", file=sys.stderr)  # noqa: T201
+    _print(f"onediff-comfy: {error}", sys.stderr)
     return 1
 
 
@@ -108,8 +109,6 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from .capture.shapes import ShapeRange
-
     manifests = [artifact.manifest for artifact in _artifacts(options.graph)]
     if options.json:
         _print_json([json.loads(manifest.to_json()) for manifest in manifests])
@@ -123,11 +122,21 @@ def _show(options: argparse.Namespace) -> int:
             for key, value in sorted(fields[name].items()):
                 text = f"{value['size']} bytes, sha256 {value['sha256']}" if name == "parts" else value
                 _print(f"  {key:32} {text}")
-        _print(f"{'sizes':16} {ShapeRange.from_json(fields['shapes'])}")
+        _print(f"{'sizes':16} {_sizes(manifest)}")
         _print("signature")
         for line in fields["signature"]:
             _print(f"  {line}")
     return 0
+
+
+def _sizes(manifest: Any) -> str:
+    from .capture.call import NotCovered
+    from .capture.shapes import ShapeRange
+
+    try:
+        return str(ShapeRange.from_json(manifest.shapes))
+    except (NotCovered, ValueError, KeyError, TypeError) as error:
+        return f"cannot be read ({error})"
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -167,15 +176,17 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from .store.artifact import unpack
+    from .files import read_regular
+    from .store.artifact import MAX_FILE, unpack
 
     store = _store()
-    artifacts = unpack(options.file.read_bytes())
+    artifacts = unpack(read_regular(options.file, MAX_FILE))
     for artifact in artifacts:
         artifact.checked_parts()
+    for artifact in artifacts:
         if options.trust:
             store.trust(artifact)
-        store.adopt(artifact)
+        store.adopt(artifact, options.file)
     if options.json:
         _print_json([artifact.manifest.key for artifact in artifacts])
     else:
@@ -185,23 +196,27 @@ def _import(options: argparse.Namespace) -> int:
 
 def _artifacts(name: str) -> list[Any]:
     """The graphs in the file ``name``, or the kept one whose key begins with ``name``."""
-    from .store.artifact import unpack
+    from .files import read_regular
+    from .store.artifact import MAX_FILE, unpack
 
-    if Path(name).is_file():
-        return unpack(Path(name).read_bytes())
-    found = [a for entry in _store().entries() for a in entry.artifacts if a.manifest.key.startswith(name)]
+    path = Path(name)
+    if os.path.lexists(name) and not path.is_dir():
+        return list(unpack(read_regular(path, MAX_FILE)))
+    found = [entry for entry in _store().entries() if entry.path.stem.startswith(name)]
     if len(found) != 1:
         raise LookupError(f"{len(found) or 'no'} graphs have a key that begins with {name}; see graphs list")
-    return found
+    if found[0].artifact is None:
+        raise LookupError(f"{found[0].path}: {found[0].problem}")
+    return [found[0].artifact]
 
 
 def _row(entry: Any) -> dict[str, Any]:
-    manifest = entry.artifacts[0].manifest if entry.artifacts else None
+    manifest = entry.artifact.manifest if entry.artifact else None
     return {
         "key": entry.path.stem,
         "path": str(entry.path),
         "mb": round(entry.nbytes / 2**20, 3),
-        "used": time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)),
+        "used": _when(entry.used),
         "target": manifest.target if manifest else None,
         "engine": manifest.engine if manifest else None,
         "created": manifest.created if manifest else None,
@@ -210,18 +225,31 @@ def _row(entry: Any) -> dict[str, Any]:
     }
 
 
+def _when(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (ValueError, OSError, OverflowError):  # a file may say that it is of any time
+        return "?"
+
+
 def _store() -> Any:
     from .store.store import default_store
 
     return default_store()
 
 
-def _print(text: str) -> None:
-    print(text)  # noqa: T201
+def _print(text: str, stream: Any = None) -> None:
+    """Print a line. What a file says may hold anything, and a terminal obeys some of it."""
+    from .messages import printable
+
+    stream = stream or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
 def _print_json(value: Any) -> None:
-    _print(json.dumps(value, indent=1))
+    for line in json.dumps(value, indent=1).splitlines():  # in ASCII: what a terminal acts on is escaped
+        _print(line)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,158 @@
-"""Writing files so that no reader, crash or full disk ever leaves half of one."""
+"""Reading and writing files: never half of one, never something that is no file, private unless a person shares it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import stat
 from pathlib import Path
 
+from .messages import message, printable
+
 TEMPORARY_SUFFIX = ".part"
+
+_LONGEST_NAME = 200
+"""Bytes of a name: file systems take 255, less what is added to it."""
+_PRIVATE_FILE = 0o600
+_PRIVATE_FOLDER = 0o700
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_ANYTHING = stat.S_IRWXG | stat.S_IRWXO
+"""Rights that a file may have to be refused for, as mode bits."""
+
+# A FIFO that nobody writes to would hold whoever opens it for ever, a terminal could become ours.
+_READ = (
+    os.O_RDONLY
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOCTTY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+
+
+class NotPrivate(PermissionError):
+    """Other users of this machine own a file or folder of ours, or have rights to it."""
+
+
+def read_regular(path: Path, limit: int, forbidden: int = 0) -> bytes:
+    """Return the content of a regular file. What is opened is what is judged: nothing can be exchanged in between.
+
+    Args:
+        path: of a regular file, or of a link to one.
+        limit: bytes that it may have.
+        forbidden: rights of others that it must not have, as mode bits; if any, it must be ours as well.
+
+    Raises:
+        NotPrivate: others own it or have such rights to it.
+        OSError: it is missing, a folder, a pipe or a device, or longer than ``limit``.
+    """
+    try:
+        descriptor = os.open(path, _READ)
+    except ValueError as error:
+        raise OSError(message("no file can have the name {path}", path=printable(str(path)))) from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(message("{path} is not a regular file", path=path))
+        if forbidden:
+            _refuse_rights(path, status, forbidden)
+        if status.st_size > limit:
+            raise OSError(message("{path} is larger than {limit} MB", path=path, limit=limit >> 20))
+        content = file.read(status.st_size + 1)
+        if len(content) > status.st_size:  # of a file that grows without end, too
+            raise OSError(message("{path} was written to while it was read", path=path))
+        return content
+
+
+def _refuse_rights(path: Path, status: os.stat_result, forbidden: int) -> None:
+    """Refuse what others own or have rights to. Root may use what any user owns: containers are run like that."""
+    if os.name != "posix":  # elsewhere a person's folders are private by other means
+        return
+    if status.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
+        raise NotPrivate(message("{path} belongs to another user; remove it, or take it over", path=path))
+    if status.st_mode & forbidden:
+        raise NotPrivate(
+            message(
+                "other users of this machine have access to {path} (mode {mode}); run: chmod go-rwx {path}",
+                path=path,
+                mode=f"{stat.S_IMODE(status.st_mode):o}",
+            )
+        )
+
+
+def check_name(name: str) -> None:
+    """Refuse what no file can be named, before there is anything to write.
+
+    Args:
+        name: as a person gives it: may name folders too.
+
+    Raises:
+        ValueError: says what to change.
+    """
+    if not name.isprintable():
+        raise ValueError(
+            message(
+                "{name} has characters that names of files cannot have; use letters, digits and spaces",
+                name=printable(name),
+            )
+        )
+    longest = max(len(part.encode()) for part in name.split("/"))
+    if longest > _LONGEST_NAME:
+        raise ValueError(
+            message("a name of {length} characters is too long for a file; use a shorter one", length=longest)
+        )
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that no other user can write to or put another in the place of, or find that it is one.
+
+    Returns:
+        Its path without links, so that none of them can lead elsewhere later.
+
+    Raises:
+        NotPrivate: others could change it, or a folder that it is in.
+        OSError: it cannot be made, or is a link.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)
+    path = path.parent.resolve(strict=True) / path.name
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=_PRIVATE_FOLDER)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise OSError(message("{path} is not a folder", path=path))
+    _refuse_rights(path, status, OTHERS_ANYTHING)
+    for folder in (path, *path.parents):
+        _refuse_exchangeable(folder)
+    return path
+
+
+def ours_alone(folder: Path) -> bool:
+    """Return True if no other user can put anything into a folder, or another folder in its place."""
+    try:
+        for place in (folder, *folder.parents):
+            _refuse_exchangeable(place)
+            if place.is_symlink():
+                return False
+        return folder.is_dir() and not folder.lstat().st_mode & stat.S_ISVTX
+    except OSError:
+        return False
+
+
+def _refuse_exchangeable(folder: Path) -> None:
+    """Refuse a folder in which other users can rename what is ours: unlike a file, also where we are root."""
+    if os.name != "posix":
+        return
+    status = folder.lstat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise NotPrivate(message("{path} belongs to another user; remove it, or take it over", path=folder))
+    if not status.st_mode & stat.S_ISVTX:  # in a sticky folder only a file's owner renames it
+        _refuse_rights(folder, status, OTHERS_WRITE)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``: afterwards it is there whole, or what was there before still is.
+
+    Only this user may read it, whatever the umask: whoever wants to share a file says so.
 
     Raises:
         OSError: the disk is full, the folder is read-only, ...; nothing is left behind.
@@ -19,8 +160,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Short, because path may already be as long as names may be; unique, because others write too.
     temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        with temporary.open("xb") as file:
+        with os.fdopen(os.open(temporary, flags, _PRIVATE_FILE), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

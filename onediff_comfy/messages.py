@@ -76,3 +76,11 @@ def first_line(error: BaseException) -> str:
     """What an exception says in one line; of one that was raised with a message, the message."""
     text = str(error)
     return text if isinstance(text, Message) else (text.strip().splitlines() or [message("no message")])[0]
+
+
+def printable(text: str) -> str:
+    """Return a text from a file with what a terminal would act on, or cannot show, written as escapes."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for character in text
+    )

@@ -9,10 +9,8 @@ a size outside it.
 
 from __future__ import annotations
 
-import ast
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from ..messages import message
 from .call import NotCovered, TensorSpec
+from .conditions import compiled, names_in
 
 Axis = int | tuple[int, str]
 """One axis of a tensor: exactly this size, or this many times the value of a symbol."""
@@ -70,7 +69,7 @@ class ShapeRange:
             if values[name] < low or (high is not None and values[name] > high):
                 return None
         single = self.batch is not None and values[self.batch] == 1
-        return values if all(_compiled(text, ties=single)(values) for text in self.conditions) else None
+        return values if all(compiled(text, ties=single)(values) for text in self.conditions) else None
 
     def __str__(self) -> str:
         tensors = " ".join("x".join(map(_axis_text, axes)) or "scalar" for axes in self.axes)
@@ -93,17 +92,25 @@ class ShapeRange:
 
         Raises:
             ValueError, KeyError, TypeError: it is something else.
+            NotCovered: a condition is more than arithmetic on sizes.
         """
-        conditions = tuple(map(str, fields["conditions"]))
         limits = {
             str(name): (int(low), None if high is None else int(high)) for name, (low, high) in fields["limits"].items()
         }
-        for text in conditions:
-            _compiled(text)
         axes = tuple(
             tuple(a if isinstance(a, int) else (int(a[0]), str(a[1])) for a in tensor) for tensor in fields["axes"]
         )
-        return cls(axes, limits, conditions, None if fields["batch"] is None else str(fields["batch"]))
+        conditions = tuple(map(str, fields["conditions"]))
+        batch = None if fields.get("batch") is None else str(fields["batch"])
+        symbols = {axis[1] for tensor in axes for axis in tensor if not isinstance(axis, int)}
+        if symbols != limits.keys() or (batch is not None and batch not in symbols):
+            raise ValueError("the sizes have symbols without limits, or limits without a symbol")
+        if any(axis[0] < 1 for tensor in axes for axis in tensor if not isinstance(axis, int)):
+            raise ValueError("a size is no multiple of a symbol")
+        for text in conditions:
+            if not names_in(text) <= symbols:
+                raise ValueError("a condition is about another symbol than those of the sizes")
+        return cls(axes, limits, conditions, batch)
 
 
 def _axis_text(axis: Axis) -> str:
@@ -187,55 +194,8 @@ class _Symbols:
             text = PythonPrinter().doprint(expression.xreplace(renamed))
             if text not in seen:
                 seen.add(text)
-                _compiled(text)
+                compiled(text)
                 yield text
-
-
-# What the conditions of a range may consist of: arithmetic and comparisons of sizes, nothing that
-# could run anything else.
-_ALLOWED = (
-    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
-    ast.FloorDiv, ast.Div, ast.Mod, ast.Pow, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Name,
-    ast.Load, ast.Constant, ast.Call,
-)  # fmt: skip
-_FUNCTIONS: Mapping[str, Any] = {"max": max, "min": min}
-
-
-_LARGEST_POWER = 8
-_OR_EQUAL: Mapping[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.Gt: ast.GtE}
-
-
-def _large_power(node: ast.AST) -> bool:
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)):
-        return False
-    exponent = node.right.value if isinstance(node.right, ast.Constant) else None
-    return not (isinstance(exponent, int) and 0 <= exponent <= _LARGEST_POWER)
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(text: str, ties: bool = False) -> Callable[[Mapping[str, int]], bool]:
-    """A condition as a function of the symbols' values.
-
-    Args:
-        text: a Python expression.
-        ties: whether a comparison for less or greater also holds between equals.
-
-    Raises:
-        NotCovered: it is more than arithmetic on sizes.
-    """
-    try:
-        tree = ast.parse(text, mode="eval")
-    except SyntaxError as error:
-        raise NotCovered(message("a condition on sizes cannot be read ({text})", text=text)) from error
-    for node in ast.walk(tree):
-        named = isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
-        if not isinstance(node, _ALLOWED) or named or _large_power(node):
-            raise NotCovered(message("a condition on sizes is more than arithmetic ({text})", text=text))
-    comparison = tree.body
-    if ties and isinstance(comparison, ast.Compare):
-        comparison.ops = [_OR_EQUAL.get(type(op), type(op))() for op in comparison.ops]
-    code = compile(tree, "<condition>", "eval")
-    return lambda values: bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(values)))
 
 
 def batch_tensor(specs: Sequence[TensorSpec]) -> int | None:

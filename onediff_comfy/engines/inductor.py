@@ -6,11 +6,12 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from ..capture.forms import FOR_INDUCTOR, Forms, wide_attention
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 from ..capture.upsampled import fold_upsampling
-from ..files import write_atomically
 from ..messages import Message, first_line, message
 from .base import CompiledGraph, Engine, EngineError
+from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
 from .launch import by_address
 
 # Eager rounds to 16 bits after every operator, a fused kernel only at its end. Mostly that is more
@@ -36,6 +37,9 @@ _REGIONS_SINCE = (2, 11)
 
 _ARTIFACT = "artifact"
 _KERNELS = "kernels/"
+# As torch/_inductor/codecache.py names what it compiles (get_path): a folder of the name's second and third character,
+# the name of 51 characters of base 32 after a c, and "main" where there is a second file of its own for the kernels.
+_KERNEL = re.compile(r"([a-z2-7]{2})/c(?=\1)[a-z2-7]{51}(?:\.main)?\.so")
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ class InductorEngine(Engine):
             return message("Triton is not installed; install the triton package that fits this torch")
         if device.type not in ("cpu", "cuda", "xpu"):
             return message("Inductor has no backend for {device} devices", device=device.type)
-        return _unwritable_cache_folder()
+        return unusable()
 
     def prepare(self) -> None:
         import torch._inductor.compile_fx
@@ -91,13 +95,15 @@ class InductorEngine(Engine):
         return {"triton": _version_of("triton") or _version_of("triton-windows") or "none"}
 
     def compile(self, capture: Capture) -> CompiledGraph:
-        with contextlib.ExitStack() as stack:
-            folder = _own_cache_folder(stack) if _on_cpu(capture) else None
+        # On the CPU an Inductor artifact holds the source of its kernels and expects to find the shared objects in the
+        # cache folder. To keep them with the artifact we must know which ones they are. (On a GPU they are in it.)
+        on_cpu = _on_cpu(capture)
+        with in_new_code_folder() if on_cpu else in_code_folder() as folder:
             try:
                 artifact = _compiled(capture)
             except Exception as error:
                 raise _explained(error) from error
-            kernels = _shared_objects(folder) if folder else {}
+            kernels = _shared_objects(folder) if on_cpu else {}
             return InductorGraph(capture.binding, capture.shapes, artifact, kernels)
 
     def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes] | None:
@@ -111,22 +117,39 @@ class InductorEngine(Engine):
         return parts
 
     def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
-        from torch._inductor.standalone_compile import CompiledArtifact
-
         kernels = {name.removeprefix(_KERNELS): code for name, code in parts.items() if name.startswith(_KERNELS)}
-        for name, code in kernels.items():
-            path = Path(cache_dir(), *PurePosixPath(name).parts)
-            if not path.exists():  # names are hashes of source and compiler command
-                write_atomically(path, code)
+        if not all(map(_KERNEL.fullmatch, kernels)) or set(parts) != {
+            _ARTIFACT,
+            *(_KERNELS + name for name in kernels),
+        }:
+            raise EngineError(message("its machine code has names that Inductor does not give"))
         wide_attention()  # the operator must be there before code that calls it is
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, _ARTIFACT)
-            path.write_bytes(parts[_ARTIFACT])
-            artifact = CompiledArtifact.load(path=str(path), format="binary")
+        try:
+            with in_code_folder() as folder:
+                artifact = _loaded(parts[_ARTIFACT], kernels, folder)
+        except Exception as error:
+            # What else lies in the folder (sources, a GPU's kernels) may be cut short, or it is one where no code runs.
+            log.info("OneDiff: loading once more, in an empty folder (%s: %s)", type(error).__name__, first_line(error))
+            log.debug("loading from the folder of machine code failed", exc_info=True)
+            empty_own_folder()
+            with in_new_code_folder() as folder:
+                artifact = _loaded(parts[_ARTIFACT], kernels, folder)
         graph = InductorGraph(binding, shapes, artifact, kernels)
         graph.code_bytes = sum(map(len, parts.values()))
         return graph
+
+
+def _loaded(artifact: bytes, kernels: Mapping[str, bytes], folder: Path) -> Any:
+    import torch._inductor.config as inductor_config
+    from torch._inductor.standalone_compile import CompiledArtifact
+
+    for name, code in kernels.items():
+        put_code(folder / name, code)
+    with tempfile.TemporaryDirectory() as passing:
+        path = Path(passing, _ARTIFACT)
+        path.write_bytes(artifact)
+        with inductor_config.patch(_compiled_headers()):
+            return CompiledArtifact.load(path=str(path), format="binary")
 
 
 def _shares_regions() -> bool:
@@ -193,12 +216,17 @@ def _compile(capture: Capture, graph: torch.fx.GraphModule) -> Any:
 
 
 def _config(capture: Capture) -> dict[str, bool]:
-    config = {"emulate_precision_casts": _computes_in(capture, _ROUND_LIKE_EAGER)}
+    config = {"emulate_precision_casts": _computes_in(capture, _ROUND_LIKE_EAGER), **_compiled_headers()}
     if not _on_cpu(capture):
         # Inductor turns convolutions to channels-last by itself, except where sizes are symbols or channels
         # few. Measured on SDXL, H200, symbols: 36.4 ms a step with it, 37.8 without.
         config["force_layout_optimization"] = True
     return config
+
+
+def _compiled_headers() -> dict[str, bool]:
+    """Keep Inductor from compiled headers that others may have made. Its names of kernels tell whether it uses any."""
+    return {} if headers_are_ours() else {"cpp_cache_precompile_headers": False}
 
 
 def _computes_in(capture: Capture, dtype: torch.dtype) -> bool:
@@ -210,22 +238,9 @@ def _on_cpu(capture: Capture) -> bool:
     return all(example.device.type == "cpu" for example in capture.examples() if isinstance(example, torch.Tensor))
 
 
-def _own_cache_folder(stack: contextlib.ExitStack) -> Path:
-    """An empty cache folder for one compilation, until ``stack`` closes.
-
-    On the CPU an Inductor artifact holds the source of its kernels and expects to find the shared
-    objects in the cache folder, which by default is one that a reboot empties. To keep them with
-    the artifact we must know which ones they are. (On a GPU the kernels are in the artifact.)
-    """
-    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
-
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onediff-", ignore_cleanup_errors=True))
-    stack.enter_context(temporary_cache_dir(folder))
-    return Path(folder)
-
-
 def _shared_objects(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*.so"))}
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.so"))}
+    return {name: path.read_bytes() for name, path in found.items() if _KERNEL.fullmatch(name)}
 
 
 def _version_of(distribution: str) -> str | None:
@@ -233,25 +248,6 @@ def _version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _unwritable_cache_folder() -> Message | None:
-    """Why Inductor, which writes every kernel to its cache folder, cannot; known before minutes of work."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "(default)")
-    try:
-        folder = cache_dir()
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return message(
-            "its cache folder {folder} cannot be written to ({error}); "
-            "make it writable or set TORCHINDUCTOR_CACHE_DIR to a folder that is",
-            folder=folder,
-            error=error.strerror or error,
-        )
 
 
 def _explained(error: Exception) -> EngineError:

@@ -14,6 +14,7 @@ from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, GraphInput
 from ..engines.base import CompiledGraph, Engine
 from ..store.artifact import Artifact, Manifest, Part
+from ..store.trust import VerifiedArtifact
 from .key import GraphKey
 from .step_cache import ReusableGraph
 
@@ -72,11 +73,11 @@ def to_artifact(
     return Artifact(manifest.to_json(), "", data)
 
 
-def from_artifact(artifact: Artifact, engine: Engine, device: torch.device) -> CompiledGraph:
-    """Load a checked artifact. Runs code that is in it: only for what ``Trust`` passed.
+def from_artifact(artifact: VerifiedArtifact, engine: Engine, device: torch.device) -> CompiledGraph:
+    """Load an artifact. Runs code that is in it.
 
     Args:
-        artifact: sealed or trusted, with checked parts.
+        artifact: sealed or trusted, with exactly the parts that its manifest names.
         engine: the one that made it.
         device: where the graph computes; its constants go there.
     """

@@ -12,14 +12,14 @@ import torch
 
 from ..engines import choose
 from ..engines.base import EngineError
-from ..files import write_atomically
+from ..files import check_name, read_regular, write_atomically
 from ..graphs.key import Manner, compiler
-from ..messages import Message, joined, message
+from ..messages import Message, joined, message, printable
 from ..serving.dispatcher import Dispatcher
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
-from ..store.artifact import Artifact, ArtifactError, pack, unpack
-from ..store.trust import Untrusted
+from ..store.artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
+from ..store.trust import Untrusted, VerifiedArtifact
 from .drift import KINDS
 from .kinds import accelerated_by, device_of, dispatcher_of, dtype_of, modules_of, node_of
 from .process import library, store
@@ -114,7 +114,7 @@ def _require_something(things: Mapping[str, Any]) -> None:
         )
 
 
-def _read(name: str) -> list[Artifact]:
+def _read(name: str) -> list[VerifiedArtifact]:
     """The graphs in a saved file, checked: whole, and of somebody that this installation trusts.
 
     Raises:
@@ -125,13 +125,9 @@ def _read(name: str) -> list[Artifact]:
         raise ValueError(message("there is no file {name} in models/{folder}", name=name, folder=FOLDER))
     path = Path(found)
     try:
-        artifacts = unpack(path.read_bytes())
-        for artifact in artifacts:
-            artifact.checked_parts()
-            store().check(artifact, path)
+        return [store().verified(artifact, path) for artifact in unpack(read_regular(path, MAX_FILE))]
     except (ArtifactError, Untrusted, OSError) as error:
         raise ValueError(message("{name} was not loaded: {error}", name=name, error=error)) from error
-    return artifacts
 
 
 def _accelerated(kind: str, thing: Any, engine: str, name: str, node_id: str | None) -> Any:
@@ -258,17 +254,22 @@ def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
     return None
 
 
-def describe(artifacts: list[Artifact]) -> str:
+def describe(artifacts: Sequence[Artifact]) -> str:
     """What is inside a file, for people: a few lines per graph."""
     lines: list[str] = []
     for artifact in artifacts:
         manifest = artifact.manifest
         size = sum(part.size for part in manifest.parts.values()) / 2**20
-        lines.append(f"{manifest.target} · {manifest.engine} · {size:.1f} MB")
+        lines.append(printable(f"{manifest.target} · {manifest.engine} · {size:.1f} MB"))
         lines.append(
-            message("  compiled {when} in {seconds:.0f} s", when=manifest.created, seconds=manifest.compile_seconds)
+            message(
+                "  compiled {when} in {seconds:.0f} s",
+                when=printable(manifest.created),
+                seconds=manifest.compile_seconds,
+            )
         )
-        lines.append("  " + ", ".join(f"{name} {value}" for name, value in sorted(manifest.environment.items())))
+        environment = ", ".join(f"{name} {value}" for name, value in sorted(manifest.environment.items()))
+        lines.append("  " + printable(environment))
     return joined("\n", lines)
 
 
@@ -334,6 +335,12 @@ def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: An
 
 
 def _path_for(name: str) -> Path:
+    """The file that a person names.
+
+    Raises:
+        ValueError: no file can have such a name, or it is outside the folder.
+    """
+    check_name(name)
     folder = Path(folder_paths.get_folder_paths(FOLDER)[0])
     path = (folder / f"{name.removesuffix(SUFFIX)}{SUFFIX}").resolve()
     if not name.strip() or not path.is_relative_to(folder.resolve()) or path.name == SUFFIX:

@@ -14,24 +14,37 @@ Weights are never in an artifact.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import safetensors
 import safetensors.torch
 import torch
 
-from ..messages import message
+from ..messages import message, printable
 
 FORMAT = 2
 """Raised when an older reader could misunderstand a newer file."""
 
 _MARK = "onediff-comfy compiled graphs"
-_MAX_HEADER = 100 << 20  # safetensors' own limit
+
+MAX_FILE = 4 << 30
+"""Bytes that a file of graphs may have; the largest graph that was seen has some 100 MB."""
+_MAX_HEADER = 32 << 20
+_MAX_GRAPHS = 1000
+# Of arrays, objects and their members: a header of nothing but empty arrays takes twenty times its size in memory.
+_MAX_VALUES = 2_000_000
+
+_SEAL = re.compile(r"([0-9a-f]{64})?")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
+_PART_NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+(?:/[A-Za-z0-9_.+-]+)*", re.ASCII)
+_LONGEST_NAME = 250
 
 
 class ArtifactError(Exception):
@@ -101,7 +114,13 @@ class Manifest:
             ArtifactError: the text is no manifest, or one of a newer format.
         """
         try:
-            fields = json.loads(text)
+            from . import schema
+        except ImportError as error:
+            raise ArtifactError(
+                message("compiled graphs cannot be read without pydantic, one of ComfyUI's requirements; install it")
+            ) from error
+        try:
+            fields = parse_json(text)
             if fields["format"] != FORMAT:
                 remedy = message("update the pack") if fields["format"] > FORMAT else message("compile it again")
                 raise ArtifactError(
@@ -112,13 +131,16 @@ class Manifest:
                         remedy=remedy,
                     )
                 )
-            fields["parts"] = {name: Part(**part) for name, part in fields["parts"].items()}
-            return cls(**fields)
+            schema.check(fields)
+            known = {name: fields[name] for name in cls.__dataclass_fields__}
+            return cls(**known | {"parts": {name: Part(**part) for name, part in fields["parts"].items()}})
         except ArtifactError:
             raise
         except Exception as error:  # any shape of JSON may come in here
             raise ArtifactError(
-                message("the manifest cannot be read ({kind}: {error})", kind=type(error).__name__, error=error)
+                message(
+                    "the manifest cannot be read ({kind}: {error})", kind=type(error).__name__, error=_in_short(error)
+                )
             ) from error
 
 
@@ -136,8 +158,13 @@ class Artifact:
     seal: str
     data: Mapping[str, bytes] = field(repr=False)
 
-    @property
+    @functools.cached_property
     def manifest(self) -> Manifest:
+        """What the graph is, as its text says.
+
+        Raises:
+            ArtifactError: see ``Manifest.from_json``.
+        """
         return Manifest.from_json(self.manifest_text)
 
     @property
@@ -145,18 +172,22 @@ class Artifact:
         """sha256 of the manifest, and through it of every part: the artifact's identity."""
         return hashlib.sha256(self.manifest_text.encode()).hexdigest()
 
-    def checked_parts(self) -> Mapping[str, bytes]:
-        """The parts, after comparing each with its digest.
+    def checked_parts(self) -> dict[str, bytes]:
+        """Return the parts, after comparing each with its digest: those that the manifest names and no others.
 
         Raises:
-            ArtifactError: a part is missing or is not what the manifest says.
+            ArtifactError: a part is missing, is not what the manifest says, or is one that the manifest does not name.
         """
-        for name, part in self.manifest.parts.items():
+        declared = self.manifest.parts
+        for name in self.data:
+            if name not in declared:
+                raise ArtifactError(message("part {name} is not in the manifest", name=name))
+        for name, part in declared.items():
             if name not in self.data:
                 raise ArtifactError(message("part {name} is missing", name=name))
             if Part.of(self.data[name]) != part:
                 raise ArtifactError(message("part {name} is damaged", name=name))
-        return self.data
+        return {name: self.data[name] for name in declared}
 
 
 def pack(artifacts: Sequence[Artifact]) -> bytes:
@@ -170,33 +201,95 @@ def pack(artifacts: Sequence[Artifact]) -> bytes:
             tensors[f"{number}/{name}"] = (
                 torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
             )
-    return safetensors.torch.save(tensors, {"format": _MARK, "graphs": json.dumps(entries)})
+    content = safetensors.torch.save(tensors, {"format": _MARK, "graphs": json.dumps(entries)})
+    _header(content)  # what could not be read again is not written
+    return content
 
 
 def unpack(content: bytes) -> list[Artifact]:
-    """The graphs in a file's bytes; reads, runs nothing.
+    """Return the graphs in a file's bytes; reads, runs nothing.
 
     Raises:
         ArtifactError: this is no artifact, or it is damaged beyond reading.
     """
     try:
-        (length,) = struct.unpack_from("<Q", content)
-        if length > min(_MAX_HEADER, len(content)):
-            raise ArtifactError(message("the file is cut short or is no artifact"))
-        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-        if metadata.get("format") != _MARK:
-            raise ArtifactError(message("the file is not a compiled graph of onediff-comfy"))
-        entries = json.loads(metadata["graphs"])
-        if not entries:
-            raise ArtifactError(message("the file holds no graphs"))
+        entries = _entries(content)
         parts: list[dict[str, bytes]] = [{} for _ in entries]
         for name, tensor in safetensors.deserialize(content):
-            number, _, part = name.partition("/")
-            parts[int(number)][part] = bytes(tensor["data"])
-        return [Artifact(str(e["manifest"]), str(e["seal"]), d) for e, d in zip(entries, parts, strict=True)]
+            number, part = _place(name, len(entries))
+            if tensor["dtype"] != "U8" or len(tensor["shape"]) != 1:
+                raise ArtifactError(message("part {name} is damaged", name=name))
+            parts[number][part] = bytes(tensor["data"])
+        return [Artifact(e["manifest"], e["seal"], data) for e, data in zip(entries, parts, strict=True)]
     except ArtifactError:
         raise
     except Exception as error:  # damaged bytes can fail in any of the parsers above
         raise ArtifactError(
-            message("the file is damaged ({kind}: {error})", kind=type(error).__name__, error=error)
+            message("the file is damaged ({kind}: {error})", kind=type(error).__name__, error=_in_short(error))
         ) from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read JSON of which each reader makes the same: UTF-8, no key twice, no number that is none.
+
+    Raises:
+        ValueError, RecursionError: it is something else.
+    """
+    text = text.decode("utf-8") if isinstance(text, bytes) else text  # of bytes, Python would guess the encoding
+    if text.count("[") + text.count("{") + text.count(",") > _MAX_VALUES:
+        raise ValueError("more values than any graph has")
+    return json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_number)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return fields
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _header(content: bytes) -> bytes:
+    (length,) = struct.unpack_from("<Q", content)
+    if length > min(_MAX_HEADER, len(content) - 8):
+        raise ArtifactError(message("the file is cut short or is no artifact"))
+    return content[8 : 8 + length]
+
+
+def _entries(content: bytes) -> list[dict[str, str]]:
+    """Return manifest and seal of each graph in a file, as they are written."""
+    metadata = parse_json(_header(content)).get("__metadata__", {})
+    if metadata.get("format") != _MARK:
+        raise ArtifactError(message("the file is not a compiled graph of onediff-comfy"))
+    entries = parse_json(metadata["graphs"])
+    if not entries:
+        raise ArtifactError(message("the file holds no graphs"))
+    if not isinstance(entries, list) or len(entries) > _MAX_GRAPHS:
+        raise ValueError("no list of graphs")
+    for entry in entries:
+        if set(entry) != {"manifest", "seal"} or not all(isinstance(text, str) for text in entry.values()):
+            raise ValueError("a graph has other fields than a manifest and a seal")
+        if not entry["manifest"].isascii() or not _SEAL.fullmatch(entry["seal"]):
+            raise ValueError("a manifest or seal has characters that none has")
+    return entries
+
+
+def _place(name: str, graphs: int) -> tuple[int, str]:
+    """Return the graph that a part belongs to, and the part's name. No part has two spellings."""
+    number, _, part = name.partition("/")
+    if not _NUMBER.fullmatch(number) or int(number) >= graphs or not is_part_name(part):
+        raise ValueError("a part has a name that none has")
+    return int(number), part
+
+
+def is_part_name(name: str) -> bool:
+    """Return True if a part can have this name: it is a path that leads nowhere but down, and has one spelling."""
+    return len(name) <= _LONGEST_NAME and _PART_NAME.fullmatch(name) is not None
+
+
+def _in_short(error: Exception) -> str:
+    """Return what a parser said, which may quote what it read: in one short line that a terminal can show."""
+    return printable(str(error).partition("\n")[0])[:200]

@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,21 +26,27 @@ from typing import Any
 
 import filelock
 
-from ..files import TEMPORARY_SUFFIX, write_atomically
+from ..files import TEMPORARY_SUFFIX, read_regular, write_atomically
+from ..folders import cache_folder, config_folder, shared_cache_folder
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES
 from ..settings import GRAPH_SUFFIX as SUFFIX
-from .artifact import Artifact, ArtifactError, pack, unpack
-from .folders import cache_folder, config_folder, shared_cache_folder
-from .trust import Trust, Untrusted
+from .artifact import MAX_FILE, Artifact, ArtifactError, pack, parse_json, unpack
+from .trust import Trust, Untrusted, VerifiedArtifact
 
 log = logging.getLogger(__name__)
+
+_GRAPHS = "graphs"
+_SUFFIXES = {_GRAPHS: SUFFIX, "locks": ".lock"}
 
 PROVED = "proved"
 """The kind of the notes on whether a graph's output agreed with eager's: for which sizes, or False."""
 
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
+_MAX_NOTE = 64 << 20
+# Of a graph key, a call or whatever else a file is named by: nothing that could lead out of its folder.
+_FILE_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -50,14 +57,14 @@ class Entry:
         path: where it is.
         nbytes: its size.
         used: when it was last used, seconds since the epoch.
-        artifacts: what is in it; empty if it cannot be read.
+        artifact: what is in it, with a manifest that can be read; None if it cannot, or is of another name.
         problem: why it cannot be read or may not be loaded, if so.
     """
 
     path: Path
     nbytes: int
     used: float
-    artifacts: Sequence[Artifact]
+    artifact: Artifact | None
     problem: str | None
 
 
@@ -87,34 +94,28 @@ class GraphStore:
 
     # -- graphs --------------------------------------------------------------------------------
 
-    def find(self, key: str) -> Artifact | None:
+    def find(self, key: str) -> VerifiedArtifact | None:
         """The artifact for a graph key, sealed or trusted, its parts checked; None if there is no such."""
         for folder in self._folders:
-            path = self._graph_path(folder, key)
+            path = _path(folder, _GRAPHS, key)
             try:
-                content = path.read_bytes()
-            except OSError:
+                artifact = self.verified(_graph_in(path), path)
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            try:
-                (artifact,) = unpack(content)
-                if artifact.manifest.key != key:
-                    raise ArtifactError(message("it is of another graph than its name says"))
-                self._trust.check(artifact, path)
-                artifact.checked_parts()
-            except (ArtifactError, Untrusted, ValueError, OSError) as error:
+            except (ArtifactError, Untrusted, OSError) as error:
                 log.warning("OneDiff: not using %s: %s", path, error)
                 continue
             self._touch(path)
             return artifact
         return None
 
-    def check(self, artifact: Artifact, source: Path) -> None:
-        """Refuse an artifact that this install neither sealed nor trusts.
+    def verified(self, artifact: Artifact, source: Path) -> VerifiedArtifact:
+        """The artifact as one that may be loaded.
 
         Raises:
-            Untrusted: with the words that explain how to trust it.
+            ArtifactError, Untrusted, OSError: see ``VerifiedArtifact``.
         """
-        self._trust.check(artifact, source)
+        return VerifiedArtifact(artifact, self._trust, source)
 
     def save(self, artifact: Artifact) -> Path:
         """Seal and keep a graph that this process compiled.
@@ -129,26 +130,27 @@ class GraphStore:
         """Believe this artifact, exactly as it is, from now on. Only ever because a person said so."""
         self._trust.trust(artifact)
 
-    def adopt(self, artifact: Artifact) -> Path:
+    def adopt(self, artifact: Artifact, source: Path | None = None) -> Path:
         """Keep a graph that came in a file, with what its manifest knows of the calls it serves.
 
+        Args:
+            artifact: the graph.
+            source: the file, for messages.
+
         Raises:
-            ArtifactError: a part is damaged.
-            Untrusted: nobody we believe vouches for it.
+            ArtifactError, Untrusted: see ``VerifiedArtifact``.
             OSError: it could not be written.
         """
-        artifact.checked_parts()
-        path = self._graph_path(self.folder, artifact.manifest.key)
-        self._trust.check(artifact, path)
-        self._put(artifact)
-        for call_key in artifact.manifest.calls:
-            self.note_call(call_key, artifact.manifest.key, artifact.manifest.shapes)
-        for fingerprint, names in artifact.manifest.options_read.items():
+        verified = self.verified(artifact, source or _path(self.folder, _GRAPHS, artifact.manifest.key))
+        path = self._put(verified)
+        for call_key in verified.manifest.calls:
+            self.note_call(call_key, verified.manifest.key, verified.manifest.shapes)
+        for fingerprint, names in verified.manifest.options_read.items():
             self.note("options", fingerprint, sorted({*names, *(self.recall("options", fingerprint) or ())}))
         return path
 
     def _put(self, artifact: Artifact) -> Path:
-        path = self._graph_path(self.folder, artifact.manifest.key)
+        path = _path(self.folder, _GRAPHS, artifact.manifest.key)
         if not _holds(path, artifact):
             self._forget_proof(artifact.manifest.key)
         write_atomically(path, pack([artifact]))
@@ -164,7 +166,7 @@ class GraphStore:
     def remove(self, key: str) -> None:
         """Remove the artifact of a graph key from the folder we write, if it is there."""
         with contextlib.suppress(OSError):
-            self._graph_path(self.folder, key).unlink()
+            _path(self.folder, _GRAPHS, key).unlink()
 
     @contextlib.contextmanager
     def compiling(self, key: str) -> Iterator[None]:
@@ -173,7 +175,7 @@ class GraphStore:
         The lock goes with the process that holds it, however that ends. In a folder that cannot be
         written to there is no lock, and processes compile for themselves.
         """
-        path = self.folder / "locks" / f"{key}.lock"
+        path = _path(self.folder, "locks", key)
         lock = filelock.FileLock(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +205,7 @@ class GraphStore:
         text = json.dumps([kind, name, value], sort_keys=True)
         try:
             content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
-            write_atomically(self.folder / kind / f"{name}.json", content)
+            write_atomically(_path(self.folder, kind, name), content)
         except OSError as error:
             log.debug("could not write the %s note %s: %s", kind, name, error)
 
@@ -211,12 +213,12 @@ class GraphStore:
         """What was noted, if it carries our seal."""
         for folder in self._folders:
             try:
-                content = json.loads((folder / kind / f"{name}.json").read_text())
+                content = parse_json(read_regular(_path(folder, kind, name), _MAX_NOTE))
                 text = content["text"]
                 if not self._trust.sealed_by_us(text, content["seal"]):
                     continue
-                found_kind, found_name, value = json.loads(text)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                found_kind, found_name, value = parse_json(text)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue
             if (found_kind, found_name) == (kind, name):
                 return value
@@ -228,24 +230,20 @@ class GraphStore:
         """Every graph file, most recently used first."""
         found = []
         for folder in self._folders:
-            for path in (folder / "graphs").glob(f"*{SUFFIX}"):
-                with contextlib.suppress(OSError):  # another process may remove it meanwhile
+            for path in (folder / _GRAPHS).glob(f"*{SUFFIX}"):
+                with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
                     found.append(self._entry(path))
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
     def _entry(self, path: Path) -> Entry:
-        status = path.stat()
-        content = path.read_bytes()
-        artifacts: list[Artifact] = []
-        problem = None
+        status = path.lstat()
+        artifact = problem = None
         try:
-            artifacts = unpack(content)
-            for artifact in artifacts:
-                artifact.checked_parts()
-                self._trust.check(artifact, path)
+            artifact = _graph_in(path)
+            self.verified(artifact, path)
         except (ArtifactError, Untrusted, OSError) as error:
             problem = str(error)
-        return Entry(path, status.st_size, status.st_mtime, artifacts, problem)
+        return Entry(path, status.st_size, status.st_mtime, artifact, problem)
 
     def prune(self, limit: int | None = None, keep: Path | None = None) -> list[Path]:
         """Remove the least recently used graphs until the rest fits ``limit`` bytes (default: the store's).
@@ -254,7 +252,7 @@ class GraphStore:
         """
         limit = self.limit if limit is None else limit
         files = []
-        for path in (self.folder / "graphs").glob(f"*{SUFFIX}"):
+        for path in (self.folder / _GRAPHS).glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
@@ -282,15 +280,35 @@ class GraphStore:
             now = max(time.time_ns(), latest + 1000)
             os.utime(path, ns=(now, now))
 
-    @staticmethod
-    def _graph_path(folder: Path, key: str) -> Path:
-        return folder / "graphs" / f"{key}{SUFFIX}"
+
+def _path(folder: Path, kind: str, name: str) -> Path:
+    """Return where a graph, a lock or a note is.
+
+    Raises:
+        ValueError: the name is none that a file of the store has.
+    """
+    if not _FILE_NAME.fullmatch(kind) or not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{kind!r} and {name!r} name no file of the store")
+    return folder / kind / f"{name}{_SUFFIXES.get(kind, '.json')}"
+
+
+def _graph_in(path: Path) -> Artifact:
+    """Return the one graph in a file of the store.
+
+    Raises:
+        ArtifactError: it cannot be read, or is not the one that the file is named by.
+        OSError: it is missing, or no file.
+    """
+    artifacts = unpack(read_regular(path, MAX_FILE))
+    if [artifact.manifest.key for artifact in artifacts] != [path.stem]:
+        raise ArtifactError(message("it is of another graph than its name says"))
+    return artifacts[0]
 
 
 def _holds(path: Path, artifact: Artifact) -> bool:
     """Whether exactly this graph is what is there, whoever sealed it."""
     try:
-        return [there.digest for there in unpack(path.read_bytes())] == [artifact.digest]
+        return _graph_in(path).digest == artifact.digest
     except (OSError, ArtifactError):
         return False
 

@@ -12,25 +12,52 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import threading
 from pathlib import Path
+from types import MappingProxyType
 
 import filelock
 
-from ..files import write_atomically
+from ..files import OTHERS_ANYTHING, OTHERS_WRITE, NotPrivate, read_regular, write_atomically
 from ..messages import message
-from .artifact import Artifact
+from .artifact import Artifact, parse_json
 
 log = logging.getLogger(__name__)
 
 _KEY_FILE = "signing.key"
 _TRUSTED_FILE = "trusted.json"
 _KEY_BYTES = 32
+_MAX_KEY_FILE = 1 << 10
+_MAX_TRUSTED_FILE = 16 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Untrusted(Exception):
     """An artifact is neither sealed by this install nor trusted by its user; says how to trust it."""
+
+
+class VerifiedArtifact(Artifact):
+    """An artifact that may be loaded. There is one way to make one, and it checks everything.
+
+    First who vouches for the manifest, then what the manifest says, then that the parts are exactly the manifest's.
+
+    Args:
+        artifact: as it stands in a file.
+        trust: whom we believe.
+        source: the file, for messages.
+
+    Raises:
+        Untrusted: nobody whom we believe vouches for it.
+        ArtifactError: the manifest cannot be read, or the parts are not exactly those that it names.
+        OSError: the key, or the list of trusted graphs, is damaged.
+    """
+
+    def __init__(self, artifact: Artifact, trust: Trust, source: Path) -> None:
+        trust.check(artifact, source)
+        parts = MappingProxyType(artifact.checked_parts())
+        super().__init__(artifact.manifest_text, artifact.seal, parts)
 
 
 class Trust:
@@ -61,7 +88,7 @@ class Trust:
         """The seal of this install over ``text``.
 
         Raises:
-            OSError: the key is damaged.
+            OSError: the key is damaged, or others can read it.
         """
         return hmac.new(self._install_key(), text.encode(), hashlib.sha256).hexdigest()
 
@@ -71,7 +98,7 @@ class Trust:
         Raises:
             OSError: the key is damaged.
         """
-        return hmac.compare_digest(self.seal(text).encode(), seal.encode())
+        return seal.isascii() and hmac.compare_digest(self.seal(text), seal)
 
     def check(self, artifact: Artifact, source: Path) -> None:
         """Refuse an artifact that nobody we believe vouches for.
@@ -95,15 +122,33 @@ class Trust:
         )
 
     def trust(self, artifact: Artifact) -> None:
-        """Believe this artifact, exactly as it is, from now on."""
+        """Believe this artifact, exactly as it is, from now on.
+
+        Raises:
+            OSError: the list of trusted graphs is damaged, or cannot be written.
+        """
         digests = sorted({*self._trusted(), artifact.digest})
         write_atomically(self._folder / _TRUSTED_FILE, json.dumps(digests, indent=1).encode())
 
     def _trusted(self) -> set[str]:
+        path = self._folder / _TRUSTED_FILE
         try:
-            return set(json.loads((self._folder / _TRUSTED_FILE).read_text()))
-        except (OSError, ValueError):
+            content = read_regular(path, _MAX_TRUSTED_FILE, forbidden=OTHERS_WRITE)
+        except FileNotFoundError:
             return set()
+        try:
+            digests = parse_json(content)
+        except (ValueError, RecursionError):
+            digests = None
+        if not isinstance(digests, list) or not all(isinstance(d, str) and _DIGEST.fullmatch(d) for d in digests):
+            raise OSError(
+                message(
+                    "the list of trusted graphs {path} is damaged; delete it, and import again with --trust what you "
+                    "trust",
+                    path=path,
+                )
+            )
+        return set(digests)
 
     def _install_key(self) -> bytes:
         with self._lock:
@@ -115,10 +160,12 @@ class Trust:
         path = self._folder / _KEY_FILE
         try:
             try:
-                key = path.read_bytes()
+                key = read_regular(path, _MAX_KEY_FILE, forbidden=OTHERS_ANYTHING)
             except FileNotFoundError:
                 _make_key(path)
-                key = path.read_bytes()
+                key = read_regular(path, _MAX_KEY_FILE, forbidden=OTHERS_ANYTHING)
+        except NotPrivate:
+            raise  # others may have read it: what it seals is worth nothing
         except (OSError, NotImplementedError) as error:
             self._only_here = True
             log.warning(

@@ -135,6 +135,16 @@ def test_save_refuses_a_name_outside_its_folder(server: ComfyServer, name: str) 
     assert "is no name for a file" in error_of(server.run(workflow))
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300])
+def test_save_refuses_a_name_that_no_file_has_before_it_compiles(server: ComfyServer, name: str) -> None:
+    workflow = with_save(FLUX.workflow(5, "inductor"), name, latent=["latent", 0], positive=["positive", 0])
+    wanted = ("loader", "shape", "speedup", "latent", "positive", "keep")
+    counters = Counters(server)
+    message = error_of(server.run({node: workflow[node] for node in wanted if node in workflow}))
+    assert "characters" in message
+    assert (counters.compiled, counters.captured) == (0, 0)
+
+
 def test_save_refuses_a_model_that_is_not_accelerated(server: ComfyServer) -> None:
     workflow = with_save(FLUX.workflow(1, "inductor"))
     workflow["keep"]["inputs"]["model"] = ["loader", 0]

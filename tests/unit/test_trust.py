@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from onediff_comfy.files import write_atomically
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -69,10 +70,14 @@ def test_a_key_that_is_there_needs_no_folder_to_write_to(
 ) -> None:
     seal = Trust(tmp_path).seal("text")
 
-    def refuse(*_args: object) -> None:
-        raise PermissionError("read-only")
+    opened = os.open
 
-    monkeypatch.setattr(os, "open", refuse)
+    def read_only(path: str, flags: int, *mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise PermissionError("read-only")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
     assert Trust(tmp_path).seal("text") == seal
     assert Trust(tmp_path).outlives_process
     assert warnings(caplog) == []
@@ -114,7 +119,7 @@ def test_of_processes_that_make_the_key_at_once_one_wins(
 
 
 def test_a_damaged_key_is_refused_each_time(tmp_path: Path) -> None:
-    (tmp_path / "signing.key").write_bytes(b"short")
+    write_atomically(tmp_path / "signing.key", b"short")
     trust = Trust(tmp_path)
     for _ in range(3):
         with pytest.raises(OSError, match="damaged; delete it"):
@@ -124,7 +129,7 @@ def test_a_damaged_key_is_refused_each_time(tmp_path: Path) -> None:
 
 def test_a_damaged_key_costs_the_notes_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "signing.key").write_bytes(b"short")
+    write_atomically(tmp_path / "config" / "signing.key", b"short")
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
     store.note_call("call", KEY, {})
     assert store.calls("call") == []
