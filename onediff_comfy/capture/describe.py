@@ -13,9 +13,10 @@ import enum
 import functools
 import hashlib
 import inspect
+import re
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ CLASS_BOOKKEEPING = frozenset(
 
 class Indescribable(Exception):
     """A value has no state that could be put into words; says which."""
+
+
+class AddressInText(Exception):
+    """A text that is to be the same in every process holds an address in memory; says where, without it."""
 
 
 class Describer:
@@ -264,7 +269,29 @@ def argument_text(value: Any, name: Callable[[torch.fx.Node], str]) -> str:
         return f"[{', '.join(argument_text(item, name) for item in value)}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {argument_text(item, name)}' for key, item in sorted(value.items()))}}}"
+    if isinstance(value, types.FunctionType):
+        return target_text(value)
     return value.hex() if isinstance(value, float) else repr(value)
+
+
+def target_text(target: Any) -> str:
+    """What a graph's node calls. Python functions by module and name, for ``str`` gives them their address."""
+    return f"{target.__module__}.{target.__qualname__}" if isinstance(target, types.FunctionType) else str(target)
+
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+
+
+def text_digest(lines: Sequence[str]) -> str:
+    """sha256 over lines that identify something in every process.
+
+    Raises:
+        AddressInText: a line holds an address, which is another in every process.
+    """
+    for line in lines:
+        if _ADDRESS.search(line):
+            raise AddressInText(_ADDRESS.sub("at …", line))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
