@@ -31,7 +31,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
-from .describe import argument_text, target_text
+from .graph_text import argument_text, target_text
 from .shapes import IMAGE_AXES, hint
 from .trace import Binding, Capture, GraphInput
 

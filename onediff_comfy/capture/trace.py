@@ -26,8 +26,9 @@ from torch.overrides import TorchFunctionMode
 from ..messages import Message, first_line, message
 from .alone import capturing
 from .call import Call, NotCovered
-from .describe import AddressInText, argument_text, target_text, tensor_digest, text_digest
+from .describe import tensor_digest
 from .forms import SIZELESS, Forms
+from .graph_text import AddressInText, argument_text, target_text, text_digest
 from .in_place import replace_writing
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target

@@ -18,7 +18,7 @@ from torch import nn
 
 from onediff_comfy.capture import trace
 from onediff_comfy.capture.call import NotCovered
-from onediff_comfy.capture.describe import target_text
+from onediff_comfy.capture.graph_text import target_text
 from onediff_comfy.capture.target import Target
 from onediff_comfy.capture.withheld import OptionRead
 
