@@ -9,6 +9,7 @@ of *what is computed*, whatever model object, file or process it came from.
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.fx.experimental._config as symbols
 import torch.fx.experimental.proxy_tensor as proxy_tensor
@@ -223,9 +225,14 @@ def capture(
         try:
             with _attributes_restored(target.layers):
                 prepare(target.layers)
+                drawn = _numbers_drawn()
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )
+                if _numbers_drawn() != drawn:  # a number of Python's is a constant in the graph
+                    raise NotCovered(
+                        message("the model's forward draws random numbers ({operator})", operator="Python")
+                    )
             # Tracing once more makes any graph functional. With symbols for sizes it takes twice as long as the
             # export itself, and most need nothing or little. Engines for static graphs also count on the fewer
             # operators that come out of it.
@@ -385,6 +392,11 @@ def _never_found_again(error: AddressInText) -> Message:
         "the captured graph names {what} by its address in memory, by which no other process could find it again",
         what=str(error),
     )
+
+
+def _numbers_drawn() -> tuple[Any, str]:
+    """How far the generators of Python and of numpy have come."""
+    return random.getstate(), str(np.random.get_state())
 
 
 def _draws_random_numbers(node: torch.fx.Node) -> bool:

@@ -7,10 +7,12 @@ import copy
 import functools
 import inspect
 import operator
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -321,6 +323,18 @@ def test_a_graph_that_calls_python_functions_has_the_same_digest_in_every_proces
 def test_what_a_node_calls_is_named_as_before_unless_that_is_an_address() -> None:
     texts = map(target_text, (torch.ops.aten.add.Tensor, operator.getitem, "method", torch.sym_max))
     assert list(texts) == ["aten.add.Tensor", "<built-in function getitem>", "method", "torch.sym_max"]
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())])
+def test_random_numbers_of_python_are_refused(capture_of: Callable[..., Any], draw: Callable[[], float]) -> None:
+    """They would be constants of the graph: the same in every image."""
+
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * draw()
+
+    with pytest.raises(NotCovered, match="draws random numbers"):
+        capture_of(Noisy(2, 2), tensor(1, 2))
 
 
 def test_a_text_that_holds_an_address_is_no_identity(
