@@ -75,7 +75,7 @@ def _paths(code: types.CodeType, outside: Mapping[str, Path]) -> set[Path]:
         if path is not None and number < len(instructions) and _is_key(instruction, instructions[number]):
             path, number = path.then("[]", instruction.argval), number + 1
             continue
-        if path is not None and instruction.opname not in _WRITES:
+        if path is not None and instruction.opname not in _WRITES and not _counts_up(instructions[number - 1 :][:3]):
             found.add(path)
         *before, path = _roots(instruction, imported)
         found.update(filter(None, before))
@@ -89,6 +89,14 @@ def _is_key(constant: dis.Instruction, after: dis.Instruction) -> bool:
     """Whether what is loaded is the key of a subscript."""
     subscript = after.opname == "BINARY_SUBSCR" or (after.opname == "BINARY_OP" and after.argrepr == "[]")
     return subscript and constant.opname in _CONSTANTS and isinstance(constant.argval, _KEYS)
+
+
+def _counts_up(after: list[dis.Instruction]) -> bool:
+    """Return True for ``RUNS["name"] += 1`` and ``RUNS.name += 1``: what is read goes back to where it was."""
+    names = [instruction.opname for instruction in after]
+    if names[:2] in (["COPY", "LOAD_ATTR"], ["DUP_TOP", "LOAD_ATTR"]):
+        return True
+    return names[:1] == ["LOAD_CONST"] and (names[1:] == ["COPY", "COPY"] or names[1:2] == ["DUP_TOP_TWO"])
 
 
 def _roots(instruction: dis.Instruction, imported: Mapping[str, Path]) -> list[Path | None]:

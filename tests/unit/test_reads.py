@@ -216,6 +216,8 @@ NOTICED: dict[str, tuple[str, Callable[[Any], None]]] = {
 UNREAD: dict[str, tuple[str, Callable[[Any], None]]] = {
     "another attribute": ("return SPACE.scale", set_attribute("SPACE.inner", 9.0)),
     "another key": ('return TABLE["other"]', set_item("TABLE", "scale")),
+    "a counter in a table": ('TABLE["scale"] += 1; return 1.0', set_item("TABLE", "scale")),
+    "a counter in an object": ("SPACE.scale += 1; return 1.0", set_attribute("SPACE.scale")),
     "what is only written": ("settings.CONFIG.offset = 1; return 1.0", set_attribute("CONFIG.offset")),
     "another variable of a module": ("return settings.SCALE", set_item("LISTED", 0)),
 }
