@@ -8,22 +8,30 @@ refused, because leaving it out would let two different models pass for one.
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import enum
 import functools
 import hashlib
 import inspect
+import logging
+import marshal
+import re
+import struct
+import sys
 import textwrap
+import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..messages import message
 
 _PLAIN = frozenset(
-    (bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    (bool, int, str, bytes, complex, range, torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
 _NUMBERS_AND_TEXT = (int, float, complex, str, bytes)
 _BUILTIN_FUNCTIONS = (
@@ -45,6 +53,11 @@ CLASS_BOOKKEEPING = frozenset(
 )
 
 
+# Instances take no part in what is computed.
+STATELESS = frozenset((logging.Logger, type(threading.Lock()), type(threading.RLock())))
+_BOOKKEEPING_OF_LAYERS = frozenset(vars(torch.nn.Module())) - {"training"}
+
+
 class Indescribable(Exception):
     """A value has no state that could be put into words; says which."""
 
@@ -57,13 +70,15 @@ class Describer:
             outside the tree is indescribable, because its weights would be baked into a capture.
 
     Attributes:
-        code: the functions and classes that were met so far.
+        code: the functions, classes and Python modules that were met so far.
+        strings: the strings that were met so far; code may take one for a name.
     """
 
     def __init__(self, layers: Mapping[int, str]) -> None:
         self._layers = layers
         self._open: dict[int, int] = {}
         self.code: list[Any] = []
+        self.strings: set[str] = set()
 
     def describe(self, value: Any) -> str:
         """A text for ``value``.
@@ -72,17 +87,16 @@ class Describer:
             Indescribable: something in it has no describable state.
         """
         kind = type(value)
+        if kind is str:
+            self.strings.add(value)
         if value is None or value is Ellipsis or kind in _PLAIN:
             return f"{kind.__name__} {value!r}"
         if kind is float:
             return f"float {value.hex()}"
         if isinstance(value, torch.Tensor):
             return f"tensor {value.dtype} {tuple(value.shape)} {value.device.type} {tensor_digest(value)}"
-        if isinstance(value, torch.nn.Module):
-            path = self._layers.get(id(value))
-            if path is None:
-                raise Indescribable(message("a {kind} layer outside of its module tree", kind=kind.__qualname__))
-            return f"layer {path}"
+        if isinstance(value, torch.nn.Module) and id(value) in self._layers:
+            return f"layer {self._layers[id(value)]}"
         if id(value) in self._open:  # a cycle: say how far up it leads
             return f"cycle {len(self._open) - self._open[id(value)]}"
         self._open[id(value)] = len(self._open)
@@ -94,35 +108,75 @@ class Describer:
             del self._open[id(value)]
 
     def _nested(self, value: Any, kind: type) -> str:
+        if isinstance(value, torch.nn.Module):
+            return self._layer_outside(value, kind)
         if isinstance(value, enum.Enum):
-            return f"enum {_qualified(kind)}.{value.name}"
+            self.code.append(kind)
+            return f"enum {_qualified(kind)}.{value.name} {self.describe(value.value)}"
         if isinstance(value, type):
             self.code.append(value)
             return f"class {_qualified(value)}"
         if isinstance(value, types.ModuleType):
+            self.code.append(value)
             return f"python module {value.__name__}"
-        if isinstance(value, dict):
-            items = [f"{self.describe(key)}: {self.describe(child)}" for key, child in value.items()]
-            return f"{_qualified(kind)} {{{', '.join(items)}}}"
-        if isinstance(value, (list, tuple)):
-            return f"{_qualified(kind)} [{', '.join(map(self.describe, value))}]"
-        if isinstance(value, (set, frozenset)):
-            return f"{_qualified(kind)} {{{', '.join(sorted(map(self.describe, value)))}}}"
+        if isinstance(value, (dict, list, tuple, set, frozenset, collections.deque, types.MappingProxyType)):
+            return self._container(value, kind)
+        if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        if kind in STATELESS:
+            return f"a {_qualified(kind)}"
         if callable(value) and (text := self._function(value)) is not None:
             return text
+        if kind in (torch.finfo, torch.iinfo) or kind.__module__ == "typing":
+            return str(value)
+        if kind is slice:
+            return f"slice {self.describe([value.start, value.stop, value.step])}"
+        if kind is re.Pattern:
+            return f"pattern {value.pattern!r} {value.flags}"
         return self._object(value, kind)
+
+    def _container(self, value: Any, kind: type) -> str:
+        mapping = isinstance(value, (dict, types.MappingProxyType))
+        large = len(value) > _LARGE and kind in _CONTAINERS and _marshalled(value)
+        if large:
+            return f"{_qualified(kind)} of {len(value)} {hashlib.sha256(large).hexdigest()}"
+        parts = (
+            [f"{self.describe(key)}: {self.describe(child)}" for key, child in value.items()]
+            if mapping
+            else list(map(self.describe, value))
+        )
+        opened, closed = "[]" if isinstance(value, (list, tuple, collections.deque)) else "{}"
+        text = ", ".join(sorted(parts) if isinstance(value, (set, frozenset)) else parts)
+        besides = dict(sorted(vars(value).items())) if kind.__dictoffset__ else {}
+        if kind is collections.defaultdict:
+            besides = {"default_factory": value.default_factory}
+        elif kind not in _CONTAINERS:
+            self.code.append(kind)
+        return f"{_qualified(kind)} {opened}{text}{closed}{f' {self.describe(besides)}' if besides else ''}"
+
+    def _layer_outside(self, layer: torch.nn.Module, kind: type) -> str:
+        """A layer that is not in the tree: an activation in a plain list, say. Its weights would be baked in."""
+        if layer._parameters or layer._buffers or layer._forward_hooks or layer._forward_pre_hooks:
+            raise Indescribable(message("a {kind} layer outside of its module tree", kind=kind.__qualname__))
+        self.code.append(kind)
+        state = {name: value for name, value in sorted(vars(layer).items()) if name not in _BOOKKEEPING_OF_LAYERS}
+        return f"layer {_qualified(kind)} {layer.training} {self.describe([state, layer._modules])}"
 
     def _function(self, value: Any) -> str | None:
         if isinstance(value, types.FunctionType):
             self.code.append(value)
-            state = self.describe(held_by(value))
+            state = self.describe([*held_by(value), *attributes_of(value)])
             return f"function {value.__module__}.{value.__qualname__} {code_digest(value.__code__)} {state}"
+        if isinstance(value, functools._lru_cache_wrapper):
+            return f"cached {self.describe(value.__wrapped__)}"
         if isinstance(value, types.MethodType):
             return f"method {self.describe(value.__func__)} of {self.describe(value.__self__)}"
         if isinstance(value, functools.partial):
             return f"partial {self.describe([value.func, value.args, value.keywords])}"
         if isinstance(value, _BUILTIN_FUNCTIONS):
-            return f"builtin {getattr(value, '__module__', None)}.{value.__qualname__}"
+            of = getattr(value, "__self__", None)  # a list, of its method ``append``
+            bound = "" if of is None or isinstance(of, (type, types.ModuleType)) else f" of {self.describe(of)}"
+            return f"builtin {getattr(value, '__module__', None)}.{value.__qualname__}{bound}"
         if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return f"operator {value}"
         return None
@@ -135,23 +189,12 @@ class Describer:
             names = [name for base in kind.__mro__ for name in _slots(base)]
             state = {name: getattr(value, name) for name in names if hasattr(value, name)}
         state |= getattr(value, "__dict__", {})
-        if not state and kind.__basicsize__ > object.__basicsize__ and not hasattr(value, "__dict__"):
-            raise Indescribable(message("a {kind}", kind=_qualified(kind)))
         base = next((plain for plain in _NUMBERS_AND_TEXT if isinstance(value, plain)), None)
+        if base is None and _hides_state(kind):
+            raise Indescribable(message("a {kind}", kind=_qualified(kind)))
         if base is not None:  # a kind of number that has attributes too
             state["itself"] = base(value)
         return f"object {_qualified(kind)} {self.describe(dict(sorted(state.items())))}"
-
-    def class_lines(self, kind: type) -> Iterator[str]:
-        """What instances of a class compute with besides functions: the plain attributes that it defines itself.
-
-        Classes of torch and of Python are left out; their versions are known.
-        """
-        if is_foundation(kind.__module__):
-            return
-        for name, member in sorted(vars(kind).items()):
-            if name not in CLASS_BOOKKEEPING and not isinstance(member, _FUNCTIONS_IN_CLASSES):
-                yield f"{_qualified(kind)}.{name} {self.describe_or_name(member)}"
 
     def describe_or_name(self, value: Any) -> str:
         """As ``describe``; of what cannot be described its type, where that is one among hundreds of values."""
@@ -159,9 +202,6 @@ class Describer:
             return self.describe(value)
         except Indescribable:
             return f"some {_qualified(type(value))}"
-
-
-_FUNCTIONS_IN_CLASSES = (types.FunctionType, staticmethod, classmethod, property)
 
 
 def is_foundation(module: str) -> bool:
@@ -174,7 +214,29 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-_CONTAINERS = (dict, list, set)
+def _hides_state(kind: type) -> bool:
+    """Return True if instances of a class keep something that neither attributes nor slots show: it is written in C."""
+    slots = sum(1 for base in kind.__mro__ for name in _slots(base) if name not in ("__dict__", "__weakref__"))
+    pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER or kind.__itemsize__ > 0
+
+
+_POINTER = struct.calcsize("P")
+_FILLED = (dict, list, set)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_LARGE = 64
+_SETS_IN_ORDER = sys.version_info >= (3, 11)  # older Pythons marshal them in another order in each process
+
+
+def _marshalled(value: Any) -> bytes:
+    """A container of plain values as bytes, quickly; none where it is not just that.
+
+    The second format of ``marshal`` writes equal values equally: it knows no references.
+    """
+    try:
+        return marshal.dumps(value, 2) if _SETS_IN_ORDER else b""
+    except ValueError:  # something that is not plain is in it
+        return b""
 
 
 def _defaults(function: types.FunctionType) -> tuple[Any, Any]:
@@ -184,7 +246,7 @@ def _defaults(function: types.FunctionType) -> tuple[Any, Any]:
     blocks note the sizes of their images there). That is no part of the code, and would be another at every call.
     """
     positional, named = function.__defaults__, function.__kwdefaults__
-    filled = [v for v in (*(positional or ()), *(named or {}).values()) if type(v) in _CONTAINERS and v]
+    filled = [v for v in (*(positional or ()), *(named or {}).values()) if type(v) in _FILLED and v]
     empty = _written_empty(function) if filled else frozenset()
     if not empty:
         return positional, named
@@ -223,6 +285,15 @@ def held_by(function: types.FunctionType) -> list[Any]:
     return [*(positional or ()), *(named or {}).values(), *map(_cell_content, function.__closure__ or ())]
 
 
+def attributes_of(function: types.FunctionType) -> list[Any]:
+    """The attributes that somebody has set on a function; torch's and Python's mark theirs in their own ways."""
+    return (
+        []
+        if is_foundation(function.__module__ or "")
+        else [dict(sorted(vars(function).items()))] * bool(vars(function))
+    )
+
+
 def _cell_content(cell: Any) -> Any:
     try:
         return cell.cell_contents
@@ -249,22 +320,6 @@ def _constant(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_constant, value))})"
     return f"{type(value).__name__} {value!r}"
-
-
-def argument_text(value: Any, name: Callable[[torch.fx.Node], str]) -> str:
-    """The arguments of a graph's node as canonical text.
-
-    Args:
-        value: what a node holds as ``args`` or ``kwargs``, or a part of it.
-        name: the text for another node.
-    """
-    if isinstance(value, torch.fx.Node):
-        return name(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(argument_text(item, name) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {argument_text(item, name)}' for key, item in sorted(value.items()))}}}"
-    return value.hex() if isinstance(value, float) else repr(value)
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

@@ -22,7 +22,7 @@ import torch.utils._pytree as pytree
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import Graph, GraphModule, Node
 
-from .describe import argument_text
+from .graph_text import argument_text
 
 # A function cannot be fused with what is around it, so small parts and rare ones are left where they are.
 _SMALLEST = 24  # nodes

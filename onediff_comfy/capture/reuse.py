@@ -31,7 +31,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
-from .describe import argument_text
+from .graph_text import argument_text, target_text
 from .shapes import IMAGE_AXES, hint
 from .trace import Binding, Capture, GraphInput
 
@@ -189,7 +189,7 @@ class _Cutter:
         # The capture's digest says what is cut. Where, and in which form, is up to this module, which may change: the
         # whole graph's last node is *deep*.
         *_, last = (node for node in graph.nodes if node.op == "call_function")
-        place = argument_text((output.args, str(last.target), last.args), lambda node: f"%{positions[node]}")
+        place = argument_text((output.args, target_text(last.target), last.args), lambda node: f"%{positions[node]}")
         text = f"{self._capture.digest} {kind} {place} {len(positions)}"
         return replace(
             self._capture,

@@ -250,7 +250,7 @@ def _inspect(layers: Mapping[str, torch.nn.Module], host: HostCode) -> _Inspecte
             return _Inspected("", _cannot_be_part(path, error))
         aside += [(path, name, layer.__dict__[name]) for name in sorted(apart)]
     try:
-        reached = _reached(bases, describer, host, lines)
+        reached = _reached(bases, describer, host)
         while read := _read_of({name for _, name, _ in aside}, reached, describer, lines):
             for path, name, value in aside:
                 if name in read:
@@ -259,8 +259,10 @@ def _inspect(layers: Mapping[str, torch.nn.Module], host: HostCode) -> _Inspecte
                     except Exception as error:
                         return _Inspected("", _cannot_be_part(path, error))
             aside = [attribute for attribute in aside if attribute[1] not in read]
-            _follow(reached, describer)
-        lines += reached.lines()
+            reached.follow()
+        lines += [f"\n{line}" for line in reached.lines()]
+        if reached.refusal is not None:
+            return _Inspected("", reached.refusal)
     except Exception as error:
         return _Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -323,24 +325,17 @@ def _bases(kinds: set[type]) -> list[type]:
     )
 
 
-def _reached(bases: list[type], describer: Describer, host: HostCode, lines: list[str]) -> Reached:
+def _reached(bases: list[type], describer: Describer, host: HostCode) -> Reached:
     """The code of the layers' classes and of all that they hold, and what that code reaches.
 
     Other extensions replace methods and functions of the host while it runs. What they replaced
     must not be served by a graph of what was there before.
     """
-    reached = Reached(describer.describe_or_name, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
+    reached = Reached(describer, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
     for kind in bases:
-        lines += describer.class_lines(kind)
         reached.add_layer_class(kind)
-    _follow(reached, describer)
-    return reached
-
-
-def _follow(reached: Reached, describer: Describer) -> None:
-    for code in tuple(describer.code):
-        reached.add(code)
     reached.follow()
+    return reached
 
 
 def _read_of(names: set[str], reached: Reached, describer: Describer, lines: list[str]) -> set[str]:

@@ -9,7 +9,7 @@ of *what is computed*, whatever model object, file or process it came from.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,17 +18,19 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.fx.experimental._config as symbols
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
-from ..messages import first_line, message
+from ..messages import Message, first_line, message
 from .alone import capturing
 from .call import Call, NotCovered
-from .describe import argument_text, tensor_digest
+from .describe import tensor_digest
 from .forms import SIZELESS, Forms
+from .graph_text import AddressInText, argument_text, target_text, text_digest
 from .in_place import replace_writing
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
@@ -223,9 +225,14 @@ def capture(
         try:
             with _attributes_restored(target.layers):
                 prepare(target.layers)
+                drawn = _numbers_drawn()
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )
+                if _numbers_drawn() != drawn:  # a number of Python's is a constant in the graph
+                    raise NotCovered(
+                        message("the model's forward draws random numbers ({operator})", operator="Python")
+                    )
             # Tracing once more makes any graph functional. With symbols for sizes it takes twice as long as the
             # export itself, and most need nothing or little. Engines for static graphs also count on the fewer
             # operators that come out of it.
@@ -234,6 +241,8 @@ def capture(
             captured = _capture_from(program, batch, folds)
         except (OptionRead, NotCovered):
             raise
+        except AddressInText as error:
+            raise NotCovered(_never_found_again(error)) from error
         except Exception as error:
             check()  # what looks like a failure may be an interruption that torch has wrapped
             if call.withheld:  # torch's own functions take a stand-in for a number as a mistake, not as a use
@@ -375,8 +384,19 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
     shapes = _shapes(graph, binding, batch)
     if shapes.general:
         lines.append(repr(shapes))
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return Capture(graph, binding, digest, batch)
+    return Capture(graph, binding, text_digest(lines), batch)
+
+
+def _never_found_again(error: AddressInText) -> Message:
+    return message(
+        "the captured graph names {what} by its address in memory, by which no other process could find it again",
+        what=str(error),
+    )
+
+
+def _numbers_drawn() -> tuple[Any, str]:
+    """How far the generators of Python and of numpy have come."""
+    return random.getstate(), str(np.random.get_state())
 
 
 def _draws_random_numbers(node: torch.fx.Node) -> bool:
@@ -434,4 +454,4 @@ def _graph_lines(graph: torch.fx.GraphModule) -> Iterator[str]:
                 yield from (f"  {line}" for line in _graph_lines(attribute))
         else:
             arguments = f"{argument_text(node.args, name)} {argument_text(node.kwargs, name)}"
-            yield f"%{position} = {node.op} {node.target} {arguments}"
+            yield f"%{position} = {node.op} {target_text(node.target)} {arguments}"

@@ -27,8 +27,9 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """What workers, several at a time, measured of the families that tests were selected for: by family and engine."""
     folder = tmp_path_factory.mktemp("families")
     selected = [(item.originalname, item.callspec.params["name"]) for item in _tests_here(request)]
+    apart = (test_a_family_is_compiled.__name__, test_a_family_has_the_same_keys_in_every_process.__name__)
     compiled = [name for test, name in selected if test == test_a_family_is_compiled.__name__]
-    eager = [name for test, name in selected if test != test_a_family_is_compiled.__name__]
+    eager = [name for test, name in selected if test not in apart]
     shares = {"a": ("eager", eager[::2]), "b": ("eager", eager[1::2]), "c": ("inductor", compiled)}
     workers = [_worker(folder / share, engine, names) for share, (engine, names) in shares.items() if names]
     try:
@@ -47,7 +48,24 @@ def _tests_here(request: pytest.FixtureRequest) -> list[pytest.Function]:
     return [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == Path(__file__)]
 
 
-def _worker(folder: Path, engine: str, names: list[str]) -> subprocess.Popen[bytes]:
+@pytest.fixture(scope="module")
+def keys(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """By family, what two processes with different hash seeds, and other addresses, call the same things."""
+    folder = tmp_path_factory.mktemp("keys")
+    selected = [(item.originalname, item.callspec.params["name"]) for item in _tests_here(request)]
+    names = [name for test, name in selected if test == test_a_family_has_the_same_keys_in_every_process.__name__]
+    workers = [_worker(folder / seed, "eager", names, "--keys", PYTHONHASHSEED=seed) for seed in ("1", "2")]
+    try:
+        for process in workers:
+            process.wait(timeout=1700)
+    finally:
+        for process in workers:
+            process.kill()
+    reports = [(folder / seed / "report").read_text().splitlines() for seed in ("1", "2")]
+    return [{row["family"]: row for row in map(json.loads, report)} for report in reports]
+
+
+def _worker(folder: Path, engine: str, names: list[str], *options: str, **environment: str) -> subprocess.Popen[bytes]:
     folder.mkdir()
     folders = {
         "ONEDIFF_CACHE_DIR": folder / "cache",
@@ -56,9 +74,18 @@ def _worker(folder: Path, engine: str, names: list[str]) -> subprocess.Popen[byt
         "PYTHONPATH": repository(),
     }
     return subprocess.Popen(
-        [sys.executable, str(WORKER), str(comfyui_path()), str(folder / "report"), *names, "--engine", engine],
+        [
+            sys.executable,
+            str(WORKER),
+            str(comfyui_path()),
+            str(folder / "report"),
+            *names,
+            "--engine",
+            engine,
+            *options,
+        ],
         cwd=repository(),
-        env={**os.environ, **{name: str(path) for name, path in folders.items()}},
+        env={**os.environ, **{name: str(path) for name, path in folders.items()}, **environment},
         stdout=subprocess.DEVNULL,
         stderr=(folder / "errors").open("wb"),
     )
@@ -94,3 +121,12 @@ def test_a_family_is_compiled(report: Report, name: str) -> None:
     assert row["problem"] is None
     assert row["worst_difference"] <= BOUND
     assert (row["fallbacks"], row["served"] > 0, row["captured_later"]) == ({}, True, [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_has_the_same_keys_in_every_process(keys: list[dict[str, Any]], name: str) -> None:
+    """A key that holds an address is another in each: everything would be compiled again."""
+    one, other = (report[name] for report in keys)
+    assert one == other
+    assert one["refusal"] is None
+    assert bool(one["graphs"]) == (name not in REFUSED)

@@ -1,9 +1,9 @@
 """Measures model families: images of each with and without the speedup, of several sizes, and what served them.
 
-    python tests/families/worker.py COMFY_DIR REPORT [--engine ENGINE] [NAME...]
+    python tests/families/worker.py COMFY_DIR REPORT [--engine ENGINE] [--keys] [NAME...]
 
-Appends one line of JSON per family to REPORT (the fields of ``Result``). A process of its own, because ComfyUI
-changes the interpreter it is imported into.
+Appends one line of JSON per family to REPORT: the fields of ``Result``, or with ``--keys`` those of ``Keys``. A process
+of its own, because ComfyUI changes the interpreter it is imported into.
 """
 
 from __future__ import annotations
@@ -53,12 +53,24 @@ class Result:
     problem: str | None = None
 
 
+@dataclass(frozen=True)
+class Keys:
+    """What is to be the same in every process: a family's fingerprint, and the keys of its first image's graphs."""
+
+    family: str
+    engine: str
+    fingerprint: str
+    refusal: str | None
+    graphs: list[str]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comfy_dir")
     parser.add_argument("report", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--engine", default="eager")
+    parser.add_argument("--keys", action="store_true")
     options = parser.parse_args()
     sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
     sys.path.insert(0, options.comfy_dir)
@@ -72,7 +84,22 @@ def main() -> None:
     known = {**FAMILIES, **QUANTISED}
     with torch.inference_mode(), options.report.open("a") as report:  # as the host's executor runs every node
         for name in options.names or known:
-            print(json.dumps(asdict(measure(name, known[name], options.engine))), file=report, flush=True)
+            row = (keys if options.keys else measure)(name, known[name], options.engine)
+            print(json.dumps(asdict(row)), file=report, flush=True)
+
+
+def keys(name: str, family: Family, engine: str) -> Keys:
+    """Of a small image of one step."""
+    from onediff_comfy.capture.target import Target
+    from onediff_comfy.host.model import accelerate
+    from onediff_comfy.host.process import library
+    from onediff_comfy.host.services import host_services
+
+    plain = family.load()
+    target = Target(plain.model.diffusion_model, host_services().code)
+    before = library().cache.sizes().keys()
+    image(family, accelerate(plain, engine), steps=1)
+    return Keys(name, engine, target.fingerprint, target.refusal, sorted(library().cache.sizes().keys() - before))
 
 
 def measure(name: str, family: Family, engine: str) -> Result:
@@ -127,7 +154,9 @@ def changes(family: Family) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "frames", {"frames": family.frames + 2}
 
 
-def image(family: Family, model: Any, seed: int = 1, tokens: int | None = None, **sizes: int) -> torch.Tensor:
+def image(
+    family: Family, model: Any, seed: int = 1, tokens: int | None = None, steps: int = STEPS, **sizes: int
+) -> torch.Tensor:
     """What the host's sampler makes, in latent units."""
     import comfy.sample
     import torch
@@ -136,7 +165,7 @@ def image(family: Family, model: Any, seed: int = 1, tokens: int | None = None, 
     noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
     positive, negative = family.conditioning(1, tokens), family.conditioning(2, tokens)
     done: torch.Tensor = comfy.sample.sample(
-        model, noise, STEPS, family.cfg, "euler", "normal", positive, negative, latent, disable_pbar=True, seed=seed
+        model, noise, steps, family.cfg, "euler", "normal", positive, negative, latent, disable_pbar=True, seed=seed
     )
     return done
 

@@ -72,8 +72,9 @@ class Images(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
-        positions = torch.linspace(0, 1, steps=tokens.shape[1])[:, None]
-        query, key, value = self.qkv(tokens + positions).chunk(3, dim=-1)
+        tokens = tokens + torch.linspace(0, 1, steps=tokens.shape[1])[:, None]
+        tokens = torch.nn.functional.pad(tokens, (0, 0, 0, torch.sym_max(x.shape[-1], 64)))  # a Python function
+        query, key, value = self.qkv(tokens).chunk(3, dim=-1)
         return torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
 

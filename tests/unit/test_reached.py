@@ -149,14 +149,11 @@ def test_what_the_model_does_not_call_costs_no_capture(
     assert target.is_current()
 
 
-def test_variables_of_the_host_are_its_own_business_and_its_functions_are_not(
-    net: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Target(net, host=HostCode("deep"))
-    monkeypatch.setattr("deep.FACTOR", 3.0)
-    assert target.is_current()
-    monkeypatch.setattr("deep.turned", other)
-    assert not target.is_current()
+def test_variables_and_functions_of_the_host_count(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, value in (("deep.FACTOR", 3.0), ("deep.turned", other)):
+        target = Target(net, host=HostCode("deep"))
+        monkeypatch.setattr(place, value)
+        assert not target.is_current()
 
 
 def closure(factor: float, held: Any, code: int = 0) -> Callable[..., Any]:

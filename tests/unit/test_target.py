@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import enum
 import functools
+import logging
+import random
 import re
 import sys
 import threading
@@ -14,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -197,6 +200,16 @@ def defaulted(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return function
 
 
+class Attributed(dict[str, Any]):
+    scale: float
+
+
+def attributed(scale: float) -> Attributed:
+    made = Attributed()
+    made.scale = scale
+    return made
+
+
 class Slotted:
     __slots__ = ("scale",)
 
@@ -222,6 +235,14 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "ranges": (range(2), range(3)),
     "slots": (Slotted(1.0), Slotted(2.0)),
     "deeper than six": ([[[[[[[[1]]]]]]]], [[[[[[[[2]]]]]]]]),
+    "slices of lists": (slice([1]), slice([2])),
+    "arrays": (np.ones(2), np.zeros(2)),
+    "numbers of numpy's": (np.float32(1), np.float32(2)),
+    "attributes of dicts": (attributed(1.0), attributed(2.0)),
+    "attributes of functions": (attributed(1.0).get, attributed(2.0).get),
+    "methods of lists": ([1].count, [2].count),
+    "large tables": (dict.fromkeys(range(99), 1), {n: 1 + (n == 50) for n in range(99)}),
+    "large tables' order": ([*range(99)], [1, 0, *range(2, 99)]),
     "deep structure": ([[[[[[[1, 2]]]]]]], [[[[[[[3]]]]]]]),
 }
 
@@ -234,9 +255,36 @@ def test_attributes_that_compute_different_things_are_told_apart(difference: str
 
 def test_what_cannot_be_described_is_refused() -> None:
     """Left out of the fingerprint, it would let two different models pass for one."""
-    for value, said in (([nn.Dropout(0.1)], "layer outside of its module tree"), (threading.Lock(), "lock")):
+    for value, said in (([nn.Linear(1, 1)], "layer outside of its module tree"), (torch.Generator(), "Generator")):
         target = Target(_changed(value))
         assert target.refusal is not None and said in target.refusal
+
+
+def test_a_layer_without_weights_outside_of_the_tree_is_part_of_what_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ACE-Step's activation lies in a plain object."""
+    held = [Settings(), nn.LeakyReLU(0.1)]
+    target = Target(_changed(held))
+    assert target.refusal is None
+    held[1].negative_slope = 0.2  # type: ignore[union-attr]
+    changed = Target(_changed(held))
+    monkeypatch.setattr(nn.LeakyReLU, "forward", lambda self, x: x)
+    replaced = Target(_changed(held))
+    assert changed.refusal is replaced.refusal is None
+    assert len({target.fingerprint, changed.fingerprint, replaced.fingerprint}) == 3
+
+
+def test_a_lock_and_a_logger_are_no_part_of_what_is_computed() -> None:
+    prints = {Target(_changed([threading.Lock(), logging.getLogger(name)])).fingerprint for name in "ab"}
+    assert len(prints) == 1 and "" not in prints
+
+
+def test_what_hides_state_is_refused_though_it_has_attributes_too() -> None:
+    class Counted(random.Random):
+        pass
+
+    for value in (Counted(1), threading.local()):
+        value.scale = 1.0  # type: ignore[union-attr]
+        assert Target(_changed(value)).refusal is not None
 
 
 def _changed(value: Any) -> Net:

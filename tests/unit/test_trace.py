@@ -6,16 +6,21 @@ import contextlib
 import copy
 import functools
 import inspect
+import operator
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from onediff_comfy.capture import trace
 from onediff_comfy.capture.call import NotCovered
+from onediff_comfy.capture.graph_text import target_text
 from onediff_comfy.capture.target import Target
 from onediff_comfy.capture.withheld import OptionRead
 
@@ -306,6 +311,39 @@ def test_the_class_does_not_change_the_digest(capture_of: Any) -> None:
 
 def test_the_digest_is_the_same_in_every_process(identities: list[dict[str, Any]]) -> None:
     assert identities[0]["capture"] == identities[1]["capture"]
+
+
+def test_a_graph_that_calls_python_functions_has_the_same_digest_in_every_process(
+    identities: list[dict[str, Any]],
+) -> None:
+    """``torch.sym_max``: half of the model families have it in their graphs."""
+    assert identities[0]["general"] == identities[1]["general"]
+
+
+def test_what_a_node_calls_is_named_as_before_unless_that_is_an_address() -> None:
+    texts = map(target_text, (torch.ops.aten.add.Tensor, operator.getitem, "method", torch.sym_max))
+    assert list(texts) == ["aten.add.Tensor", "<built-in function getitem>", "method", "torch.sym_max"]
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())])
+def test_random_numbers_of_python_are_refused(capture_of: Callable[..., Any], draw: Callable[[], float]) -> None:
+    """They would be constants of the graph: the same in every image."""
+
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * draw()
+
+    with pytest.raises(NotCovered, match="draws random numbers"):
+        capture_of(Noisy(2, 2), tensor(1, 2))
+
+
+def test_a_text_that_holds_an_address_is_no_identity(
+    capture_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "target_text", lambda _target: str(tensor))
+    with pytest.raises(NotCovered, match="by its address in memory") as refused:
+        capture_of(nn.Linear(2, 2), tensor(1, 2))
+    assert "0x" not in str(refused.value)
 
 
 # -- options -----------------------------------------------------------------------------------

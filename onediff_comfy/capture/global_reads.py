@@ -1,0 +1,152 @@
+"""Which values code reads by name, as far as bytecode tells it: paths that begin at a global, a closure or an import.
+
+``CONFIG.scale``, ``TABLE["scale"]`` and ``module.LISTED[0]`` are paths. So is what a local name stands for that is only
+ever imported. A path ends where something else is done with the value: it is called, handed on, kept under a name.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+_STORES = frozenset(("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"))
+_READS_ON = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
+_WRITES = frozenset(("STORE_ATTR", "DELETE_ATTR"))
+_CONSTANTS = frozenset(("LOAD_CONST", "LOAD_SMALL_INT"))
+_BETWEEN = frozenset(("EXTENDED_ARG", "PUSH_NULL", "CACHE"))
+_KEYS = (str, int, float, bytes, tuple, type(None))
+
+
+class Path(NamedTuple):
+    """Where a value comes from.
+
+    Attributes:
+        root: what ``name`` names: a global, a variable of an enclosing function, or a module that is imported.
+        name: of a module that is imported relatively, with a dot before it for each level.
+        steps: attributes (".", name) and constant keys ("[]", key), in order.
+    """
+
+    root: Literal["global", "cell", "module"]
+    name: str
+    steps: tuple[tuple[str, Any], ...] = ()
+
+    def then(self, kind: str, of: Any) -> Path:
+        """The path that goes on from this one by a step."""
+        return self._replace(steps=(*self.steps, (kind, of)))
+
+    def text(self, steps: int) -> str:
+        """It for people, and for fingerprints, as far as so many steps."""
+        parts = (f".{of}" if kind == "." else f"[{of!r}]" for kind, of in self.steps[:steps])
+        return self.name + "".join(parts)
+
+
+@functools.lru_cache(maxsize=8192)
+def paths(code: types.CodeType) -> tuple[Path, ...]:
+    """The paths that code reads, functions in it included, in an order that is the same in every process."""
+    return tuple(sorted(_paths(code, {}), key=repr))
+
+
+@functools.lru_cache(maxsize=8192)
+def strings(code: types.CodeType) -> frozenset[str]:
+    """The strings among the constants of code, functions in it included."""
+    found = {constant for constant in code.co_consts if isinstance(constant, str)}
+    return frozenset(found.union(*(strings(constant) for constant in code.co_consts if inspect.iscode(constant))))
+
+
+def _paths(code: types.CodeType, outside: Mapping[str, Path]) -> set[Path]:
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
+    imported = {**outside, **_imported(instructions)}
+    found: set[Path] = set()
+    path: Path | None = None
+    number = 0
+    while number < len(instructions):
+        instruction = instructions[number]
+        number += 1
+        if path is not None and instruction.opname in _READS_ON:
+            path = path.then(".", instruction.argval)
+            continue
+        if path is not None and number < len(instructions) and _is_key(instruction, instructions[number]):
+            path, number = path.then("[]", instruction.argval), number + 1
+            continue
+        if path is not None and instruction.opname not in _WRITES and not _counts_up(instructions[number - 1 :][:3]):
+            found.add(path)
+        *before, path = _roots(instruction, imported)
+        found.update(filter(None, before))
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            found |= _paths(constant, imported)
+    return found
+
+
+def _is_key(constant: dis.Instruction, after: dis.Instruction) -> bool:
+    """Whether what is loaded is the key of a subscript."""
+    subscript = after.opname == "BINARY_SUBSCR" or (after.opname == "BINARY_OP" and after.argrepr == "[]")
+    return subscript and constant.opname in _CONSTANTS and isinstance(constant.argval, _KEYS)
+
+
+def _counts_up(after: list[dis.Instruction]) -> bool:
+    """Return True for ``RUNS["name"] += 1`` and ``RUNS.name += 1``: what is read goes back to where it was."""
+    names = [instruction.opname for instruction in after]
+    if names[:2] in (["COPY", "LOAD_ATTR"], ["DUP_TOP", "LOAD_ATTR"]):
+        return True
+    return names[:1] == ["LOAD_CONST"] and (names[1:] == ["COPY", "COPY"] or names[1:2] == ["DUP_TOP_TWO"])
+
+
+def _roots(instruction: dis.Instruction, imported: Mapping[str, Path]) -> list[Path | None]:
+    """What an instruction loads, the last on top. Newer Pythons load two variables at once."""
+    name = instruction.opname
+    if name in _GLOBALS:
+        return [Path("global", instruction.argval)]
+    if name in _CELLS:
+        return [imported.get(instruction.argval) or Path("cell", instruction.argval)]
+    if name.startswith("LOAD_FAST"):
+        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        return [imported.get(name) for name in names]
+    return [None]
+
+
+def _imported(instructions: list[dis.Instruction]) -> dict[str, Path]:
+    """What local names stand for that are assigned by imports."""
+    found: dict[str, Path] = {}
+    module: Path | None = None
+    value: Path | None = None
+    for number, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":
+            level, names = (before.argval for before in instructions[number - 2 : number])
+            whole = instruction.argval if names else instruction.argval.partition(".")[0]
+            module = value = Path("module", "." * level + whole)
+        elif instruction.opname == "IMPORT_FROM" and module is not None:
+            value = module.then(".", instruction.argval)
+        elif instruction.opname in _STORES and value is not None:
+            found[instruction.argval] = value
+            value = None
+        elif instruction.opname not in ("SWAP", "ROT_TWO", "POP_TOP"):
+            value = None
+    return found
+
+
+def module_named(name: str, package: str) -> types.ModuleType | None:
+    """A module that is loaded, by a name that may begin with a dot for each level above ``package``."""
+    bare = name.lstrip(".")
+    level = len(name) - len(bare)
+    if level:
+        parents = package.split(".")[: len(package.split(".")) - level + 1]
+        name = ".".join((*parents, bare)) if bare else ".".join(parents)
+    module = sys.modules.get(name)
+    return module if isinstance(module, types.ModuleType) else None
+
+
+def cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """What the closure of a function holds, by name, as far as it is assigned."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
