@@ -30,6 +30,7 @@ from .call import Call, NotCovered
 from .describe import argument_text, tensor_digest
 from .forms import SIZELESS, Forms
 from .in_place import replace_writing
+from .parts import Wholes
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
@@ -143,9 +144,12 @@ class _Forward(torch.nn.Module):
         self.target = module
         self._forward = forward
         self._arguments = arguments
+        self.wholes: Wholes | None = None
 
     def forward(self, tensors: list[torch.Tensor]) -> Any:
-        return self._forward(**self._arguments(tensors))
+        assert self.wholes is not None
+        with self.wholes.in_place():
+            return self._forward(**self._arguments(tensors))
 
 
 def capture(
@@ -223,6 +227,7 @@ def capture(
         try:
             with _attributes_restored(target.layers):
                 prepare(target.layers)
+                wrapper.wholes = Wholes(target.layers, target.formats)
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )

@@ -397,7 +397,7 @@ class Dispatcher:
         key = id(module)
         target = self._targets.get(key)
         if target is None or ((key in self._unchecked or not target.is_untouched()) and not target.is_current()):
-            target = self._targets[key] = Target(module, self._host.code)
+            target = self._targets[key] = Target(module, self._host.code, self._host.formats)
         self._unchecked.discard(key)
         if target.refusal is not None:
             raise NotCovered(target.refusal)

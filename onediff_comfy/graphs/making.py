@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from ..capture.call import Call, NotCovered, Signature
 from ..capture.fp8 import IN_FP8
+from ..capture.parts import TensorSubclasses, WeightFormat
 from ..capture.reached import NO_HOST, HostCode
 from ..capture.reuse import with_brief
 from ..capture.target import Target
@@ -47,6 +48,7 @@ class HostServices:
             which prompts it is for. None if that is not known; then nothing is reused.
         interruption: what ``check_interrupted`` raises.
         code: the host's own code, of which ``identity`` is made.
+        formats: the ways in which one weight of its models may be several tensors.
     """
 
     identity: str
@@ -60,6 +62,7 @@ class HostServices:
     stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: ()
     interruption: type[BaseException] = KeyboardInterrupt
     code: HostCode = NO_HOST
+    formats: Sequence[WeightFormat] = (TensorSubclasses(),)
 
 
 @dataclass(frozen=True)
