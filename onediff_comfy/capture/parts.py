@@ -99,7 +99,7 @@ class TensorSubclasses(WeightFormat):
                     what=getattr(function, "__name__", str(function)),
                 )
             )
-        return kind.__torch_dispatch__(operator, types, args, kwargs)  # type: ignore[attr-defined]
+        return kind.__torch_dispatch__(operator, types, args, kwargs)
 
     def _pieces(self, weight: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name in weight.__tensor_flatten__()[0]:

@@ -61,7 +61,7 @@ class _Whole(NamedTuple):
     kind: type
     form: WeightFormat
     context: Any
-    count: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class Target:
         if self._part_of.keys().isdisjoint(names):
             return None
         wholes = [self._wholes.get(name) for name in weights]
-        counts = (1 if whole is None else whole.count for whole in wholes)
+        counts = (1 if whole is None else whole.size for whole in wholes)
         first = dict(zip(weights, accumulate(counts, initial=0), strict=False))
         places = (self._part_of.get(name, (name, 0)) for name in names)
         return _Parted(wholes, [first[name] + index for name, index in places])

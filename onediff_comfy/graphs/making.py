@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..capture.call import Call, NotCovered, Signature
+from ..capture.forms import Forms
 from ..capture.fp8 import IN_FP8
 from ..capture.parts import TensorSubclasses, WeightFormat
 from ..capture.reached import NO_HOST, HostCode
@@ -49,6 +50,7 @@ class HostServices:
         interruption: what ``check_interrupted`` raises.
         code: the host's own code, of which ``identity`` is made.
         formats: the ways in which one weight of its models may be several tensors.
+        fused: operators that its models call, in the form that a compiler for a device fuses.
     """
 
     identity: str
@@ -63,6 +65,7 @@ class HostServices:
     interruption: type[BaseException] = KeyboardInterrupt
     code: HostCode = NO_HOST
     formats: Sequence[WeightFormat] = (TensorSubclasses(),)
+    fused: Callable[[torch.device], Forms] = lambda _device: {}
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,10 @@ class Maker:
     def manner(self) -> Manner:
         """What a person chose to give up for speed."""
         return Manner.of(self.compiler.options)
+
+    def _forms(self) -> Forms:
+        fused = self.host.fused(self.device) if self.engine.fuses else {}
+        return {**self.engine.forms(), **fused, **(IN_FP8 if self.manner.fp8 else {})}
 
     def call_key(self, target: Target, call: Call, general: bool) -> str:
         """Under which name a graph for this call, or for calls like it of all sizes, is known."""
@@ -152,7 +159,7 @@ class Maker:
                 overrides=self.host.capture_options,
                 check=self.host.check_interrupted,
                 general=general,
-                forms={**self.engine.forms(), **(IN_FP8 if self.manner.fp8 else {})},
+                forms=self._forms(),
                 multiple=self.host.side_multiple(target.module, call.signature.function),
                 prepare=self.host.prepare,
             )

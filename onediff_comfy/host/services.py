@@ -20,7 +20,7 @@ from ..graphs.making import HostServices
 from ..messages import message
 from .host_settings import settings
 from .latents import patch_side
-from .quantised import weight_formats
+from .quantised import fused_operators, weight_formats
 
 log = logging.getLogger(__name__)
 
@@ -123,4 +123,5 @@ def host_services() -> HostServices:
         interruption=comfy.model_management.InterruptProcessingException,
         code=HostCode(comfy.__name__, _MACHINERY),
         formats=weight_formats(),
+        fused=fused_operators,
     )
