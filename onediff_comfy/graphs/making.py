@@ -101,7 +101,7 @@ class Maker:
         if getattr(target.module, name) != forward:
             raise AttributeError(f"{name} is not a method of the model")
         return Job(
-            module=skeleton.to_bytes(target.module),
+            module=skeleton.to_bytes(target.module, self.host.formats),
             forward=name,
             fingerprint=target.fingerprint,
             signature=signature_fields(call.signature),
