@@ -725,9 +725,10 @@ class Dispatcher:
             raise NotCovered(reason) from error
         output = pytree.tree_unflatten(flat, graph.binding.output)
         if compared:
+            again = proof.again(forward, args, kwargs, found.weights)
             with self.run_times.measured(EAGER, call.signature, _device_of(call)):
                 expected = forward(*args, **kwargs)
-            self._prove(found, output, expected)
+            self._prove(found, output, expected, again)
         return output
 
     def _run_in_parts(
@@ -793,8 +794,14 @@ class Dispatcher:
         torch.cuda.empty_cache()
         return run(reuse=False)
 
-    def _prove(self, found: _Found, actual: Any, expected: Any) -> None:
+    def _prove(self, found: _Found, actual: Any, expected: Any, again: proof.Again | None = None) -> None:
         """Compare a new graph's first output with eager's; retire the graph if rounding cannot explain it.
+
+        Args:
+            found: the call and its graph.
+            actual: the graph's output.
+            expected: eager's.
+            again: tells how far off a graph may be that is off by more than rounding to 16 bits or more explains.
 
         Raises:
             _Disproved: the graph is wrong.
@@ -803,6 +810,8 @@ class Dispatcher:
         in_fp8 = self._serves_in_fp8(found)
         allowed = proof.limit(dtypes, _device_of(found.call), in_fp8)
         error = proof.difference(actual, expected)
+        if again is not None and not error <= allowed:
+            allowed = max(allowed, again(expected))
         if error <= allowed and not self._brief_difference(found, expected) <= allowed:
             reason = message("a graph that reuses steps differed from eager")
             self._leave_whole(found.target, reason)
