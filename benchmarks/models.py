@@ -8,7 +8,7 @@ same thing mean what they would mean on a trained model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -165,6 +165,22 @@ FAMILIES = {
 }
 
 
+def random_weights(family: Family, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a diffusion model by name, one after another, on ``device`` in the family's own dtype."""
+    with torch.device("meta"):
+        shapes = family.build(family.dtype).state_dict()
+    generator = torch.Generator(device).manual_seed(0)
+    for name, shape in shapes.items():
+        weight = torch.empty(shape.shape, device=device, dtype=family.dtype)
+        if weight.ndim >= 2:
+            weight.normal_(0, 0.7 / math.sqrt(weight[0].numel()), generator=generator)
+        elif name.endswith(("weight", "scale")):
+            weight.fill_(1)
+        else:
+            weight.normal_(0, 0.02, generator=generator)
+        yield name, weight
+
+
 def load(family: Family, device: torch.device, file: Path | None = None, dtype: torch.dtype | None = None) -> Any:
     """A ComfyUI MODEL with random weights.
 
@@ -176,19 +192,7 @@ def load(family: Family, device: torch.device, file: Path | None = None, dtype: 
     """
     import comfy.sd
 
-    with torch.device("meta"):
-        shapes = family.build(family.dtype).state_dict()
-    generator = torch.Generator(device).manual_seed(0)
-    weights = {}
-    for name, shape in shapes.items():
-        weight = torch.empty(shape.shape, device=device, dtype=family.dtype)
-        if weight.ndim >= 2:
-            weight.normal_(0, 0.7 / math.sqrt(weight[0].numel()), generator=generator)
-        elif name.endswith(("weight", "scale")):
-            weight.fill_(1)
-        else:
-            weight.normal_(0, 0.02, generator=generator)
-        weights[name] = weight.to(dtype or family.dtype)
+    weights = {name: weight.to(dtype or family.dtype) for name, weight in random_weights(family, device)}
     options = {"dtype": dtype or family.dtype}
     if file is None:
         return comfy.sd.load_diffusion_model_state_dict(weights, model_options=options)

@@ -21,10 +21,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .host import reported, start_host
 from .variants import names, variant
+
+if TYPE_CHECKING:
+    import torch
+
+    from .models import Family
 
 MODELS = ("sd15", "sdxl", "flux", "tiny")
 _COUNTED = ("served", "reused", "captured", "compiled", "loaded", "fallbacks")
@@ -34,8 +39,8 @@ def main() -> int:
     """Run the benchmark; write JSON, print a table. Ends with 1 if one of our own variants failed or ran eager."""
     options = _arguments()
     start_host(cuda_malloc=not options.disable_cuda_malloc)
-    report = reported(lambda: _Bench(options).run(), options.output)
-    _print_table(report)
+    report = reported(lambda: Bench(options).run(), options.output)
+    print_table(report)
     return ours_failed(report)
 
 
@@ -99,18 +104,25 @@ class Sampler:
         )
 
 
-class _Bench:
-    def __init__(self, options: argparse.Namespace) -> None:
+class Bench:
+    """Times the variants of one model.
+
+    Args:
+        options: as the command line has them.
+        load: makes the MODEL of a family on a device; with weights in the family's own dtype if it is None.
+    """
+
+    def __init__(self, options: argparse.Namespace, load: Callable[[Family, torch.device], Any] | None = None) -> None:
         import comfy.model_management
 
-        from .models import load
+        from . import models
 
         self.options = options
         self.device = comfy.model_management.get_torch_device()
         self.sampler = Sampler(options.model, options.size, options.batch, options.steps)
         options.size = self.sampler.size
         start = time.perf_counter()
-        self.model = load(self.sampler.family, self.device)
+        self.model = (load or models.load)(self.sampler.family, self.device)
         print(f"{options.model}: weights made and loaded in {time.perf_counter() - start:.1f} s", flush=True)
         self.models: dict[str, Any] = {}  # of the variants that have not failed
         self.rows: dict[str, dict[str, Any]] = {}
@@ -269,7 +281,7 @@ def environment(device: Any) -> dict[str, Any]:
     return found
 
 
-def _print_table(report: dict[str, Any]) -> None:
+def print_table(report: dict[str, Any]) -> None:
     what, rows = report["what"], report["variants"]
     eager = rows.get("eager", {}).get("step_ms")
     width = max(map(len, rows))

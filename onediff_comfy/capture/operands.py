@@ -73,19 +73,27 @@ def _realized(tensor: TensorBox) -> TensorBox:
 
 def _copied(node: Node) -> Iterator[Node]:
     """What Inductor would copy before this node computes, and what that is put together of."""
-    if node.target is not aten.linear.default:
+    operand = _operand(node)
+    if operand is None:
         return
-    operand = node.args[0]
-    assert isinstance(operand, Node)
     tensor = operand.meta["val"]
     leading = [size for size in tensor.shape[:-1] if isinstance(size, torch.SymInt) or size != 1]
     # One that is not contiguous is copied by eager too, and its bias added afterwards, which rounds otherwise.
     if operand.op == "call_function" and any(map(_is_a_sum, leading[1:])) and always_contiguous(tensor):
         yield operand
+        # What rounds to 8 bits puts together by itself: half the bytes, and nothing else wants them.
         if operand.target is aten.cat.default:
             parts = operand.args[0]
             assert isinstance(parts, (list, tuple))
             yield from (part for part in parts if isinstance(part, Node) and _is_computed(part))
+
+
+def _operand(node: Node) -> Node | None:
+    """What is multiplied in rows, as it is before it is seen as rows."""
+    operand = node.args[0] if node.target in (aten.linear.default, aten._scaled_mm.default) else None
+    if node.target is aten._scaled_mm.default and isinstance(operand, Node):
+        operand = operand.args[0] if operand.target in (aten.view.default, aten.reshape.default) else None
+    return operand if isinstance(operand, Node) else None
 
 
 def _is_computed(node: Node) -> bool:

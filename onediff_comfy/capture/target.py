@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +23,12 @@ from ..messages import Message, first_line, message
 from .call import NotCovered
 from .describe import Describer, Indescribable
 from .left_behind import is_tensors, stored_by
+from .parts import PLAIN, TensorSubclasses, WeightFormat, format_of, kind_of_file, part_name
 from .reached import NO_HOST, HostCode, Reached
 
 # nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
 _NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
-# Subclasses (quantised tensors) carry scales and dispatch rules that a plain graph input would lose.
-_PLAIN_WEIGHTS = {torch.nn.Parameter, torch.Tensor, torch.nn.Buffer}
+_FORMATS = (TensorSubclasses(),)
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,53 @@ class WeightSpec:
 class _Wanted:
     """Weights that a graph takes: the dict that holds each and its name there; dtypes and shapes.
 
-    ``found`` is the device and the addresses that they were last looked at with, in the same run.
+    ``found`` is the device and the addresses that they were last looked at with, in the same run. Where some of the
+    weights are parts of others, ``parted`` says which.
     """
 
     places: list[tuple[dict[str, Any], str]]
     metadata: list[tuple[torch.dtype, tuple[int, ...]]]
+    parted: _Parted | None = None
     found: tuple[torch.device, list[int]] | None = None
+
+
+class _Whole(NamedTuple):
+    """How a weight is several tensors, and how many."""
+
+    kind: type
+    form: WeightFormat
+    context: Any
+    size: int
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """What to make of weights some of which are several tensors.
+
+    Attributes:
+        wholes: those of the weights; None for one that is a single tensor.
+        order: of all tensors of all weights, those that a graph takes, as it takes them.
+    """
+
+    wholes: list[_Whole | None]
+    order: list[int]
+
+    def tensors(self, weights: Sequence[Any]) -> list[Any] | None:
+        """What a graph takes; None if a weight is of another class than it was."""
+        found: list[Any] = []
+        for weight, whole in zip(weights, self.wholes, strict=True):
+            if whole is None:
+                found.append(weight)
+            elif type(weight) is whole.kind:
+                found += whole.form.parts(weight)
+            else:
+                return None
+        return [found[i] for i in self.order]
+
+    def is_same(self, weights: Sequence[Any]) -> bool:
+        """Return True if the parts of each weight mean what they meant."""
+        wholes = zip(weights, self.wholes, strict=True)
+        return all(whole is None or whole.form.context(weight) == whole.context for weight, whole in wholes)
 
 
 class Target:
@@ -63,18 +104,25 @@ class Target:
     Args:
         module: to be served.
         host: the host's own code.
+        formats: the ways in which one weight may be several tensors.
 
     Attributes:
         layers: the module and all its submodules.
-        specs: every weight by name; of a weight with several names, each.
+        formats: as given.
+        specs: every weight by name; of a weight with several names, each; of one with several parts, each of them.
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
     """
 
-    def __init__(self, module: torch.nn.Module, host: HostCode = NO_HOST) -> None:
+    def __init__(
+        self, module: torch.nn.Module, host: HostCode = NO_HOST, formats: Sequence[WeightFormat] = _FORMATS
+    ) -> None:
         self.module = module
         self.layers = tuple(module.modules())
+        self.formats = formats
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
+        self._part_of: dict[str, tuple[str, int]] = {}  # of a part's name, its weight and which one it is
+        self._wholes: dict[str, _Whole] = {}
         self.specs: dict[str, WeightSpec] = {}
         self._wanted_of: dict[tuple[str, ...], _Wanted] = {}
         for path, owner in module.named_modules():
@@ -83,14 +131,28 @@ class Target:
                     if tensor is not None:
                         full = f"{path}.{name}" if path else name
                         self._slots[full] = (holder, name)
-                        self.specs[full] = _weight_spec(full, tensor)
+                        self._note(full, tensor)
         self._host = host
         self._hold()
         # Those with attributes that a forward leaves behind. None yet: what is not compared was looked at before.
         self._with_left: list[dict[Any, Any]] = []
         self._left: frozenset[str] = frozenset()
         self._held = list(self._values())
-        self.fingerprint, self.refusal, self._unread = _inspect(dict(module.named_modules()), host)
+        self.fingerprint, self.refusal, self._unread = self._inspected(dict(module.named_modules()))
+
+    def _note(self, name: str, weight: torch.Tensor) -> None:
+        form = format_of(weight, self.formats)
+        if form is None:
+            self.specs[name] = _weight_spec(name, weight)
+            return
+        names = form.names(weight)
+        self._wholes[name] = _Whole(type(weight), form, form.context(weight), len(names))
+        for index, (part, tensor) in enumerate(zip(names, form.parts(weight), strict=True)):
+            self._part_of[part_name(name, part)] = (name, index)
+            self.specs[part_name(name, part)] = _weight_spec(part_name(name, part), tensor)
+
+    def _inspected(self, layers: Mapping[str, torch.nn.Module]) -> _Inspected:
+        return _inspect(layers, self._host, self.formats)
 
     def is_current(self) -> bool:
         """Whether the layers are the same objects with the same code. Ten milliseconds or two: once a run."""
@@ -100,7 +162,7 @@ class Target:
         if not (same and self.is_untouched()):
             self._hold(set(map(id, self._with_left)))
             held = list(self._values())
-        found = _inspect(layers, self._host) if same else None
+        found = self._inspected(layers) if same else None
         if found is None or (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
             return False
         if self._leave_out(found.left):
@@ -170,11 +232,16 @@ class Target:
         """
         try:
             wanted = self._wanted(names)
-            tensors = [holder[name] for holder, name in wanted.places]
+            tensors = weights = [holder[name] for holder, name in wanted.places]
         except KeyError as error:
             raise NotCovered(message("a weight of the model was removed")) from error
+        if wanted.parted is not None:
+            parts = wanted.parted.tensors(weights)
+            if parts is None:
+                raise NotCovered(_replaced())
+            tensors = parts
         # All at once and one aspect after the other: for every call, and a model has a thousand.
-        if not set(map(type, tensors)) <= _PLAIN_WEIGHTS:
+        if not set(map(type, tensors)) <= PLAIN:
             raise NotCovered(self._misfit(names, tensors, device))
         found = device, [tensor.data_ptr() for tensor in tensors]
         if found == wanted.found:  # where they were a call ago they are what they were
@@ -183,6 +250,8 @@ class Target:
             (tensor.dtype, tensor.shape) for tensor in tensors
         ] != wanted.metadata:
             raise NotCovered(self._misfit(names, tensors, device))
+        if wanted.parted is not None and not wanted.parted.is_same(weights):
+            raise NotCovered(_replaced())
         wanted.found = found
         return tensors
 
@@ -194,9 +263,21 @@ class Target:
     def _wanted(self, names: tuple[str, ...]) -> _Wanted:
         if names not in self._wanted_of:
             specs = [self.specs[name] for name in names]
-            places = [self._slots[name] for name in names]
-            self._wanted_of[names] = _Wanted(places, [(spec.dtype, spec.shape) for spec in specs])
+            weights = list(dict.fromkeys(self._part_of.get(name, (name, 0))[0] for name in names))
+            places = [self._slots[name] for name in weights]
+            parted = self._parted(names, weights)
+            self._wanted_of[names] = _Wanted(places, [(spec.dtype, spec.shape) for spec in specs], parted)
         return self._wanted_of[names]
+
+    def _parted(self, names: tuple[str, ...], weights: Sequence[str]) -> _Parted | None:
+        """How tensors of these names come from these weights; None if each is a weight of its own."""
+        if self._part_of.keys().isdisjoint(names):
+            return None
+        wholes = [self._wholes.get(name) for name in weights]
+        counts = (1 if whole is None else whole.size for whole in wholes)
+        first = dict(zip(weights, accumulate(counts, initial=0), strict=False))
+        places = (self._part_of.get(name, (name, 0)) for name in names)
+        return _Parted(wholes, [first[name] + index for name, index in places])
 
     def _misfit(self, names: tuple[str, ...], tensors: Sequence[Any], device: torch.device) -> Message:
         """What is wrong with the first weight that cannot be used as it is."""
@@ -206,9 +287,14 @@ class Target:
                 break
             if tensor.device != device:
                 return message("weights are not resident on {device} (offloaded)", device=device)
-            if type(tensor) not in _PLAIN_WEIGHTS:
-                return message("weights are {kind}s, which no graph can take yet", kind=type(tensor).__qualname__)
-        return message("a weight of the model was replaced by one of another shape or dtype")
+            if type(tensor) not in PLAIN:
+                file = kind_of_file(type(tensor), getattr(tensor, "quant_type", None))
+                return message("weights are those of {file}, which no graph can take yet", file=file)
+        return _replaced()
+
+
+def _replaced() -> Message:
+    return message("a weight of the model was replaced by one of another shape or dtype")
 
 
 def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
@@ -223,7 +309,7 @@ class _Inspected(NamedTuple):
     left: frozenset[str] = frozenset()
 
 
-def _inspect(layers: Mapping[str, torch.nn.Module], host: HostCode) -> _Inspected:
+def _inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequence[WeightFormat]) -> _Inspected:
     """The fingerprint of a module, all of whose layers these are, and why it must be refused, if it must."""
     if _global_forward_hooks or _global_forward_pre_hooks:
         return _Inspected("", message("another extension has set a forward hook on all layers"))
@@ -245,7 +331,8 @@ def _inspect(layers: Mapping[str, torch.nn.Module], host: HostCode) -> _Inspecte
     for path, layer in layers.items():
         apart = {name for name in stored.intersection(layer.__dict__) if is_tensors(layer.__dict__[name])}
         try:
-            lines += _layer_lines(path, layer, describer, weights, apart)
+            lines += _layer_lines(path, layer, describer, apart)
+            lines += _weight_lines(path, layer, describer, weights, formats)
         except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
             return _Inspected("", _cannot_be_part(path, error))
         aside += [(path, name, layer.__dict__[name]) for name in sorted(apart)]
@@ -294,19 +381,20 @@ def _is_own_forward(layer: torch.nn.Module) -> bool:
     return getattr(forward, "__self__", None) is layer and getattr(forward, "__func__", None) is type(layer).forward
 
 
-def _layer_lines(
-    path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], aside: set[str]
-) -> Iterator[str]:
-    """Class, attributes, children and weights of one layer; ``weights`` collects first names by identity.
-
-    Attributes of the names in ``aside`` are left out.
-    """
+def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, aside: set[str]) -> Iterator[str]:
+    """Class, attributes and children of one layer, but for attributes of the names in ``aside``."""
     yield f"\nlayer {path} {type(layer).__module__}.{type(layer).__qualname__} {layer.training}"
     attributes = vars(layer)
     for name in sorted(attributes.keys() - _NOT_DESCRIBED - aside):
         yield f"\n  {name} = {describer.describe(attributes[name])}"
     for name, child in layer._modules.items():
         yield f"\n  child {name} = {describer.describe(child)}"
+
+
+def _weight_lines(
+    path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], formats: Sequence[WeightFormat]
+) -> Iterator[str]:
+    """The weights of one layer; ``weights`` collects first names by identity."""
     for holder in (layer._parameters, layer._buffers):
         for name, tensor in holder.items():
             if tensor is None:
@@ -315,7 +403,14 @@ def _layer_lines(
                 yield f"\n  weight {name} is {weights[id(tensor)]}"
             else:
                 weights[id(tensor)] = f"{path}.{name}"
-                yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
+                form = format_of(tensor, formats)
+                if form is None:
+                    yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
+                    continue
+                describer.code.append(type(tensor))
+                yield f"\n  weight {name} {describer.describe([type(tensor), form.context(tensor)])}"
+                for part, plain in zip(form.names(tensor), form.parts(tensor), strict=True):
+                    yield f"\n    {part} {tuple(plain.shape)} {plain.stride()} {plain.dtype}"
 
 
 def _bases(kinds: set[type]) -> list[type]:

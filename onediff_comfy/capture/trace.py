@@ -32,6 +32,7 @@ from .describe import tensor_digest
 from .forms import SIZELESS, Forms
 from .graph_text import AddressInText, argument_text, target_text, text_digest
 from .in_place import replace_writing
+from .parts import Wholes
 from .shapes import Axis, ShapeRange, batch_tensor, fold, fold_factors, range_of, representative, symbolic_axes, unfold
 from .target import Target
 from .withheld import OptionRead, Withheld
@@ -145,9 +146,12 @@ class _Forward(torch.nn.Module):
         self.target = module
         self._forward = forward
         self._arguments = arguments
+        self.wholes: Wholes | None = None
 
     def forward(self, tensors: list[torch.Tensor]) -> Any:
-        return self._forward(**self._arguments(tensors))
+        assert self.wholes is not None
+        with self.wholes.in_place():
+            return self._forward(**self._arguments(tensors))
 
 
 def capture(
@@ -226,6 +230,7 @@ def capture(
             with _attributes_restored(target.layers):
                 prepare(target.layers)
                 drawn = _numbers_drawn()
+                wrapper.wholes = Wholes(target.layers, target.formats)
                 program = torch.export.export(
                     wrapper, (examples,), dynamic_shapes=sizes if general else None, strict=False
                 )

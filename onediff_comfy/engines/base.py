@@ -65,6 +65,9 @@ class Engine(ABC):
     """Whether its graphs, on a GPU, are to be replayed through CUDA graphs."""
     fp8: ClassVar[bool] = True
     """Whether it compiles products of 8-bit numbers."""
+    fuses: ClassVar[bool] = False
+    """Whether it makes one kernel of several plain operators, so that it is better to have those than one it does not
+    know."""
 
     @abstractmethod
     def unavailable(self, device: torch.device) -> Message | None:

@@ -18,6 +18,7 @@ import torch
 import torch.fx.experimental._config as symbols
 
 from ..capture.forms import FOR_INDUCTOR, Forms, wide_attention
+from ..capture.scaled import quantize_before_flattening
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 from ..capture.upsampled import fold_upsampling
@@ -64,6 +65,7 @@ class InductorEngine(Engine):
     name = "inductor"
     general = True
     recorded = True
+    fuses = True
 
     def unavailable(self, device: torch.device) -> Message | None:
         if device.type == "cuda" and _version_of("triton") is None and _version_of("triton-windows") is None:
@@ -158,7 +160,7 @@ def _shares_regions() -> bool:
 
 def _compiled(capture: Capture) -> Any:
     """The artifact. What asks Inductor in a way that Inductor does not promise is left out where it fails."""
-    graph = fold_upsampling(capture.graph)
+    graph = quantize_before_flattening(fold_upsampling(capture.graph))
     try:
         from ..capture.operands import write_operands_once
 

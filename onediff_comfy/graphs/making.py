@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from ..capture.call import Call, NotCovered, Signature
+from ..capture.forms import Forms
 from ..capture.fp8 import IN_FP8
+from ..capture.parts import TensorSubclasses, WeightFormat
 from ..capture.reached import NO_HOST, HostCode
 from ..capture.reuse import with_brief
 from ..capture.target import Target
@@ -47,6 +49,8 @@ class HostServices:
             which prompts it is for. None if that is not known; then nothing is reused.
         interruption: what ``check_interrupted`` raises.
         code: the host's own code, of which ``identity`` is made.
+        formats: the ways in which one weight of its models may be several tensors.
+        fused: operators that its models call, in the form that a compiler for a device fuses.
     """
 
     identity: str
@@ -60,6 +64,8 @@ class HostServices:
     stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: ()
     interruption: type[BaseException] = KeyboardInterrupt
     code: HostCode = NO_HOST
+    formats: Sequence[WeightFormat] = (TensorSubclasses(),)
+    fused: Callable[[torch.device], Forms] = lambda _device: {}
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,10 @@ class Maker:
         """What a person chose to give up for speed."""
         return Manner.of(self.compiler.options)
 
+    def _forms(self) -> Forms:
+        fused = self.host.fused(self.device) if self.engine.fuses else {}
+        return {**self.engine.forms(), **fused, **(IN_FP8 if self.manner.fp8 else {})}
+
     def call_key(self, target: Target, call: Call, general: bool) -> str:
         """Under which name a graph for this call, or for calls like it of all sizes, is known."""
         return CallKey(target.fingerprint, _scope(call, general), self.host.identity, self.compiler).digest
@@ -91,7 +101,7 @@ class Maker:
         if getattr(target.module, name) != forward:
             raise AttributeError(f"{name} is not a method of the model")
         return Job(
-            module=skeleton.to_bytes(target.module),
+            module=skeleton.to_bytes(target.module, self.host.formats),
             forward=name,
             fingerprint=target.fingerprint,
             signature=signature_fields(call.signature),
@@ -149,7 +159,7 @@ class Maker:
                 overrides=self.host.capture_options,
                 check=self.host.check_interrupted,
                 general=general,
-                forms={**self.engine.forms(), **(IN_FP8 if self.manner.fp8 else {})},
+                forms=self._forms(),
                 multiple=self.host.side_multiple(target.module, call.signature.function),
                 prepare=self.host.prepare,
             )

@@ -52,7 +52,8 @@ def run(job: Job) -> Outcome:
 
     device = torch.device(job.device)
     host = host_services()
-    target = Target(skeleton.from_bytes(job.module, device), host.code)
+    module = skeleton.from_bytes(job.module, device, host.formats)
+    target = Target(module, host.code, host.formats)
     if target.fingerprint != job.fingerprint:
         return Outcome("another process sees other code: an extension has changed the model or the host")
     try:

@@ -195,7 +195,8 @@ class _Networks:
     def take(self, control: ControlLora, built: torch.nn.Module) -> Any:
         """A stand-in for ``built``, over a network like it that was served before if there is one."""
         self.give_back(id(control))
-        target = Target(built, host_services().code)
+        host = host_services()
+        target = Target(built, host.code, host.formats)
         if target.refusal is not None:
             self.server.dispatcher.metrics.fell_back(target.refusal)
             return built

@@ -20,6 +20,7 @@ from ..graphs.making import HostServices
 from ..messages import message
 from .host_settings import settings
 from .latents import patch_side
+from .quantised import fused_operators, weight_formats
 
 log = logging.getLogger(__name__)
 
@@ -121,4 +122,6 @@ def host_services() -> HostServices:
         stream=_prompts,
         interruption=comfy.model_management.InterruptProcessingException,
         code=HostCode(comfy.__name__, _MACHINERY),
+        formats=weight_formats(),
+        fused=fused_operators,
     )

@@ -102,11 +102,11 @@ class ModuleGuard:
     def _target(self, module: torch.nn.Module) -> Target:
         guarded = self._guarded.get(id(module))
         if guarded is None:
-            guarded = self._guarded[id(module)] = _Guarded(Target(module, self._host.code))
+            guarded = self._guarded[id(module)] = _Guarded(Target(module, self._host.code, self._host.formats))
             while len(self._guarded) > _MOST_MODULES:
                 self._guarded.popitem(last=False)
         elif not (guarded.checked and guarded.target.is_untouched()) and not guarded.target.is_current():
-            guarded.target = Target(module, self._host.code)
+            guarded.target = Target(module, self._host.code, self._host.formats)
         guarded.checked = True
         target = guarded.target
         if target.refusal is not None:

@@ -22,10 +22,10 @@ from onediff_comfy.capture.trace import Binding, Capture
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.dispatch import Dispatcher
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 

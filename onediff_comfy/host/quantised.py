@@ -1,0 +1,75 @@
+"""ComfyUI's quantised checkpoints: scaled fp8, mxfp8, nvfp4, int8 and W4A4, as comfy-kitchen's tensors hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from comfy.quant_ops import QuantizedTensor
+
+from ..capture.forms import Forms
+from ..capture.parts import TensorSubclasses, WeightFormat
+from ..capture.scaled import dequantize_fp8, fuses_fp8, quantize_fp8, scaled_mm
+
+
+class KitchenTensors(TensorSubclasses):
+    """As PyTorch's protocol has them, only that the one scale of a whole matrix has no axes, in any checkpoint.
+
+    Some files have it with one axis of size 1. The host computes a scale without axes where it applies a LoRA, which
+    would be another graph.
+    """
+
+    def covers(self, kind: type) -> bool:
+        return issubclass(kind, QuantizedTensor) and super().covers(kind)
+
+    def parts(self, weight: Any) -> Sequence[torch.Tensor]:
+        tensors = super().parts(weight)
+        return [_without_axes(part) for part in tensors] if weight._layout_cls in _ONE_SCALE else tensors
+
+
+# Of these a scale is of the whole matrix. Elsewhere its axes say what it is of.
+_ONE_SCALE = frozenset(("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout"))
+
+
+def _without_axes(part: torch.Tensor) -> torch.Tensor:
+    return part.reshape(()) if part.shape == (1,) else part
+
+
+def weight_formats() -> tuple[WeightFormat, ...]:
+    """The ways in which a weight of the host's may be several tensors; that of any other library comes last."""
+    return KitchenTensors(), TensorSubclasses()
+
+
+def fused_operators(device: torch.device) -> Forms:
+    """The library's operators that a compiler can compute as part of its own kernels, in the form that it fuses.
+
+    They compute in float32, as the library's kernels for GPUs do.
+    """
+    operators: Any = torch.ops.comfy_kitchen
+    if not hasattr(operators, "quantize_fp8") or not fuses_fp8(device):
+        return {}
+    forms: dict[Any, Any] = {
+        operators.quantize_fp8: _by_code(quantize_fp8),
+        operators.dequantize_fp8: _by_code(dequantize_fp8),
+    }
+    if hasattr(torch, "_scaled_mm_v2"):
+        forms[torch._scaled_mm_v2] = scaled_mm
+    return forms
+
+
+_DTYPES = {
+    0: torch.float32,
+    1: torch.float16,
+    2: torch.bfloat16,
+    5: torch.float8_e4m3fn,
+    6: torch.float8_e5m2,
+}
+"""What the library's operators take for dtypes."""
+
+
+def _by_code(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def called(x: torch.Tensor, scale: torch.Tensor, output_dtype_code: int) -> torch.Tensor:
+        return function(x, scale, _DTYPES[output_dtype_code])
+
+    return called
