@@ -1,10 +1,14 @@
 # make demo PYTHON_ENV=/path/to/python   uses that Python (with ComfyUI's requirements) and sets nothing up
 # COMFYUI_PATH=/path/to/ComfyUI          uses that ComfyUI
 # make bench BENCH_RESULTS=/path/to/folder    writes its results there
+# make test TEST_WORKERS=4               spreads the tests over four processes; each may take 4 GB
 
 PYTHON ?= python3
 
 BENCH_RESULTS ?= benchmarks/results
+
+TEST_WORKERS ?= 2
+PYTEST_SPREAD = $(ENV_PYTHON) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 
 ifdef PYTHON_ENV
 ENV_PYTHON := $(PYTHON_ENV)
@@ -12,16 +16,16 @@ else
 ENV_PYTHON := $(CURDIR)/.venv/bin/python
 endif
 
-.PHONY: help setup demo test test-all test-families test-coverage test-oneflow lint bench clean
+.PHONY: help setup demo test test-quick test-all test-families test-coverage test-oneflow lint bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
-	@echo "             its own, if one is found (half an hour on two cores)"
+	@echo "             its own, if one is found (a quarter of an hour on two cores); docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"
 	@echo "             family and engine"
-	@echo "make test-families, test-coverage, test-oneflow   each by itself"
+	@echo "make test-quick, test-families, test-coverage, test-oneflow   each by itself"
 	@echo "make bench   the README's measurements, their files, plots and a table (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environment that all of these use: .venv and ComfyUI in .cache"
@@ -44,12 +48,15 @@ lint: setup
 	  $(ENV_PYTHON) -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache/pack" \
 	    --no-explicit-package-bases pack/__init__.py pack/nodes; status=$$?; rm -r "$$folder"; exit $$status
 
-test: lint
-	$(ENV_PYTHON) -m pytest -m "not slow"
-	$(MAKE) test-oneflow
+# OneFlow's tests run in an environment of their own, so they run beside the others.
+test: setup
+	@$(ENV_PYTHON) -m dev.side_by_side .cache/test-oneflow.log "$(MAKE) test-oneflow" "$(MAKE) lint" "$(MAKE) test-quick"
+
+test-quick: setup
+	$(PYTEST_SPREAD) -m "not slow"
 
 test-all: test
-	$(ENV_PYTHON) -m pytest -m slow
+	$(PYTEST_SPREAD) -m slow
 	$(MAKE) test-families test-coverage
 
 test-families: setup

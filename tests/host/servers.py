@@ -62,6 +62,20 @@ def start_process(
     return make
 
 
+@pytest.fixture(scope="session")
+def restarted(
+    server: ComfyServer, start_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ComfyServer]:
+    """Another process of the shared server's installation, for tests of what it finds there. Each has its own graphs.
+
+    What is kept while it runs it finds too: it asks the disk for every graph that it does not have.
+    """
+    other = start_server(server.base_dir)
+    other.log_file = tmp_path_factory.mktemp("log") / "server.log"
+    with other:
+        yield other
+
+
 # On the CPU PyTorch's convolutions keep what they prepared for each of up to 1024 shapes, and malloc what was
 # freed: 200 MB for tiny SDXL in 100 shapes without our node, 20 with these. Tests of memory want to see our own.
 _NO_HOARDING = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,9 +93,7 @@ def test_one_graph_for_every_prompt(server: ComfyServer, family: str) -> None:
     assert (later.captured, later.compiled, later.fallbacks) == (0, 0, {})
 
 
-def test_compiled_once_and_nothing_is_left_behind(
-    server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer]
-) -> None:
+def test_compiled_once_and_nothing_is_left_behind(server: ComfyServer, restarted: ComfyServer) -> None:
     plain = latent_of(server.run(_encoded(PROMPT, None, seed=2)))
     first = Counters(server)
     assert_same_picture(latent_of(server.run(_encoded(PROMPT, "inductor", seed=2))), plain)
@@ -110,10 +107,9 @@ def test_compiled_once_and_nothing_is_left_behind(
     _same_as_eager(server, "something between", "inductor", seed=2)
     assert_untouched(latent_of(server.run(_encoded(PROMPT, None, seed=2))), plain)
 
-    with start_process(server) as again:
-        counters = Counters(again)
-        assert_same_picture(latent_of(again.run(_encoded(PROMPT, "inductor", seed=2))), plain)
-        assert (counters.captured, counters.compiled, counters.loaded, counters.served) == (0, 0, 1, 1)
+    counters = Counters(restarted)
+    assert_same_picture(latent_of(restarted.run(_encoded(PROMPT, "inductor", seed=2))), plain)
+    assert (counters.captured, counters.compiled, counters.loaded, counters.served) == (0, 0, 1, 1)
 
 
 def test_an_embedding_in_the_prompt(server: ComfyServer) -> None:

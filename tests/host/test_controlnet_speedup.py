@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,9 +92,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_compiled_once_whatever_changes(
-    server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer]
-) -> None:
+def test_compiled_once_whatever_changes(server: ComfyServer, restarted: ComfyServer) -> None:
     plain = latent_of(server.run(_controlled(NET, engine=None)))
     without = latent_of(server.run(_controlled()))
     assert not torch.allclose(plain, without, rtol=1e-1), "the ControlNet must show"
@@ -118,11 +115,10 @@ def test_compiled_once_whatever_changes(
     # Bypassed, nothing is left of it: not one bit. The loader's object is the one that was accelerated.
     assert_untouched(latent_of(server.run(_controlled(NET, engine=None, seed=1))), plain)
 
-    with start_process(server) as again:
-        counters = Counters(again)
-        assert_same_picture(latent_of(again.run(_controlled(NET, engine="inductor"))), plain)
-        assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
-        assert counters.served == SD15.steps
+    counters = Counters(restarted)
+    assert_same_picture(latent_of(restarted.run(_controlled(NET, engine="inductor"))), plain)
+    assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
+    assert counters.served == SD15.steps
 
 
 def test_the_model_takes_control_as_an_input(server: ComfyServer) -> None:

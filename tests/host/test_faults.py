@@ -37,11 +37,11 @@ def _interrupt_when(server: ComfyServer, said: str, seen_at: list[float]) -> thr
 
 def test_interrupting_a_compilation_works_and_loses_nothing(start_server: Callable[..., ComfyServer]) -> None:
     with start_server() as server:
-        expected = latent_of(server.run(SD15.workflow(1)))
+        expected = latent_of(server.run(FLUX.workflow(1)))
         counters = Counters(server)
         interrupted_at: list[float] = []
         watcher = _interrupt_when(server, "OneDiff: compiling", interrupted_at)
-        result = server.run(SD15.workflow(1, "inductor"))
+        result = server.run(FLUX.workflow(1, "inductor"))
         ended_at = time.monotonic()
         watcher.join()
         assert result.interrupted
@@ -49,10 +49,10 @@ def test_interrupting_a_compilation_works_and_loses_nothing(start_server: Callab
         assert counters.compiled == 0
 
         # The compilation went on behind the scenes; the next image uses it.
-        assert_same_picture(latent_of(server.run(SD15.workflow(1, "inductor"))), expected)
+        assert_same_picture(latent_of(server.run(FLUX.workflow(1, "inductor"))), expected)
         assert counters.fallbacks == {}
-        assert (counters.compiled, counters.served) == (1, SD15.steps)
-        assert server.log_text().count("OneDiff: compiling UNetModel") == 1
+        assert (counters.compiled, counters.served) == (1, FLUX.steps)
+        assert server.log_text().count("OneDiff: compiling Flux") == 1
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -46,19 +45,18 @@ def test_any_size_is_decoded_and_encoded_by_one_graph_each(server: ComfyServer, 
 
 
 def test_a_new_process_serves_new_sizes_without_capturing_or_compiling(
-    server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer]
+    server: ComfyServer, restarted: ComfyServer
 ) -> None:
     assert Bench(server, SD).decoded(128, 96, 1, 40) <= BOUND
     assert Bench(server, SD).encoded(128, 96, 1, 40) <= BOUND
-    with start_process(server) as other:
-        bench, counters = Bench(other, SD), Counters(other)
-        assert bench.decoded(128, 96, 1, 41) <= BOUND
-        assert bench.encoded(128, 96, 1, 41) <= BOUND
-        assert (counters.captured, counters.compiled, counters.loaded, counters.proved) == (0, 0, 2, 0)
-        assert bench.decoded(264, 120, 3, 42) <= BOUND
-        assert bench.encoded(120, 264, 3, 42) <= BOUND
-        assert (counters.captured, counters.compiled, counters.loaded, counters.proved) == (0, 0, 2, 2)
-        assert (counters.served, counters.fallbacks) == (4, {})
+    bench, counters = Bench(restarted, SD), Counters(restarted)
+    assert bench.decoded(128, 96, 1, 41) <= BOUND
+    assert bench.encoded(128, 96, 1, 41) <= BOUND
+    assert (counters.captured, counters.compiled, counters.loaded, counters.proved) == (0, 0, 2, 0)
+    assert bench.decoded(264, 120, 3, 42) <= BOUND
+    assert bench.encoded(120, 264, 3, 42) <= BOUND
+    assert (counters.captured, counters.compiled, counters.loaded, counters.proved) == (0, 0, 2, 2)
+    assert (counters.served, counters.fallbacks) == (4, {})
 
 
 def test_the_vae_is_loaded_anew_and_its_graphs_stay(server: ComfyServer) -> None:

@@ -82,7 +82,7 @@ def _tensors(batch: int, image: int, text: int) -> tuple[torch.Tensor, torch.Ten
     return torch.randn(batch, image, _WIDTH), torch.randn(batch, text, _WIDTH)
 
 
-@pytest.mark.parametrize("pointwise", [False, True])
+@pytest.mark.parametrize("pointwise", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_inductor_copies_no_operand(
     capture_of: Callable[..., Any], pointwise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

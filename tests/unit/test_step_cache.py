@@ -12,9 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recompiling import Recompiling
 from steps import Transformer, transformer_call
 from torch import nn
 
+from onediff_comfy import engines
 from onediff_comfy.capture.target import Target
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.graphs.cache import GraphCache
@@ -305,7 +307,7 @@ class Sampled:
     """A dispatcher over a model that runs of several steps are made with."""
 
     def __init__(
-        self, library: GraphLibrary, engine: str = "inductor", module: nn.Module | None = None, **host: Any
+        self, library: GraphLibrary, engine: str = "eager", module: nn.Module | None = None, **host: Any
     ) -> None:
         self.library, self.module = library, module if module is not None else Transformer()
         services = HostServices("host 1", "options", {}, lambda: None, lambda _layers: None, **host)
@@ -345,8 +347,12 @@ def transformer_call_of(seed: int) -> tuple[torch.Tensor, ...]:
     return transformer_call()
 
 
-def test_runs_with_and_without_it_have_graphs_of_their_own_and_a_new_process_loads_both(tmp_path: Path) -> None:
-    sampled = Sampled(library_in(tmp_path))
+@pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_runs_with_and_without_it_have_graphs_of_their_own_and_a_new_process_loads_both(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(engines.ENGINES, "eager", Recompiling())  # whose graphs are kept
+    sampled = Sampled(library_in(tmp_path), engine)
     exact, _ = sampled.run(None)
     assert exact < 1e-5
     off, reused = sampled.run(1e-9)
@@ -357,7 +363,7 @@ def test_runs_with_and_without_it_have_graphs_of_their_own_and_a_new_process_loa
     assert sampled.counts == {"captured": 2, "compiled": 2, "proved": 2, "served": 32, "reused": 5}
     assert sampled.library.metrics.snapshot()["fallbacks"] == {}
 
-    other = Sampled(library_in(tmp_path))
+    other = Sampled(library_in(tmp_path), engine)
     other.module.load_state_dict(sampled.module.state_dict())
     assert other.run(0.1)[1] == 5
     assert other.run(None)[0] < 1e-5
