@@ -25,7 +25,8 @@ class _Alone:
         """Others may run inside, too; another thread that captures is waited for."""
         this = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: self._capturing in (None, this))
+            while self._capturing not in (None, this):
+                self._changed.wait()
             self._running += 1
         try:
             yield

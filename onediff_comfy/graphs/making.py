@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,7 +39,9 @@ class HostServices:
         options_name: the name of the forward's open-ended bag of options.
         capture_options: entries put into that bag while capturing.
         check_interrupted: raises when the person wants the run to end; cheap.
-        refuse: raises NotCovered when a layer would not simply use its weights as they are.
+        refuse: raises NotCovered when a layer would not simply use its weights as they are. Asked in each run, and
+            where a layer holds another object than before.
+        watched: what layers hold that ``refuse`` is asked again for once one of it is not empty.
         side_multiple: what a function of a module likes the sides of its images to be multiples of (its patch,
             or what its levels shrink them by). A hint: general graphs are better where it holds. Given the module
             and the function's qualified name.
@@ -58,6 +60,7 @@ class HostServices:
     capture_options: Mapping[str, Any]
     check_interrupted: Callable[[], None]
     refuse: Callable[[Iterable[torch.nn.Module]], None]
+    watched: Callable[[Iterable[torch.nn.Module]], Sequence[Sized]] = lambda _layers: ()
     side_multiple: Callable[[torch.nn.Module, str], int] = lambda _module, _function: 1
     prepare: Callable[[Iterable[torch.nn.Module]], None] = lambda _layers: None
     settings: Callable[[], Mapping[str, Any]] = dict

@@ -28,12 +28,6 @@ ADDED: tuple[tuple[str, Message], ...] = (
 )
 """What a person has added to a model, by the beginning of the argument that it comes in; the first that fits."""
 
-_WEIGHTS: Mapping[str, Message] = {
-    "GGMLTensor": message("the model comes from a GGUF file, whose weights no graph can take yet"),
-    "QuantizedTensor": message("the model's file is quantised in a way that no graph can take yet"),
-}
-"""By the class of its weights, what file a model comes from."""
-
 
 def in_their_words(text: str) -> str:
     """Return a message with the code in it replaced by what a person knows; any other string as it is."""
@@ -71,15 +65,7 @@ def _argument(values: Values) -> Message:
     return message("{node} adds code to the model ({what}), which no graph can take", node=node, what=what)
 
 
-def _weights(values: Values) -> Message:
-    kind = str(values["kind"])
-    return _WEIGHTS.get(kind) or message(
-        "the model's weights are of a kind that no graph can take yet ({kind})", kind=kind
-    )
-
-
 WORDS: Mapping[str, Callable[[Values], Message]] = {
     "argument {path} holds a {kind}, which no graph can take": _argument,
-    "weights are {kind}s, which no graph can take yet": _weights,
 }
 """How messages of the core are worded for people, by template."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,12 @@ def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
             raise NotCovered(
                 message("weights live in ComfyUI's Dynamic VRAM, and this loader has no resident form of them")
             )
+
+
+def _weight_functions(layers: Iterable[torch.nn.Module]) -> list[Sized]:
+    """Return the lists in which the host puts what changes a layer's weight: it appends to them in place."""
+    held = (layer.__dict__.get(name) for layer in layers for name in ("weight_function", "bias_function"))
+    return [functions for functions in held if isinstance(functions, Sized)]
 
 
 def _whole_vae_attention(layers: Iterable[torch.nn.Module]) -> None:
@@ -116,6 +122,7 @@ def host_services() -> HostServices:
         capture_options={"optimized_attention_override": _attention},
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
         refuse=_refuse_patched_layers,
+        watched=_weight_functions,
         side_multiple=_side_multiple,
         prepare=_whole_vae_attention,
         settings=settings,

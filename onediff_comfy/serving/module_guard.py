@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ class _Guarded:
 
     target: Target
     checked: bool = False  # in this run
+    accepted: bool = False  # by the host, with the attributes that its layers have
+    watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
     identities: set[str] = field(default_factory=set)
     last_known: dict[tuple[str, str], str] = field(default_factory=dict)  # attributes, of the last identity allowed
     changing: tuple[Target, Message] | None = None  # what changed since
@@ -49,7 +51,7 @@ class ModuleGuard:
         """Have every module looked at again: extensions may have changed them since."""
         for guarded in self._guarded.values():
             guarded.checked = False
-            guarded.target.look_at_weights_anew()
+            guarded.target.forget_addresses()
 
     def request(self, invocation: Invocation, run: RunContext) -> Request:
         """Return the request that an invocation is.
@@ -57,7 +59,7 @@ class ModuleGuard:
         Raises:
             NotCovered: no graph can stand for such a call, or for such a module.
         """
-        return self._request(self._target(invocation.module), invocation, run)
+        return self._request(self._checked(invocation.module), invocation, run)
 
     def request_unchecked(self, invocation: Invocation, run: RunContext) -> Request | None:
         """Return the request, of a module that has not been looked at in this run but seems to be what it was.
@@ -67,18 +69,21 @@ class ModuleGuard:
         guarded = self._guarded.get(id(invocation.module))
         if guarded is None or guarded.checked or guarded.target.refusal is not None:
             return None
-        return self._request(guarded.target, invocation, run) if guarded.target.is_untouched() else None
+        return self._request(guarded, invocation, run) if guarded.target.guard_holds() else None
 
     def confirms(self, request: Request) -> bool:
         """Look at the module of a request. Return True if it is what the request took it for."""
-        return self._target(request.invocation.module) is request.target
+        return self._checked(request.invocation.module).target is request.target
 
     def renewed(self, request: Request) -> Request:
         """Return the request as it is now that more is known of which options its target reads."""
         return replace(request, call=self._split(request.target, request.invocation, request.arguments))
 
-    def _request(self, target: Target, invocation: Invocation, run: RunContext) -> Request:
-        self._host.refuse(target.layers)
+    def _request(self, guarded: _Guarded, invocation: Invocation, run: RunContext) -> Request:
+        target = guarded.target
+        if not guarded.accepted or any(guarded.watched):
+            self._host.refuse(target.layers)
+            guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
         arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
         call = self._split(target, invocation, arguments)
         if not call.tensors:
@@ -99,21 +104,28 @@ class ModuleGuard:
             options_read=self._library.options_read(target.fingerprint),
         )
 
-    def _target(self, module: torch.nn.Module) -> Target:
+    def _checked(self, module: torch.nn.Module) -> _Guarded:
+        """Return what is known of a module, after a look at it where it may be another than before.
+
+        Raises:
+            NotCovered: nothing that is captured of such a module could be relied on.
+        """
         guarded = self._guarded.get(id(module))
         if guarded is None:
-            guarded = self._guarded[id(module)] = _Guarded(Target(module, self._host.code, self._host.formats))
+            target = Target(module, self._host.code, self._host.formats)
+            guarded = self._guarded[id(module)] = _Guarded(target)
             while len(self._guarded) > _MOST_MODULES:
                 self._guarded.popitem(last=False)
-        elif not (guarded.checked and guarded.target.is_untouched()) and not guarded.target.is_current():
-            guarded.target = Target(module, self._host.code, self._host.formats)
+        elif not (guarded.checked and guarded.target.guard_holds()):
+            guarded.accepted = False
+            if not guarded.target.is_current():
+                guarded.target = Target(module, self._host.code, self._host.formats)
         guarded.checked = True
-        target = guarded.target
-        if target.refusal is not None:
-            raise NotCovered(target.refusal)
-        if target.fingerprint not in guarded.identities:
+        if guarded.target.refusal is not None:
+            raise NotCovered(guarded.target.refusal)
+        if guarded.target.fingerprint not in guarded.identities:
             _count_identity(guarded)
-        return target
+        return guarded
 
 
 def _count_identity(guarded: _Guarded) -> None:

@@ -93,14 +93,6 @@ def test_what_was_added_is_told_by_where_it_stands(reasons: Any, options: Any, w
     assert said == f"another node adds code to the model ({what}), which no graph can take"
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [("GGMLTensor", "GGUF file"), ("QuantizedTensor", "quantised"), ("My", "My")]
-)
-def test_weights_are_told_by_the_kind_of_file(reasons: Any, kind: str, said: str) -> None:
-    worded = reasons.in_their_words(message("weights are {kind}s, which no graph can take yet", kind=kind))
-    assert said in worded and not worded.startswith("weights are")
-
-
 def test_every_template_that_is_worded_otherwise_exists(reasons: Any, root: Path) -> None:
     sources = "\n".join(path.read_text() for path in (root / "onediff_comfy" / "capture").glob("*.py"))
     for template in reasons.WORDS:
