@@ -23,6 +23,7 @@ pytest_plugins = ["servers"]  # of tests/host; one server for these and for the 
 _TALLY = pytest.StashKey[list[str]]()
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Say which tests share something that takes long to make, so that one process runs them all.
 
