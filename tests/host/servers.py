@@ -90,6 +90,6 @@ _NO_HOARDING = {
 def server(start_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     """The server that most tests share. Its counters only grow: compare before and after."""
     if "PYTEST_XDIST_WORKER" in os.environ:  # the folder above is that of all processes
-        (tmp_path_factory.getbasetemp().parent / "shared server").touch(exist_ok=False)  # one has it: tests/conftest.py
+        (tmp_path_factory.getbasetemp().parent / "shared server").touch(exist_ok=False)  # one has it: spreading.py
     with start_server(**_NO_HOARDING) as running:
         yield running
