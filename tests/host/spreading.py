@@ -8,7 +8,7 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-_SHARED = {"server", "restarted", "open_editor"}
+_SHARED = {"server", "open_editor"}
 _ORDER = ("host", "package", "faults", "unit")
 """Of what needs no shared server, by how long a file takes."""
 
