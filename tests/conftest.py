@@ -23,29 +23,20 @@ pytest_plugins = ["servers"]  # of tests/host; one server for these and for the 
 _TALLY = pytest.StashKey[list[str]]()
 
 
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spread the tests by what they share. (xdist's own groups do nothing under pytest 9.2.)"""
+    from spreading import ByWhatIsShared  # needs xdist
+
+    return ByWhatIsShared(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say which tests share something that takes long to make, so that one process runs them all.
-
-    What takes longest begins first: whoever is done with it takes what is left.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
+    """Order the tests as one of several processes takes them."""
     if hasattr(config, "workerinput"):
-        items.sort(key=_turn)
+        from spreading import turn
 
-
-def _group(item: pytest.Item) -> str:
-    """What a test shares: the server, a server of its file's, or what else its file makes."""
-    fixtures = getattr(item, "fixturenames", ())
-    return "server" if "server" in fixtures else f"{item.path.name}{' own_server' * ('own_server' in fixtures)}"
-
-
-def _turn(item: pytest.Item) -> int:
-    marker = item.get_closest_marker("xdist_group")
-    assert marker is not None
-    group, folder = marker.args[0], item.path.parent.name
-    return ["server", "host", "package", "faults", "unit"].index("server" if "server" in group else folder)
+        items.sort(key=lambda item: turn(item.path))
 
 
 @pytest.fixture

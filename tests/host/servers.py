@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 import torch
 from pictures import FAMILIES, OTHER_SDXL
 
-from dev.checkpoints import ensure_checkpoints
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
+from tools.models.checkpoints import ensure_checkpoints
 
 TINY_NODES = Path(__file__).with_name("tiny_nodes")
 
@@ -86,7 +87,9 @@ _NO_HOARDING = {
 
 
 @pytest.fixture(scope="session")
-def server(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
+def server(start_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     """The server that most tests share. Its counters only grow: compare before and after."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the folder above is that of all processes
+        (tmp_path_factory.getbasetemp().parent / "shared server").touch(exist_ok=False)  # one has it: spreading.py
     with start_server(**_NO_HOARDING) as running:
         yield running

@@ -1,0 +1,23 @@
+"""tests/host/spreading.py: what shares the server runs in one process, and begins first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xdist")  # an environment from before it was locked runs the tests in one process
+from spreading import asks_for_the_server, turn
+
+SHARED = ("host/test_any_size.py", "host/test_shape_bucket.py", "browser/test_editor.py")
+ALONE = ("host/test_background.py", "host/test_faults.py", "package/test_installed.py", "unit/test_general.py")
+
+
+@pytest.mark.parametrize(("file", "shared"), [*((f, True) for f in SHARED), *((f, False) for f in ALONE)])
+def test_a_file_is_known_by_the_fixtures_that_it_takes(root: Path, file: str, shared: bool) -> None:
+    assert asks_for_the_server(root / "tests" / file) is shared
+
+
+def test_what_takes_long_begins_first(root: Path) -> None:
+    turns = [turn(root / "tests" / file) for file in (SHARED[0], *ALONE)]
+    assert turns == sorted(turns) and len(set(turns)) == 4
