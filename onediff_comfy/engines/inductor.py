@@ -17,7 +17,7 @@ import torch
 import torch.fx.experimental._config as symbols
 
 from ..capture.forms import FOR_INDUCTOR, Forms, wide_attention
-from ..capture.scaled import quantize_before_flattening
+from ..capture.scaled import cast_fp8, fuses_fp8, leave_fp8_to_eager, quantize_before_flattening, rows_of_fp8
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 from ..capture.upsampled import fold_upsampling
@@ -121,7 +121,8 @@ class InductorEngine(Engine):
             path = Path(cache_dir(), *PurePosixPath(name).parts)
             if not path.exists():  # names are hashes of source and compiler command
                 write_atomically(path, code)
-        wide_attention()  # the operator must be there before code that calls it is
+        for operator in (wide_attention, cast_fp8, rows_of_fp8):
+            operator()  # must be there before code that calls it is
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, _ARTIFACT)
             path.write_bytes(parts[_ARTIFACT])
@@ -138,6 +139,8 @@ def _shares_regions() -> bool:
 def _compiled(capture: Capture) -> Any:
     """The artifact. What asks Inductor in a way that Inductor does not promise is left out where it fails."""
     graph = quantize_before_flattening(fold_upsampling(capture.graph))
+    if not all(map(fuses_fp8, _devices(capture))):
+        graph = leave_fp8_to_eager(graph)
     try:
         from ..capture.operands import write_operands_once
 
@@ -209,7 +212,11 @@ def _computes_in(capture: Capture, dtype: torch.dtype) -> bool:
 
 
 def _on_cpu(capture: Capture) -> bool:
-    return all(example.device.type == "cpu" for example in capture.examples() if isinstance(example, torch.Tensor))
+    return all(device.type == "cpu" for device in _devices(capture))
+
+
+def _devices(capture: Capture) -> set[torch.device]:
+    return {example.device for example in capture.examples() if isinstance(example, torch.Tensor)}
 
 
 def _own_cache_folder(stack: contextlib.ExitStack) -> Path:

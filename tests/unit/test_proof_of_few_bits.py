@@ -17,7 +17,7 @@ from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
-WIDTH, ROWS, DEPTH = 64, 96, 6
+WIDTH, ROWS, DEPTH = 64, 384, 8
 E4M3 = torch.float8_e4m3fn
 
 
