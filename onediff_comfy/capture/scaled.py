@@ -140,8 +140,8 @@ def leave_fp8_to_eager(graph: GraphModule) -> GraphModule:
         if node not in found:
             copies[node] = rewritten.node_copy(node, copies.__getitem__)
             continue
-        operator, args = found[node]
-        copies[node] = rewritten.call_function(operator, _copied(args, copies))
+        read, args = found[node]
+        copies[node] = rewritten.call_function(read, _copied(args, copies))
         copies[node].meta = dict(node.meta)
     rewritten.lint()
     return GraphModule(graph, rewritten)
