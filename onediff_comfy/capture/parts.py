@@ -32,8 +32,8 @@ class WeightFormat(ABC):
     """A way in which one weight is several plain tensors."""
 
     @abstractmethod
-    def covers(self, kind: type) -> bool:
-        """Return True for the classes of such weights."""
+    def covers(self, weight: Any) -> bool:
+        """Return True for such a weight, and for what stands in its place during a trace."""
 
     @abstractmethod
     def names(self, weight: Any) -> tuple[str, ...]:
@@ -46,6 +46,10 @@ class WeightFormat(ABC):
     @abstractmethod
     def context(self, weight: Any) -> Any:
         """What else there is to the weight: plain values, which decide on what is computed with the parts."""
+
+    def metadata(self, function: Any, args: tuple[Any, ...]) -> Any:
+        """What a function tells of a weight that is not what the tensor in its place would tell."""
+        return NotImplemented
 
     @abstractmethod
     def whole(self, kind: type, parts: Mapping[str, torch.Tensor], context: Any) -> Any:
@@ -63,7 +67,8 @@ class WeightFormat(ABC):
 class TensorSubclasses(WeightFormat):
     """Any library's, by PyTorch's protocol for them."""
 
-    def covers(self, kind: type) -> bool:
+    def covers(self, weight: Any) -> bool:
+        kind = type(weight)
         # PyTorch's own classes have the protocol too, and take part in a trace by themselves.
         return hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith("torch.")
 
@@ -76,7 +81,7 @@ class TensorSubclasses(WeightFormat):
     def context(self, weight: Any) -> Any:
         names, context = weight.__tensor_flatten__()
         pieces = {name: getattr(weight, name) for name in names}
-        inner = {name: (type(p), self.context(p)) for name, p in pieces.items() if self.covers(type(p))}
+        inner = {name: (type(p), self.context(p)) for name, p in pieces.items() if self.covers(p)}
         return context, tuple(weight.shape), tuple(weight.stride()), tuple(names), inner
 
     def whole(self, kind: Any, parts: Mapping[str, torch.Tensor], context: Any) -> Any:
@@ -89,7 +94,7 @@ class TensorSubclasses(WeightFormat):
         return kind.__tensor_unflatten__(pieces, own, shape, stride)
 
     def call(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kind = next(type(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if self.covers(type(leaf)))
+        kind = next(type(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if self.covers(leaf))
         operator, args, kwargs = _as_operator(function, args, kwargs)
         if operator is None:
             raise NotCovered(
@@ -104,7 +109,7 @@ class TensorSubclasses(WeightFormat):
     def _pieces(self, weight: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name in weight.__tensor_flatten__()[0]:
             piece = getattr(weight, name)
-            if self.covers(type(piece)):
+            if self.covers(piece):
                 yield from ((f"{name}{_WITHIN}{inner}", part) for inner, part in self._pieces(piece))
             else:
                 yield name, piece
@@ -166,8 +171,7 @@ def _as_operator(
 
 def format_of(weight: Any, formats: Sequence[WeightFormat]) -> WeightFormat | None:
     """How this weight is several tensors; None if it is one, or if that is not known."""
-    kind = type(weight)
-    return None if kind in PLAIN else next((form for form in formats if form.covers(kind)), None)
+    return None if type(weight) in PLAIN else next((form for form in formats if form.covers(weight)), None)
 
 
 def part_name(weight: str, part: str) -> str:
@@ -268,6 +272,9 @@ class _Calls(TorchFunctionMode):
         form = next((form for leaf in leaves if (form := self._form(leaf)) is not None), None)
         if form is None:
             return func(*args, **kwargs)
+        known = form.metadata(func, args)
+        if known is not NotImplemented:
+            return known
         if _reads_metadata(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)

@@ -6,9 +6,12 @@ Written in plain operators, rounding is done by the kernel that computes what is
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Graph, GraphModule, Node
 
 from .forms import composite
@@ -119,3 +122,76 @@ def _rounds_flattened(node: Node) -> bool:
 
 def _copied(args: Any, copies: dict[Node, Node]) -> Any:
     return torch.fx.node.map_arg(args, copies.__getitem__)
+
+
+def leave_fp8_to_eager(graph: GraphModule) -> GraphModule:
+    """``graph`` with 8-bit numbers read by operators that a compiler has no kernels for; itself where there are none.
+
+    Before compute capability 8.9 Triton compiles nothing that reads or writes them, and PyTorch's own kernels do both.
+
+    Args:
+        graph: functional, with fake tensors under ``val`` as ``torch.export`` leaves them.
+    """
+    found = {node: operator for node in graph.graph.nodes if (operator := _eager_form(node)) is not None}
+    if not found:
+        return graph
+    rewritten, copies = Graph(), dict[Node, Node]()
+    for node in graph.graph.nodes:
+        if node not in found:
+            copies[node] = rewritten.node_copy(node, copies.__getitem__)
+            continue
+        read, args = found[node]
+        copies[node] = rewritten.call_function(read, _copied(args, copies))
+        copies[node].meta = dict(node.meta)
+    rewritten.lint()
+    return GraphModule(graph, rewritten)
+
+
+def _eager_form(node: Node) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]] | None:
+    """The operator that does what a node does that reads 8-bit numbers, and its arguments."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return None
+    value, given = node.meta.get("val"), node.args[0].meta.get("val")
+    if not (isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor)):
+        return None
+    if node.target in _CASTS and value.dtype != given.dtype and _FP8 & {value.dtype, given.dtype}:
+        return cast_fp8(), (node.args[0], value.dtype)
+    if node.target is aten.embedding.default and given.dtype in _FP8:
+        return rows_of_fp8(), node.args[:2]
+    return None
+
+
+_FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
+_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.type_as.default)
+
+
+@functools.cache
+def cast_fp8() -> Callable[..., torch.Tensor]:
+    """The operator ``onediff_comfy::cast_fp8``: a tensor in another dtype, in new memory that lies as the tensor's."""
+
+    @torch.library.custom_op("onediff_comfy::cast_fp8", mutates_args=())
+    def cast_fp8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return values.to(dtype)
+
+    @cast_fp8.register_fake
+    def _(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_like(values, dtype=dtype)
+
+    operator: Callable[..., torch.Tensor] = torch.ops.onediff_comfy.cast_fp8.default
+    return operator
+
+
+@functools.cache
+def rows_of_fp8() -> Callable[..., torch.Tensor]:
+    """The operator ``onediff_comfy::rows_of_fp8``: an embedding of 8-bit numbers."""
+
+    @torch.library.custom_op("onediff_comfy::rows_of_fp8", mutates_args=())
+    def rows_of_fp8(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return F.embedding(rows, weight)
+
+    @rows_of_fp8.register_fake
+    def _(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return weight.new_empty((*rows.shape, weight.shape[1]))
+
+    operator: Callable[..., torch.Tensor] = torch.ops.onediff_comfy.rows_of_fp8.default
+    return operator

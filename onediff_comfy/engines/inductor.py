@@ -18,7 +18,7 @@ import torch
 import torch.fx.experimental._config as symbols
 
 from ..capture.forms import FOR_INDUCTOR, Forms, wide_attention
-from ..capture.scaled import quantize_before_flattening
+from ..capture.scaled import cast_fp8, fuses_fp8, leave_fp8_to_eager, quantize_before_flattening, rows_of_fp8
 from ..capture.shapes import ShapeRange
 from ..capture.trace import Binding, Capture
 from ..capture.upsampled import fold_upsampling
@@ -125,7 +125,8 @@ class InductorEngine(Engine):
             *(_KERNELS + name for name in kernels),
         }:
             raise EngineError(message("its machine code has names that Inductor does not give"))
-        wide_attention()  # the operator must be there before code that calls it is
+        for operator in (wide_attention, cast_fp8, rows_of_fp8):
+            operator()  # must be there before code that calls it is
         try:
             with in_code_folder() as folder:
                 artifact = _loaded(parts[_ARTIFACT], kernels, folder)
@@ -161,6 +162,8 @@ def _shares_regions() -> bool:
 def _compiled(capture: Capture) -> Any:
     """The artifact. What asks Inductor in a way that Inductor does not promise is left out where it fails."""
     graph = quantize_before_flattening(fold_upsampling(capture.graph))
+    if not all(map(fuses_fp8, _devices(capture))):
+        graph = leave_fp8_to_eager(graph)
     try:
         from ..capture.operands import write_operands_once
 
@@ -237,7 +240,11 @@ def _computes_in(capture: Capture, dtype: torch.dtype) -> bool:
 
 
 def _on_cpu(capture: Capture) -> bool:
-    return all(example.device.type == "cpu" for example in capture.examples() if isinstance(example, torch.Tensor))
+    return all(device.type == "cpu" for device in _devices(capture))
+
+
+def _devices(capture: Capture) -> set[torch.device]:
+    return {example.device for example in capture.examples() if isinstance(example, torch.Tensor)}
 
 
 def _shared_objects(folder: Path) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from comfy.quant_ops import QuantizedTensor
 from ..capture.forms import Forms
 from ..capture.parts import TensorSubclasses, WeightFormat
 from ..capture.scaled import dequantize_fp8, fuses_fp8, quantize_fp8, scaled_mm
+from .gguf import BlocksOfBytes
 
 
 class KitchenTensors(TensorSubclasses):
@@ -20,8 +21,8 @@ class KitchenTensors(TensorSubclasses):
     would be another graph.
     """
 
-    def covers(self, kind: type) -> bool:
-        return issubclass(kind, QuantizedTensor) and super().covers(kind)
+    def covers(self, weight: Any) -> bool:
+        return isinstance(weight, QuantizedTensor) and super().covers(weight)
 
     def parts(self, weight: Any) -> Sequence[torch.Tensor]:
         tensors = super().parts(weight)
@@ -38,7 +39,7 @@ def _without_axes(part: torch.Tensor) -> torch.Tensor:
 
 def weight_formats() -> tuple[WeightFormat, ...]:
     """The ways in which a weight of the host's may be several tensors; that of any other library comes last."""
-    return KitchenTensors(), TensorSubclasses()
+    return KitchenTensors(), BlocksOfBytes(), TensorSubclasses()
 
 
 def fused_operators(device: torch.device) -> Forms:

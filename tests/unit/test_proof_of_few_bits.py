@@ -18,7 +18,7 @@ from onediff_comfy.serving import numerics as proof
 from onediff_comfy.serving.dispatcher import Dispatcher
 
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
-WIDTH, ROWS, DEPTH = 64, 96, 6
+WIDTH, ROWS, DEPTH = 64, 384, 8
 E4M3 = torch.float8_e4m3fn
 
 
