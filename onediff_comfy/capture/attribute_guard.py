@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,8 +16,6 @@ from .left_behind import is_tensors
 # is two thirds of what there would be to compare.
 _DECIDING = frozenset(("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "training"))
 _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - _DECIDING
-
-_Group = tuple[Callable[[dict[Any, Any]], tuple[Any, ...]], list[dict[Any, Any]]]
 
 
 class AttributeGuard:
@@ -36,28 +34,31 @@ class AttributeGuard:
         self._states = [layer.__dict__ for layer in layers]
         self._with_left = self._states_with(left)
         apart = set(map(id, self._with_left))
-        whole = [state for state in self._states if id(state) not in apart]
-        self._groups = _grouped(whole)
+        groups = _grouped([state for state in self._states if id(state) not in apart])
+        self._getters = [operator.itemgetter(*names) for names in groups]
+        self._grouped = list(groups.values())
         others: list[dict[Any, Any]] = [
             h for layer in layers for h in (layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
         ]
         self._filled = [holder for holder in others if holder]
         self._empty = [holder for holder in others if not holder]
-        self._counted = [*whole, *self._filled]
-        self._count = sum(map(len, self._counted))
         # The objects and not their ids: a number that is thrown away leaves its id to the next one.
-        self._held = list(self._values())
-        self._left_held = self._left_values()
+        self._held = [*self._values()], self._left_values(), self._counts()
 
     def holds(self) -> bool:
         """Return True if every attribute, child and hook is the same object as before."""
-        # The lengths tell of attributes that were added, and of those that were removed.
-        if any(self._empty) or sum(map(len, self._counted)) != self._count:
+        values, left, counts = self._held
+        if any(self._empty) or self._counts() != counts:
             return False
         try:
-            return all(map(operator.is_, self._values(), self._held)) and self._left_values() == self._left_held
-        except KeyError:  # one was removed, and another added
+            if not all(map(operator.is_, self._values(), values)):
+                return False
+        except KeyError:  # an attribute was removed, and another added
             return False
+        if not self._with_left:
+            return True
+        now = self._left_values()
+        return len(now) == len(left) and all(map(operator.is_, now, left))
 
     def leaves_out(self, names: frozenset[str]) -> bool:
         """Return True if this guard leaves out just what one that is made now for these names would."""
@@ -67,35 +68,27 @@ class AttributeGuard:
         return [state for state in self._states if not names.isdisjoint(state)] if names else []
 
     def _values(self) -> Iterator[Any]:
-        attributes = (chain.from_iterable(map(getter, states)) for getter, states in self._groups)
-        return chain(chain.from_iterable(attributes), chain.from_iterable(map(dict.values, self._filled)))
+        # map(map, getters, states): of each group the values of each of its dicts, without a step in Python.
+        attributes = map(map, self._getters, self._grouped)
+        values = chain.from_iterable(map(chain.from_iterable, attributes))
+        return chain(values, chain.from_iterable(map(dict.values, self._filled)))
 
-    def _left_values(self) -> list[_Same]:
-        if not self._with_left:
-            return []
+    def _counts(self) -> tuple[int, int]:
+        """Return the numbers of attributes, and of children and hooks: they tell of what was added or removed."""
+        return sum(map(len, chain.from_iterable(self._grouped))), sum(map(len, self._filled))
+
+    def _left_values(self) -> list[Any]:
         return [
-            _Same(value)
+            value
             for state in self._with_left
             for name, value in state.items()
             if name not in self.left or not is_tensors(value)
         ]
 
 
-class _Same:
-    """Equal to another only if both are of one object."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _grouped(states: Collection[dict[Any, Any]]) -> list[_Group]:
-    """Return dicts of attributes by what is to be compared of them, with what gets it out of each."""
+def _grouped(states: Collection[dict[Any, Any]]) -> dict[tuple[str, ...], list[dict[Any, Any]]]:
+    """Return dicts of attributes by the names that are to be compared of them."""
     groups: defaultdict[tuple[str, ...], list[dict[Any, Any]]] = defaultdict(list)
     for state in states:
         groups[tuple(name for name in state if name not in _BOOKKEEPING)].append(state)
-    return [(operator.itemgetter(*names), found) for names, found in groups.items()]
+    return groups

@@ -120,23 +120,24 @@ _NUMBERS = (int, float)
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
+@dataclass
 class _Splitter:
-    def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
+    """Collects the tensors of a call, and what is assumed of each. Runs at every call, so without inner functions."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    specs: list[TensorSpec] = field(default_factory=list)
 
     def split(self, value: Any, path: str) -> Structure:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._tensor(value, path)
         if kind is dict:
-            items = sorted(value.items(), key=lambda item: repr(_dict_key(item[0], path)))
-            return (
-                "dict",
-                tuple((_dict_key(k, path), self.split(v, f"{path}.{k}")) for k, v in items),
-            )
+            return self._dict(value, path) if value else ("dict", ())
         if kind in (list, tuple, torch.Size):
-            name = "list" if kind is list else "tuple"
-            return (name, tuple(self.split(v, f"{path}[{i}]") for i, v in enumerate(value)))
+            parts = []
+            for index, part in enumerate(value):
+                parts.append(self.split(part, f"{path}[{index}]"))
+            return ("list" if kind is list else "tuple", tuple(parts))
         if issubclass(kind, enum.Enum) and "<locals>" not in kind.__qualname__:
             return ("enum", kind.__module__, kind.__qualname__, value.name)
         if kind in _PLAIN:
@@ -156,8 +157,14 @@ class _Splitter:
     def _tensor(self, value: torch.Tensor, path: str) -> Structure:
         if value.layout != torch.strided:
             raise NotCovered(message("argument {path} is a {layout} tensor", path=path, layout=value.layout))
-        self.tensors.append(value.detach().contiguous())
+        tensor = value.detach().contiguous()
+        self.tensors.append(tensor)
+        self.specs.append(TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device))
         return ("tensor", len(self.tensors) - 1)
+
+    def _dict(self, value: dict[Any, Any], path: str) -> Structure:
+        items = sorted(value.items(), key=lambda item: repr(_dict_key(item[0], path)))
+        return ("dict", tuple((_dict_key(key, path), self.split(part, f"{path}.{key}")) for key, part in items))
 
 
 def source_of(value: Any) -> str:
@@ -256,21 +263,33 @@ def split(
     Raises:
         NotCovered: an argument, or an option that is read, holds something no graph can take.
     """
-    splitter = _Splitter()
+    splitter, children, withheld = _Splitter(), [], []
     plain = dict(arguments)
     option_names: tuple[str, ...] = ()
-    withheld: set[str] = set()
+    withholds = False
     if options_name is not None and plain.get(options_name) is not None:
         options = plain[options_name]
-        option_names = tuple(sorted(f"{name}{_IS_NONE if value is None else ''}" for name, value in options.items()))
-        plain[options_name] = {name: options[name] for name in sorted(options_read) if name in options}
-        withheld = {name for name, value in plain.items() if type(value) in _NUMBERS and name not in options_read}
+        option_names, plain[options_name] = _option_names(options), _read_options(options, options_read)
+        withholds = True
     try:
-        children = (
-            (name, splitter.split(value, name)) for name, value in sorted(plain.items()) if name not in withheld
-        )
-        structure = ("dict", (*children, *((name, ("withheld", name)) for name in sorted(withheld))))
+        for name in sorted(plain):
+            value = plain[name]
+            if withholds and type(value) in _NUMBERS and name not in options_read:
+                withheld.append((name, ("withheld", name)))
+            else:
+                children.append((name, splitter.split(value, name)))
     except RecursionError:
         raise NotCovered(message("the arguments hold something that contains itself")) from None
-    tensors = tuple(splitter.tensors)
-    return Call(Signature(function, structure, tuple(map(TensorSpec.of, tensors)), option_names), tensors)
+    structure = ("dict", (*children, *withheld))
+    return Call(Signature(function, structure, tuple(splitter.specs), option_names), tuple(splitter.tensors))
+
+
+def _option_names(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of options, with a mark on those that are None: a forward can ask for both."""
+    names = [f"{name}{_IS_NONE}" if options[name] is None else f"{name}" for name in options]
+    return tuple(sorted(names))
+
+
+def _read_options(options: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
+    """Return the options that a target is known to read, in an order that does not depend on the process."""
+    return {name: options[name] for name in sorted(read) if name in options} if read else {}

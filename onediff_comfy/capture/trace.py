@@ -61,8 +61,8 @@ class Binding:
         constants: tensors that the forward made out of plain numbers; part of the code.
         output: how to put the flat outputs together again.
         folds: which of the call's tensors are handed over folded (see ``shapes.fold``), and by what.
-        waits: whether it waits for the device in its middle, for values that decide on sizes. Such a
-            graph cannot be replayed as a CUDA graph.
+        waits: whether it waits for the device in its middle, for values that decide on sizes, or calls another
+            library's operator that may. Such a graph is not replayed as a CUDA graph.
     """
 
     inputs: tuple[GraphInput, ...]
@@ -390,6 +390,19 @@ def _capture_from(program: torch.export.ExportedProgram, batch: int | None, fold
     if shapes.general:
         lines.append(repr(shapes))
     return Capture(graph, binding, text_digest(lines), batch)
+
+
+def foreign_operators(capture: Capture) -> frozenset[str]:
+    """Return the operators in a capture, ``library::operator``, that are neither PyTorch's nor our own."""
+    operators = (node.target for node in capture.graph.graph.nodes)
+    return frozenset(
+        operator._schema.name
+        for operator in operators
+        if isinstance(operator, torch._ops.OpOverload) and operator.namespace not in _KNOWN_LIBRARIES
+    )
+
+
+_KNOWN_LIBRARIES = ("aten", "prims", "onediff_comfy")
 
 
 def _never_found_again(error: AddressInText) -> Message:

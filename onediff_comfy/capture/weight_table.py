@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,13 +27,14 @@ class WeightSpec:
 
 @dataclass
 class _Wanted:
-    """Weights that a graph takes: the dict that holds each and its name there; dtypes and shapes.
+    """Weights that a graph takes: the dict that holds each, and its name there; dtypes and shapes.
 
     ``found`` is the device and the addresses that they were last looked at with, in the same run. Where some of the
     weights are parts of others, ``parted`` says which.
     """
 
-    places: list[tuple[dict[str, Any], str]]
+    holders: list[dict[str, Any]]
+    names: list[str]
     metadata: list[tuple[torch.dtype, tuple[int, ...]]]
     parted: _Parted | None = None
     found: tuple[torch.device, list[int]] | None = None
@@ -110,8 +112,8 @@ class WeightTable:
             NotCovered: a weight is gone, is on another device, or is of another dtype, shape or class.
         """
         try:
-            wanted = self._wanted(names)
-            tensors = weights = [holder[name] for holder, name in wanted.places]
+            wanted = self._wanted_of.get(names) or self._wanted(names)
+            tensors = weights = list(map(operator.getitem, wanted.holders, wanted.names))
         except KeyError as error:
             raise NotCovered(message("a weight of the model was removed")) from error
         if wanted.parted is not None:
@@ -122,7 +124,7 @@ class WeightTable:
         # All at once and one aspect after the other: for every call, and a model has a thousand.
         if not set(map(type, tensors)) <= PLAIN:
             raise NotCovered(self._misfit(names, tensors, device))
-        found = device, [tensor.data_ptr() for tensor in tensors]
+        found = device, list(map(torch.Tensor.data_ptr, tensors))
         if found == wanted.found:  # where they were a call ago they are what they were
             return tensors
         if {tensor.device for tensor in tensors} - {device} or [
@@ -140,13 +142,13 @@ class WeightTable:
             wanted.found = None
 
     def _wanted(self, names: tuple[str, ...]) -> _Wanted:
-        if names not in self._wanted_of:
-            specs = [self.specs[name] for name in names]
-            weights = list(dict.fromkeys(self._part_of.get(name, (name, 0))[0] for name in names))
-            places = [self._slots[name] for name in weights]
-            parted = self._parted(names, weights)
-            self._wanted_of[names] = _Wanted(places, [(spec.dtype, spec.shape) for spec in specs], parted)
-        return self._wanted_of[names]
+        specs = [self.specs[name] for name in names]
+        weights = list(dict.fromkeys(self._part_of.get(name, (name, 0))[0] for name in names))
+        slots = [self._slots[name] for name in weights]
+        holders, own_names = [holder for holder, _ in slots], [name for _, name in slots]
+        metadata = [(spec.dtype, spec.shape) for spec in specs]
+        wanted = self._wanted_of[names] = _Wanted(holders, own_names, metadata, self._parted(names, weights))
+        return wanted
 
     def _parted(self, names: tuple[str, ...], weights: Sequence[str]) -> _Parted | None:
         """How tensors of these names come from these weights; None if each is a weight of its own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..capture.parts import TensorSubclasses, WeightFormat
 from ..capture.reached import NO_HOST, HostCode
 from ..capture.reuse import with_brief
 from ..capture.target import Target
-from ..capture.trace import capture
+from ..capture.trace import capture, foreign_operators
 from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
 from . import skeleton
@@ -51,6 +51,8 @@ class HostServices:
             which prompts it is for. None if that is not known; then nothing is reused.
         interruption: what ``check_interrupted`` raises.
         code: the host's own code, of which ``identity`` is made.
+        recordable: operators of other libraries, ``library::operator``, that were seen to be replayed rightly from a
+            CUDA graph. Graphs with any others are launched kernel by kernel.
         formats: the ways in which one weight of its models may be several tensors.
         fused: operators that its models call, in the form that a compiler for a device fuses.
     """
@@ -67,6 +69,7 @@ class HostServices:
     stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: ()
     interruption: type[BaseException] = KeyboardInterrupt
     code: HostCode = NO_HOST
+    recordable: frozenset[str] = frozenset()
     formats: Sequence[WeightFormat] = (TensorSubclasses(),)
     fused: Callable[[torch.device], Forms] = lambda _device: {}
 
@@ -167,6 +170,8 @@ class Maker:
                 prepare=self.host.prepare,
             )
             library.metrics.count("captured")
+            if foreign_operators(captured) - self.host.recordable:  # a recording that fails may end the process
+                captured = replace(captured, binding=replace(captured.binding, waits=True))
             if self.manner.reusable:
                 captured = with_brief(captured)
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)

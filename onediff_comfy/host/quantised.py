@@ -37,6 +37,11 @@ def _without_axes(part: torch.Tensor) -> torch.Tensor:
     return part.reshape(()) if part.shape == (1,) else part
 
 
+RECORDABLE_OPERATORS = frozenset(("comfy_kitchen::apply_rope", "comfy_kitchen::apply_rope1"))
+"""Of comfy-kitchen's, those that were replayed from CUDA graphs in every step of Flux. In an int8 model a recording
+failed under the allocator that ComfyUI's server chooses, and freeing its memory ended the process (seen on an H200)."""
+
+
 def weight_formats() -> tuple[WeightFormat, ...]:
     """The ways in which a weight of the host's may be several tensors; that of any other library comes last."""
     return KitchenTensors(), BlocksOfBytes(), TensorSubclasses()

@@ -20,7 +20,7 @@ from ..graphs.making import HostServices
 from ..messages import message
 from .host_settings import settings
 from .latents import patch_side
-from .quantised import fused_operators, weight_formats
+from .quantised import RECORDABLE_OPERATORS, fused_operators, weight_formats
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ def host_services() -> HostServices:
         stream=_prompts,
         interruption=comfy.model_management.InterruptProcessingException,
         code=HostCode(comfy.__name__, _MACHINERY),
+        recordable=RECORDABLE_OPERATORS,
         formats=weight_formats(),
         fused=fused_operators,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ class Request:
         call: the same, as structure and tensors.
         device: where it computes: that of its largest tensor, for scalars may be elsewhere.
         reusing: the run may be served by graphs that can leave deep layers out.
+        is_checked: the module was looked at in this run. Before that no more is known than that each of its attributes
+            is the object that it was.
     """
 
     invocation: Invocation
@@ -67,9 +70,11 @@ class Request:
     call: Call
     device: torch.device
     reusing: bool
+    is_checked: bool = True
 
-    @property
+    @cached_property
     def key(self) -> RouteKey:
+        """What a route for it is found by."""
         return self.target.fingerprint, self.call.signature, self.reusing
 
 
@@ -89,7 +94,7 @@ class Served:
     variant: Manner = LOSSLESS
     note: str = ""
 
-    @property
+    @cached_property
     def proof_key(self) -> tuple[str, tuple[int, ...]]:
         """A graph is proved for each set of sizes by itself."""
         return self.graph_key, self.sizes
@@ -115,6 +120,13 @@ class Serve:
     graph: CompiledGraph
     weights: Sequence[torch.Tensor]
     stream: Hashable = None
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """An answer: what a graph gave, or eager where the two were compared. It may be None or anything else."""
+
+    value: Any
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..graphs.step_cache import StepCache
 from ..messages import first_line, message
 from ..metrics import Metrics
 from .call_timing import CallTimes
-from .decision import Eager, Invocation, Serve, Served
+from .decision import Eager, Invocation, Output, Request, Serve, Served
 from .eager_times import EagerTimes
 from .executor import Executor, Failed
 from .module_guard import ModuleGuard
@@ -233,29 +233,31 @@ class Dispatcher:
     # -- one call ------------------------------------------------------------------------------
 
     def _answer(self, invocation: Invocation, run: RunContext) -> Any:
-        ahead = self._served_ahead(invocation, run)
-        if ahead is not None:
-            return ahead.output
         decision = self._decide(invocation, run)
         if isinstance(decision, Serve):
-            served = self._serve(decision, run)
-            if isinstance(served, _Output):
-                return served.output
-            decision = served
-        elif isinstance(decision, BatchSplit):
+            decision = self._serve(decision, run)
+        if isinstance(decision, Output):
+            return decision.value
+        if isinstance(decision, BatchSplit):
             return self._serve_in_parts(decision, invocation, run)
         # Nothing is being handled here: while an exception is, every attribute that a module finds only in its
         # __getattr__ costs more, which made eager models a fifth slower.
         self._teller.fell_back(invocation.module, decision, run)
         return invocation.eager()
 
-    def _decide(self, invocation: Invocation, run: RunContext) -> Serve | BatchSplit | Eager:
-        """Return what answers an invocation. Whatever goes wrong with us, the host may well do without."""
+    def _decide(self, invocation: Invocation, run: RunContext) -> Serve | BatchSplit | Eager | Output:
+        """Return what answers an invocation, or the answer. Whatever goes wrong with us, the host can do without."""
         try:
-            pending = self._resolver.pending(invocation, run)
+            pending = None if run.wait else self._resolver.pending(invocation, run)
             if pending is not None:
                 return Eager(pending.reason, expected=True)
-            return self._resolver.resolve(self._guard.request(invocation, run), run)
+            request = self._guard.request(invocation, run)
+            if request.is_checked:
+                return self._resolver.resolve(request, run)
+            output = self._served_ahead(request, run)
+            if output is None and not self._guard.confirms(request):
+                request = self._guard.request(invocation, run)
+            return output or self._resolver.resolve(request, run)
         except self._host.interruption:
             raise
         except NotCovered as refusal:
@@ -265,10 +267,10 @@ class Dispatcher:
             kind, line = type(error).__name__, first_line(error)
             return Eager(message("looking for its graph failed ({kind}: {first_line})", kind=kind, first_line=line))
 
-    def _serve(self, serve: Serve, run: RunContext) -> _Output | Eager:
+    def _serve(self, serve: Serve, run: RunContext) -> Output | Eager:
         """Run the graph of a decision, and compare it with eager where that is due."""
         due = self._verifier.is_due(serve, run)
-        reuse = self._executor.reuses(serve, run) and not due
+        reuse = run.step_cache is not None and self._executor.reuses(serve, run) and not due
         output = self._executor.run(serve, run, reuse)
         if isinstance(output, Failed):
             if output.for_good:
@@ -280,12 +282,12 @@ class Dispatcher:
                 settle = self._resolver.no_reuse if verdict.only_when_reusing else self._resolver.disproved
                 settle(serve, verdict.reason)
                 self._teller.fell_back(serve.request.invocation.module, Eager(verdict.reason), run)
-                return _Output(verdict.output)
+                return Output(verdict.output)
             output = verdict.output
         self._note_served(serve, run)
-        return _Output(output)
+        return Output(output)
 
-    def _served_ahead(self, invocation: Invocation, run: RunContext) -> _Output | None:
+    def _served_ahead(self, request: Request, run: RunContext) -> Output | None:
         """Answer the first call of a run on a GPU, and look at the module while the GPU computes.
 
         Looking takes 26 ms for SDXL and 7 for its VAE, which no picture is to wait for. None where the module has to be
@@ -293,16 +295,13 @@ class Dispatcher:
         or kept, and the call is answered as any other.
         """
         try:
-            request = self._guard.request_unchecked(invocation, run)
-            serve = None if request is None else self._resolver.known(request, run)
-            if request is None or serve is None or not serve.graph.returns_early(request.device):
-                return None
-            if self._verifier.is_due(serve, run):
+            serve = self._resolver.known(request, run)
+            if serve is None or not serve.graph.returns_early(request.device) or self._verifier.is_due(serve, run):
                 return None
             output = self._executor.run(serve, run, self._executor.reuses(serve, run))
             if not isinstance(output, Failed) and self._guard.confirms(request):
                 self._note_served(serve, run)
-                return _Output(output)
+                return Output(output)
         except self._host.interruption:
             raise
         except Exception:
@@ -327,10 +326,3 @@ class Dispatcher:
         if run.report.graph_answered(serve.route, serve.request.call.signature):  # the first of its kind in this run
             self._resolver.prefer_better(serve, self.times)
         self.metrics.served(serve.route.graph_key)
-
-
-@dataclass(frozen=True, eq=False)
-class _Output:
-    """What a graph gave, which may be None or anything else."""
-
-    output: Any

@@ -56,30 +56,15 @@ class ModuleGuard:
     def request(self, invocation: Invocation, run: RunContext) -> Request:
         """Return the request that an invocation is.
 
+        A module that seems to be what it was, but has not been looked at in this run, is not looked at here: see
+        ``Request.is_checked``.
+
         Raises:
             NotCovered: no graph can stand for such a call, or for such a module.
         """
-        return self._request(self._checked(invocation.module), invocation, run)
-
-    def request_unchecked(self, invocation: Invocation, run: RunContext) -> Request | None:
-        """Return the request, of a module that has not been looked at in this run but seems to be what it was.
-
-        None where it has to be looked at first, or need not be.
-        """
         guarded = self._guarded.get(id(invocation.module))
-        if guarded is None or guarded.checked or guarded.target.refusal is not None:
-            return None
-        return self._request(guarded, invocation, run) if guarded.target.guard_holds() else None
-
-    def confirms(self, request: Request) -> bool:
-        """Look at the module of a request. Return True if it is what the request took it for."""
-        return self._checked(request.invocation.module).target is request.target
-
-    def renewed(self, request: Request) -> Request:
-        """Return the request as it is now that more is known of which options its target reads."""
-        return replace(request, call=self._split(request.target, request.invocation, request.arguments))
-
-    def _request(self, guarded: _Guarded, invocation: Invocation, run: RunContext) -> Request:
+        if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
+            guarded = self._checked(invocation.module)
         target = guarded.target
         if not guarded.accepted or any(guarded.watched):
             self._host.refuse(target.layers)
@@ -93,7 +78,19 @@ class ModuleGuard:
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(device.type):
             raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
-        return Request(invocation, target, arguments, call, device, run.reusing)
+        return Request(invocation, target, arguments, call, device, run.reusing, guarded.checked)
+
+    def confirms(self, request: Request) -> bool:
+        """Look at the module of a request. Return True if it is what the request took it for.
+
+        Raises:
+            NotCovered: nothing that is captured of such a module could be relied on.
+        """
+        return self._checked(request.invocation.module).target is request.target
+
+    def renewed(self, request: Request) -> Request:
+        """Return the request as it is now that more is known of which options its target reads."""
+        return replace(request, call=self._split(request.target, request.invocation, request.arguments))
 
     def _split(self, target: Target, invocation: Invocation, arguments: Mapping[str, Any]) -> Call:
         forward = invocation.forward
