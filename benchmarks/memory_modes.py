@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dev.checkpoints import checkpoint_file, ensure_checkpoints
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer, RunResult
-from dev.workflows import Workflow, text_to_image
+from tools.models.checkpoints import checkpoint_file, ensure_checkpoints
+from tools.workflows import Workflow, text_to_image
 
 from .files import write
 

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .checkpoints import checkpoint_file, ensure_checkpoints
+from tools.models.checkpoints import checkpoint_file, ensure_checkpoints
+from tools.workflows import text_to_image
+
 from .environment import SetupError, comfyui_path, repository
 from .host import ComfyServer, HostError, RunResult
-from .workflows import text_to_image
 
 SEEDS = (1, 2, 3, 4)
 LARGEST_DIFFERENCE = 8

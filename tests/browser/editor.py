@@ -13,9 +13,9 @@ from playwright.sync_api import FileChooser, Locator, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from dev.host import ComfyServer
-from dev.thumbnails import SIDE
-from dev.workflow_files import editor_form
-from dev.workflows import Workflow
+from tools.thumbnails import SIDE
+from tools.workflow_files import editor_form
+from tools.workflows import Workflow
 
 _READY_MS = 60_000
 _SETTLED_MS = 800

@@ -16,8 +16,8 @@ from shipped import small
 
 from dev.environment import repository
 from dev.host import ComfyServer
-from dev.workflow_files import workflows
-from dev.workflows import Workflow
+from tools.workflow_files import workflows
+from tools.workflows import Workflow
 
 FLUX = FAMILIES["flux"]
 NODES = sorted(path.name for path in (repository() / "web" / "docs").iterdir())

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from dev.checkpoints import checkpoint_file
+from tools.models.checkpoints import checkpoint_file
 
 HEIGHT, WIDTH = 8, 12
 """Of the latent. They differ, so that one taken for the other shows."""

@@ -12,7 +12,7 @@ from matrix import ORDERS
 from patches import ROWS, Row
 from scenes import FAMILIES
 
-from dev import coverage
+from tools import coverage
 
 CELLS = [
     (row, family, engine, order)
@@ -53,7 +53,7 @@ def test_the_document_is_what_was_measured(cells: list[coverage.Cell], tally: Ca
     )
     text = coverage.document(cells)
     written = coverage.DOCUMENT.read_text(encoding="utf-8")
-    assert written == text, "docs/coverage.md is not what was measured: run python -m dev.coverage --write"
+    assert written == text, "docs/coverage.md is not what was measured: run python -m tools.coverage --write"
 
 
 @pytest.mark.parametrize("name", BREAKAGES)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dev.environment import comfyui_path, repository
-from dev.supported import CAPTURED_AGAIN, COMPILED, NAMES, REFUSED
+from tools.supported import CAPTURED_AGAIN, COMPILED, NAMES, REFUSED
 
 WORKER = Path(__file__).with_name("worker.py")
 BOUND = 1e-4

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from dev.families import Family
+    from tools.models.families import Family
 
 STEPS = 2
 
@@ -67,7 +67,7 @@ def main() -> None:
     args.cpu = args.use_pytorch_cross_attention = True
     import torch
 
-    from dev.families import FAMILIES, QUANTISED
+    from tools.models.families import FAMILIES, QUANTISED
 
     known = {**FAMILIES, **QUANTISED}
     with torch.inference_mode(), options.report.open("a") as report:  # as the host's executor runs every node

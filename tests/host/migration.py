@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dev.workflows import Workflow
 from onediff_comfy.host.replacements import REPLACEMENTS
+from tools.workflows import Workflow
 
 FOLDER = Path(__file__).with_name("old_workflows")
 NAMES = ("speedup_nodes", "loaders")

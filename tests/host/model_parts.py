@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dev.checkpoints import checkpoint_file
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
-from dev.model_parts import PARTS, ensure_model_parts
+from tools.models.checkpoints import checkpoint_file
+from tools.models.model_parts import PARTS, ensure_model_parts
 
 LORA, WAN, WAN_VAE = "sd15_min_lora", "wan_min", "wan_min_vae"
 _FOLDERS = {LORA: "loras", WAN: "diffusion_models", WAN_VAE: "vae"}
 
 
 def install_model_parts(server: ComfyServer) -> None:
-    """Let the server's loaders find all of ``dev.model_parts.PARTS``, and every checkpoint as a diffusion model."""
+    """Let the server's loaders find all of ``PARTS``, and every checkpoint as a diffusion model."""
     made = repository() / ".cache" / "model_parts"
     ensure_model_parts(comfyui_path(), made, list(PARTS))
     wanted = {made / checkpoint_file(name): folder for name, folder in _FOLDERS.items()}

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer, RunResult
-from dev.workflows import Workflow, text_to_image
+from tools.models.checkpoints import checkpoint_file
+from tools.workflows import Workflow, text_to_image
 
 _PLAIN = "plain"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dev.checkpoints import checkpoint_file, ensure_checkpoints
 from dev.environment import OTHER_COMFYUI, comfyui_path, other_comfyui_path, repository
+from tools.models.checkpoints import checkpoint_file, ensure_checkpoints
 
 EVERY_HOST = ["this one", *(pytest.param(version, marks=pytest.mark.slow) for version in OTHER_COMFYUI)]
 """For a fixture's ``params``: names of the hosts that are there, for ``path_of_host``."""

@@ -10,9 +10,9 @@ import pytest
 import torch
 from pictures import FAMILIES, OTHER_SDXL
 
-from dev.checkpoints import ensure_checkpoints
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
+from tools.models.checkpoints import ensure_checkpoints
 
 TINY_NODES = Path(__file__).with_name("tiny_nodes")
 

@@ -9,9 +9,9 @@ from controls import NET
 from model_parts import LORA, WAN, WAN_VAE
 from pictures import FAMILIES
 
-from dev.checkpoints import checkpoint_file
 from dev.environment import repository
-from dev.workflows import Workflow
+from tools.models.checkpoints import checkpoint_file
+from tools.workflows import Workflow
 
 FOLDER = repository() / "workflows"
 SD15, FLUX = FAMILIES["sd15"], FAMILIES["flux"]

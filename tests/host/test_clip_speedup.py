@@ -9,9 +9,9 @@ import torch
 from pictures import FAMILIES, Counters, assert_same_picture, assert_untouched, latent_of
 from safetensors.torch import save_file
 
-from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer, PromptRejected
-from dev.workflows import Workflow
+from tools.models.checkpoints import checkpoint_file
+from tools.workflows import Workflow
 
 ENCODERS = {"sd15": 1, "sdxl": 2, "flux": 2, "z_image": 1}
 """The families, with how many text encoders each has."""

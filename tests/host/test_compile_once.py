@@ -15,9 +15,9 @@ from graph_files import command_line, doctored, error_of, put
 from pictures import FAMILIES, OTHER_SDXL, Counters, assert_same_picture, latent_of
 
 from dev.host import ComfyServer
-from dev.workflows import Workflow
 from onediff_comfy.store.artifact import pack, unpack
 from onediff_comfy.store.trust import Trust
+from tools.workflows import Workflow
 
 SDXL = FAMILIES["sdxl"]
 OTHER = dataclasses.replace(SDXL, checkpoint=OTHER_SDXL)

@@ -11,9 +11,9 @@ from controls import LORA, NET, OTHER, install_controls
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, latent_of
 from PIL import Image
 
-from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer, PromptRejected
-from dev.workflows import Workflow
+from tools.models.checkpoints import checkpoint_file
+from tools.workflows import Workflow
 
 SD15 = FAMILIES["sd15"]
 FLUX = FAMILIES["flux"]

@@ -10,7 +10,7 @@ import pytest
 from pictures import FAMILIES, latent_of
 
 from dev.host import ComfyServer, PromptRejected
-from dev.locales import FOLDER, as_text, english
+from tools.locales import FOLDER, as_text, english
 
 FLUX = FAMILIES["flux"]
 
@@ -26,7 +26,7 @@ def chinese(server: ComfyServer) -> Iterator[ComfyServer]:
 
 
 def test_the_english_texts_are_what_the_nodes_say(server: ComfyServer) -> None:
-    """Run ``python -m dev.locales --write`` after a change, and translate what is new."""
+    """Run ``python -m tools.locales --write`` after a change, and translate what is new."""
     definitions = english(server.get_json("/object_info"))
     assert len(definitions) == 15
     assert (FOLDER / "en" / "nodeDefs.json").read_text(encoding="utf-8") == as_text(definitions)

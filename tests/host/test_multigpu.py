@@ -7,7 +7,7 @@ import torch
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, compiled_twice, latent_of
 
 from dev.host import ComfyServer
-from dev.workflows import Workflow
+from tools.workflows import Workflow
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 

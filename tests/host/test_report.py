@@ -10,7 +10,7 @@ import pytest
 from pictures import FAMILIES, Counters, latent_of
 
 from dev.host import ComfyServer, RunResult
-from dev.workflows import Workflow
+from tools.workflows import Workflow
 
 FLUX = FAMILIES["flux"]
 

@@ -14,11 +14,11 @@ from pictures import FAMILIES, Counters, assert_same_picture, latent_of
 from PIL import Image
 from vae_bench import BOUND
 
-from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer, RunResult
-from dev.workflows import Workflow
 from onediff_comfy.store.artifact import Artifact, pack, unpack
 from onediff_comfy.store.trust import Trust
+from tools.models.checkpoints import checkpoint_file
+from tools.workflows import Workflow
 
 SD15 = FAMILIES["sd15"]
 Wire = list[Any]

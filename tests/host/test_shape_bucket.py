@@ -20,8 +20,8 @@ from vae_bench import BOUND
 
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer, PromptRejected, RunResult
-from dev.workflows import Workflow
 from onediff_comfy import warmup_command
+from tools.workflows import Workflow
 
 SD15 = FAMILIES["sd15"]
 FLUX = FAMILIES["flux"]

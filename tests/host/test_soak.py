@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import soak
 
-from dev.checkpoints import checkpoint_file
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
+from tools.models.checkpoints import checkpoint_file
 
 IMAGES = 1000
 

@@ -12,9 +12,9 @@ import torch
 from model_parts import LORA, install_model_parts
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, latent_of
 
-from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer
-from dev.workflows import Workflow
+from tools.models.checkpoints import checkpoint_file
+from tools.workflows import Workflow
 
 SDXL = dataclasses.replace(FAMILIES["sdxl"], steps=12)
 """One of its blocks goes around the others; a brief call is a third of a whole one."""

@@ -14,7 +14,7 @@ from vae_bench import BOUND, FAMILIES, SD, UNTOUCHED, Bench, TinyFamily
 
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
-from dev.workflows import Workflow
+from tools.workflows import Workflow
 
 
 def _sizes(dice: random.Random, largest: int, count: int) -> list[tuple[int, int, int]]:

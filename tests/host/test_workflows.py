@@ -14,12 +14,12 @@ from pictures import Counters
 from shipped import FOLDER, SD15, small
 
 from dev.host import ComfyServer
-from dev.workflow_files import NOTES, editor_form, workflows, write
-from dev.workflows import Workflow
+from tools.workflow_files import NOTES, editor_form, workflows, write
+from tools.workflows import Workflow
 
 
 def test_the_files_are_what_the_code_and_this_host_make(server: ComfyServer, tmp_path: Path) -> None:
-    """Run ``python -m dev.workflow_files`` after a change of either."""
+    """Run ``python -m tools.workflow_files`` after a change of either."""
     write(tmp_path, server.get_json("/object_info"))
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.json")}
     shipped = {path.relative_to(FOLDER): path.read_text() for path in FOLDER.rglob("*.json")}

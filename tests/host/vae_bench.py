@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dev.host import ComfyServer
-from dev.workflows import Workflow
+from tools.workflows import Workflow
 
 BOUND = 2e-2 if torch.cuda.is_available() else 1e-5
 """Relative error. In fp32 on the CPU a compiled sum is another order of the same additions (measured: 1e-6)."""

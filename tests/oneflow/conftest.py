@@ -19,9 +19,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., obje
     """Makes a real ComfyUI with the tiny checkpoints; given the ``base`` of an earlier one, that installation again."""
     from pictures import FAMILIES, OTHER_SDXL
 
-    from dev.checkpoints import ensure_checkpoints
     from dev.environment import comfyui_path, repository
     from dev.host import ComfyServer
+    from tools.models.checkpoints import ensure_checkpoints
 
     checkpoints = repository() / ".cache" / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     comfy.cli_args.args.use_pytorch_cross_attention = True
     import torch
 
-    from dev.families import FAMILIES
+    from tools.models.families import FAMILIES
 
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with torch.inference_mode():

@@ -15,9 +15,9 @@ from controls import NET, install_controls
 from pictures import FAMILIES, OTHER_SDXL, Counters, assert_same_picture, latent_of
 from PIL import Image
 
-from dev.checkpoints import checkpoint_file
 from dev.host import ComfyServer
-from dev.workflows import Workflow
+from tools.models.checkpoints import checkpoint_file
+from tools.workflows import Workflow
 
 HINT = "hint.png"
 VAE_BOUND = 1e-5  # relative error, as for the other engines

@@ -15,7 +15,7 @@ from dev.browser import NO_BROWSER, find_browser
 from dev.editor import editor
 from dev.environment import comfyui_path, repository
 from dev.host import PACK_NAME, ComfyServer, PromptRejected
-from dev.workflow_files import workflows
+from tools.workflow_files import workflows
 
 
 def _packages(environment: Environment) -> dict[str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dev.supported import CAPTURED_AGAIN, COMPILED, DOCUMENT, NAMES, REFUSED, document
+from tools.supported import CAPTURED_AGAIN, COMPILED, DOCUMENT, NAMES, REFUSED, document
 
 
 def test_the_document_is_current() -> None:
-    """Run ``python -m dev.supported --write`` after a change."""
+    """Run ``python -m tools.supported --write`` after a change."""
     assert DOCUMENT.read_text(encoding="utf-8") == document()
 
 

@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 from dev.environment import repository
-from dev.thumbnails import MAXIMUM_BYTES, SIDE, made_from
+from tools.thumbnails import MAXIMUM_BYTES, SIDE, made_from
 
 FOLDER = repository() / "workflows"
 
 
 @pytest.mark.parametrize("workflow", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_the_thumbnail_is_of_this_workflow(workflow: Path) -> None:
-    """After a change of a workflow: ``python -m dev.thumbnails``."""
+    """After a change of a workflow: ``python -m tools.thumbnails``."""
     file = workflow.with_suffix(".jpg")
     assert file.stat().st_size <= MAXIMUM_BYTES
     with Image.open(file) as picture:

@@ -1,8 +1,8 @@
 """Tiny ControlNets of random weights that ComfyUI's own ControlNetLoader accepts.
 
-They go with the tiny checkpoints of ``dev.checkpoints``.
+They go with the tiny checkpoints of ``tools.models.checkpoints``.
 
-    python -m dev.controls COMFY_DIR OUT_DIR NAME...
+    python -m tools.models.controls COMFY_DIR OUT_DIR NAME...
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # callers of ensure_controls need neither torch nor ComfyUI
 
 def ensure_controls(comfy_dir: Path, folder: Path, names: Sequence[str]) -> None:
     """Make those of the controls ``names`` that are not in ``folder`` yet; see ``ensure_files``."""
-    ensure_files("dev.controls", comfy_dir, folder, names)
+    ensure_files("tools.models.controls", comfy_dir, folder, names)
 
 
 # -- below: in the subprocess, with ComfyUI importable ---------------------------------------------
@@ -131,4 +131,4 @@ CONTROLS: Mapping[str, Callable[[], StateDict]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(make_files("dev.controls", CONTROLS, sys.argv[1:]))
+    sys.exit(make_files("tools.models.controls", CONTROLS, sys.argv[1:]))

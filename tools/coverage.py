@@ -1,6 +1,6 @@
 """What is accelerated, measured in ComfyUI: runs the coverage matrix and writes docs/coverage.md from what came out.
 
-python -m dev.coverage [--write]
+python -m tools.coverage [--write]
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import ensure_checkpoints
-from .environment import comfyui_path, repository
+from dev.environment import comfyui_path, repository
+
+from .models.checkpoints import ensure_checkpoints
 
 Cell = dict[str, Any]
 """What was measured in one cell: the fields of ``Cell`` in tests/coverage/matrix.py, and ``faults``."""
@@ -29,7 +30,7 @@ FAMILIES = ("sd15", "sdxl", "flux", "sd15 inpainting")
 _HEAD = """\
 # What is accelerated, and what runs as ComfyUI runs it
 
-<!-- Written by python -m dev.coverage --write from what it measured. Do not edit. -->
+<!-- Written by python -m tools.coverage --write from what it measured. Do not edit. -->
 
 Each cell is a workflow that ran in ComfyUI {host}, on tiny models of random weights, on the CPU: once without
 OneDiff Model Speedup, and with it before and behind the node in question. The pictures were compared; in no cell
@@ -100,7 +101,7 @@ def measure(report: Path, *arguments: str, timeout_s: float = 1700) -> list[Cell
 
 def document(cells: Sequence[Cell]) -> str:
     """The text of docs/coverage.md for these cells."""
-    from .environment import COMFYUI_VERSION
+    from dev.environment import COMFYUI_VERSION
 
     reasons: list[str] = []
     states = {key: _state(of_pair, reasons) for key, of_pair in _pairs(cells).items()}

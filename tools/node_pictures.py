@@ -1,6 +1,6 @@
 """The pictures on the nodes' help pages: each node as the editor draws it, where a workflow has it with its wires.
 
-python -m dev.node_pictures     # writes web/docs/NODE/picture.jpg
+python -m tools.node_pictures     # writes web/docs/NODE/picture.jpg
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Page
 
-from .editor import editor
-from .environment import comfyui_path, repository
-from .host import ComfyServer
+from dev.editor import editor
+from dev.environment import comfyui_path, repository
+from dev.host import ComfyServer
+
 from .thumbnails import pretend_files
 from .workflow_files import editor_form, workflows
 

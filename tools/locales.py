@@ -1,7 +1,7 @@
 """The English texts of the nodes in the form that the editor's translations have, read off the nodes themselves.
 
-    python -m dev.locales            # whether locales/en is what the nodes say; exit status 1 if it is not
-    python -m dev.locales --write    # writes it
+    python -m tools.locales            # whether locales/en is what the nodes say; exit status 1 if it is not
+    python -m tools.locales --write    # writes it
 
 The editor shows ``locales/<language>/nodeDefs.json`` in place of what a schema says. Other languages are written by
 people, with the same keys; a test compares them.
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .environment import comfyui_path, repository
-from .host import PACK_NAME, ComfyServer
+from dev.environment import comfyui_path, repository
+from dev.host import PACK_NAME, ComfyServer
 
 FOLDER = repository() / "locales"
 
@@ -62,7 +62,7 @@ def as_text(definitions: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Start a ComfyUI, ask it about our nodes, and compare or write the file."""
-    parser = argparse.ArgumentParser(prog="python -m dev.locales", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.locales", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write locales/en/nodeDefs.json")
     write = parser.parse_args().write
     with tempfile.TemporaryDirectory() as base, ComfyServer(comfyui_path(), Path(base), cpu=True) as server:
@@ -73,7 +73,7 @@ def main() -> int:
         path.write_text(text, encoding="utf-8")
         return 0
     current = path.exists() and path.read_text(encoding="utf-8") == text
-    print("locales/en is what the nodes say" if current else "locales/en is stale: python -m dev.locales --write")
+    print("locales/en is what the nodes say" if current else "locales/en is stale: python -m tools.locales --write")
     return 0 if current else 1
 
 

@@ -1,6 +1,6 @@
 """The pictures of the workflows that ComfyUI's template browser shows: each graph as the editor draws it.
 
-    python -m dev.thumbnails [NAME...]     # writes workflows/NAME.jpg; all of them without a name
+    python -m tools.thumbnails [NAME...]     # writes workflows/NAME.jpg; all of them without a name
 
 For a pack's template NAME the editor asks for NAME.jpg and shows it in a square.
 """
@@ -19,9 +19,10 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Page
 
-from .editor import editor
-from .environment import comfyui_path, repository
-from .host import ComfyServer
+from dev.editor import editor
+from dev.environment import comfyui_path, repository
+from dev.host import ComfyServer
+
 from .workflow_files import workflows
 from .workflows import Workflow
 

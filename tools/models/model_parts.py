@@ -2,7 +2,7 @@
 
 The LoRA goes with the tiny checkpoint sd15_min; the others are what a video workflow loads file by file.
 
-    python -m dev.model_parts COMFY_DIR OUT_DIR NAME...
+    python -m tools.models.model_parts COMFY_DIR OUT_DIR NAME...
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RANK = 4
 
 def ensure_model_parts(comfy_dir: Path, folder: Path, names: Sequence[str]) -> None:
     """Make those of the parts ``names`` that are not in ``folder`` yet; see ``ensure_files``."""
-    ensure_files("dev.model_parts", comfy_dir, folder, names)
+    ensure_files("tools.models.model_parts", comfy_dir, folder, names)
 
 
 # -- below: in the subprocess, with ComfyUI importable ---------------------------------------------
@@ -72,4 +72,4 @@ PARTS: Mapping[str, Callable[[], StateDict]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(make_files("dev.model_parts", PARTS, sys.argv[1:]))
+    sys.exit(make_files("tools.models.model_parts", PARTS, sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Which model families are accelerated: what tests/families holds each to, and docs/models.md, written from it.
 
-python -m dev.supported --write
+python -m tools.supported --write
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from .environment import COMFYUI_VERSION, repository
-from .families import FAMILIES, QUANTISED
+from dev.environment import COMFYUI_VERSION, repository
+
+from .models.families import FAMILIES, QUANTISED
 
 NAMES = (*FAMILIES, *QUANTISED)
 
@@ -38,7 +39,7 @@ DOCUMENT = repository() / "docs" / "models.md"
 _HEAD = """\
 # Model families
 
-<!-- Written by python -m dev.supported --write; tests/families measures what it says. Do not edit. -->
+<!-- Written by python -m tools.supported --write; tests/families measures what it says. Do not edit. -->
 
 Each is tested in ComfyUI {host} with a small model of random weights that ComfyUI's own classes build: images (or
 videos) of several sizes, batches and prompt lengths, compared with ComfyUI's own. SD1.5, SDXL, their inpainting

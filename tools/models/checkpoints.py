@@ -4,7 +4,7 @@ The parameter names and shapes are read off ComfyUI's own modules, built on the 
 they follow the ComfyUI at hand. Sizes are the smallest that the host's detection still recognises
 as the architecture.
 
-    python -m dev.checkpoints COMFY_DIR OUT_DIR NAME...
+    python -m tools.models.checkpoints COMFY_DIR OUT_DIR NAME...
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .environment import repository
+from dev.environment import repository
 
 if TYPE_CHECKING:  # callers of ensure_checkpoints need neither torch nor ComfyUI
     import torch
@@ -37,7 +37,7 @@ def ensure_checkpoints(comfy_dir: Path, folder: Path, names: Sequence[str]) -> N
     Raises:
         RuntimeError: a name is unknown, or making them failed; has the output.
     """
-    ensure_files("dev.checkpoints", comfy_dir, folder, names)
+    ensure_files("tools.models.checkpoints", comfy_dir, folder, names)
 
 
 def ensure_files(maker: str, comfy_dir: Path, folder: Path, names: Sequence[str]) -> None:
@@ -315,4 +315,4 @@ def make_files(maker: str, builders: Mapping[str, Callable[[], StateDict]], argu
 
 
 if __name__ == "__main__":
-    sys.exit(make_files("dev.checkpoints", CHECKPOINTS, sys.argv[1:]))
+    sys.exit(make_files("tools.models.checkpoints", CHECKPOINTS, sys.argv[1:]))

@@ -5,7 +5,7 @@ checkpoint, only smaller. Where the detection takes widths for granted (Qwen-Ima
 a small checkpoint would not be recognised: such a family is ``detected=False`` and the host's class gets
 the configuration from here; everything after detection is the host's own in either case.
 
-    from dev.families import FAMILIES           # with ComfyUI importable, see below
+    from tools.models.families import FAMILIES           # with ComfyUI importable, see below
     model = FAMILIES["wan"].load()              # a MODEL
     latent = FAMILIES["wan"].latent()           # zeros of a small size
     conditioning = FAMILIES["wan"].conditioning(seed=1)

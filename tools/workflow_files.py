@@ -1,6 +1,6 @@
 """The workflows in ``workflows/``: written here, in the editor's form and in the API's.
 
-    python -m dev.workflow_files     # writes them, with a ComfyUI to ask about node types
+    python -m tools.workflow_files     # writes them, with a ComfyUI to ask about node types
 
 The API form is what the tests run; the editor's form is made from it with what the host says of
 each node, so that the two cannot drift apart.
@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .environment import comfyui_path, repository
-from .host import PACK_NAME, ComfyServer
+from dev.environment import comfyui_path, repository
+from dev.host import PACK_NAME, ComfyServer
+
 from .workflow_layout import place
 from .workflows import Workflow, text_to_image
 
