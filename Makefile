@@ -22,7 +22,7 @@ endif
 help:
 	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
-	@echo "             its own, if one is found (a quarter of an hour on two cores); docs/testing.md says what it assures"
+	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"
 	@echo "             family and engine"
 	@echo "make test-quick, test-families, test-coverage, test-oneflow   each by itself"

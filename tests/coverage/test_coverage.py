@@ -12,7 +12,7 @@ from matrix import ORDERS
 from patches import ROWS, Row
 from scenes import FAMILIES
 
-from dev import coverage
+from tools import coverage
 
 CELLS = [
     (row, family, engine, order)

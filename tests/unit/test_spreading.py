@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("xdist")  # an environment from before it was locked runs the tests in one process
 from spreading import asks_for_the_server, turn
 
 SHARED = ("host/test_any_size.py", "host/test_shape_bucket.py", "browser/test_editor.py")
