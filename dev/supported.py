@@ -15,7 +15,6 @@ NAMES = (*FAMILIES, *QUANTISED)
 
 REFUSED: Mapping[str, str] = {
     "hunyuan_dit": "writes to its inputs",
-    "flux_scaled_fp8": "weights are QuantizedTensors",
 }
 """Families that cannot be captured yet, with what their reason says."""
 
@@ -29,9 +28,10 @@ CAPTURED_AGAIN: Mapping[str, set[str]] = {
 }
 """Changes for which a family may need another capture, because its code takes decisions by them."""
 
-COMPILED = ("sd3", "qwen_image", "wan21")
+COMPILED = ("sd3", "qwen_image", "wan21", "flux_fp8", "flux_int8", "wan21_nvfp4")
 """Families of different kinds that Inductor compiles in the tests, too: no wrappers of its own, an image model, a
-video model. Those of the checkpoints that the other tests use (SD1.5, SDXL, Flux) are compiled there."""
+video model, and models of fewer bits. Those of the checkpoints that the other tests use (SD1.5, SDXL, Flux) are
+compiled there."""
 
 DOCUMENT = repository() / "docs" / "models.md"
 
