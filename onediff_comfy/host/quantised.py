@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from comfy.quant_ops import QuantizedTensor
+
+try:
+    from comfy.quant_ops import QuantizedTensor
+except ImportError:  # a host from before, or from after
+    QuantizedTensor = None
 
 from ..capture.forms import Forms
 from ..capture.parts import TensorSubclasses, WeightFormat
@@ -22,7 +27,7 @@ class KitchenTensors(TensorSubclasses):
     """
 
     def covers(self, weight: Any) -> bool:
-        return isinstance(weight, QuantizedTensor) and super().covers(weight)
+        return QuantizedTensor is not None and isinstance(weight, QuantizedTensor) and super().covers(weight)
 
     def parts(self, weight: Any) -> Sequence[torch.Tensor]:
         tensors = super().parts(weight)
@@ -40,6 +45,18 @@ def _without_axes(part: torch.Tensor) -> torch.Tensor:
 def weight_formats() -> tuple[WeightFormat, ...]:
     """The ways in which a weight of the host's may be several tensors; that of any other library comes last."""
     return KitchenTensors(), BlocksOfBytes(), TensorSubclasses()
+
+
+def kernels() -> str:
+    """Which kernels the library has here for its operators, and its version: graphs call them by name."""
+    try:
+        import comfy_kitchen
+
+        backends = comfy_kitchen.list_backends()
+        chosen = sorted(name for name, state in backends.items() if state["available"] and not state["disabled"])
+        return f"comfy_kitchen {importlib.metadata.version('comfy_kitchen')} {' '.join(chosen)}"
+    except Exception:  # what cannot be asked is not there, or says so in another way now
+        return "none"
 
 
 def fused_operators(device: torch.device) -> Forms:
