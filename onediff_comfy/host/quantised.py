@@ -67,10 +67,9 @@ def fused_operators(device: torch.device) -> Forms:
     operators: Any = torch.ops.comfy_kitchen
     if not hasattr(operators, "quantize_fp8") or not fuses_fp8(device):
         return {}
-    forms: dict[Any, Any] = {
-        operators.quantize_fp8: _by_code(quantize_fp8),
-        operators.dequantize_fp8: _by_code(dequantize_fp8),
-    }
+    forms: dict[Any, Any] = {}
+    for operator, form in ((operators.quantize_fp8, quantize_fp8), (operators.dequantize_fp8, dequantize_fp8)):
+        forms[operator] = forms[operator.default] = _by_code(form)
     if hasattr(torch, "_scaled_mm_v2"):
         forms[torch._scaled_mm_v2] = scaled_mm
     return forms
