@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from tools.models.formats import FORMATS, is_quantised, quantised
 
 from .host import reported, start_host
 from .sampling import MODELS, Bench, ours_failed, print_table
@@ -32,15 +33,6 @@ if TYPE_CHECKING:
 
     from .models import Family
 
-FORMATS: dict[str, dict[str, Any]] = {
-    "fp8": {"format": "float8_e4m3fn"},
-    "fp8-full": {"format": "float8_e4m3fn", "full_precision_matrix_mult": True},
-    "mxfp8": {"format": "mxfp8"},
-    "nvfp4": {"format": "nvfp4"},
-    "int8": {"format": "int8_tensorwise"},
-    "w4a4": {"format": "convrot_w4a4"},
-}
-"""What a checkpoint says of its quantised layers."""
 _NAMES = ("bf16", "fp8-cast", *FORMATS)
 _PRODUCTS = ((4608, 3072, 21504), (4608, 15360, 3072), (4096, 3072, 9216), (4096, 3072, 12288), (4096, 12288, 3072))
 _REPEATS = 20
@@ -116,34 +108,8 @@ def load(family: Family, device: torch.device, form: str) -> Any:
         return comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": torch.float8_e4m3fn})
     weights = {}
     for name, weight in models.random_weights(family, device):
-        weights |= quantised(name, weight, FORMATS[form]) if is_quantised(name, weight) else {name: weight}
+        weights |= quantised(name, weight, form) if is_quantised(name, weight, form) else {name: weight}
     return comfy.sd.load_diffusion_model_state_dict(weights)
-
-
-def is_quantised(name: str, weight: torch.Tensor) -> bool:
-    """Return True for the matrices of blocks, which is what such checkpoints quantise."""
-    return "blocks." in name and name.endswith("weight") and weight.ndim == 2 and weight.shape[1] % 64 == 0
-
-
-def quantised(name: str, weight: torch.Tensor, form: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """A checkpoint's entries for one matrix in one of ``FORMATS``.
-
-    Args:
-        name: of the weight, which ends with ``weight``.
-        weight: [out, in].
-        form: what the checkpoint says of the layer.
-    """
-    import torch
-    from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
-
-    layout = QUANT_ALGOS[form["format"]]["comfy_tensor_layout"]
-    options = {"scale": "recalculate"} if form["format"].startswith("float8") else {}
-    tensor = QuantizedTensor.from_float(weight.contiguous(), layout, **options)
-    said = dict(form)
-    if form["format"] == "convrot_w4a4":
-        said["convrot_groupsize"] = tensor.params.convrot_groupsize
-    mark = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
-    return {**tensor.state_dict(name), f"{name.removesuffix('weight')}comfy_quant": mark}
 
 
 def _products() -> dict[str, dict[str, float]]:

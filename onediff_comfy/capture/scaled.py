@@ -20,6 +20,7 @@ from .shapes import always_contiguous
 aten = torch.ops.aten
 _ADA = (8, 9)  # Triton has 8-bit floating point from here on
 _TENSORWISE = 0  # of torch.nn.functional.ScalingType
+_NOT_GIVEN = (None, None, (), False)  # what _scaled_mm_v2 takes for bias, dtype, contracted dimensions, accumulation
 
 
 def fuses_fp8(device: torch.device) -> bool:
@@ -65,7 +66,7 @@ def scaled_mm(left: torch.Tensor, right: torch.Tensor, *scaling: Any) -> torch.T
             matrix, bias, dtype of the output, contracted dimensions, and how sums are accumulated.
     """
     left_scales, left_recipes, left_swizzles, right_scales, right_recipes, right_swizzles, *rest = scaling
-    bias, dtype, contracted, fast = rest
+    bias, dtype, contracted, fast = [*rest, *_NOT_GIVEN[len(rest) :]]
     whole = [_TENSORWISE] == list(left_recipes) == list(right_recipes)
     plain = not any(left_swizzles) and not any(right_swizzles) and not len(contracted)
     if not whole or not plain or dtype not in (torch.bfloat16, torch.float16):

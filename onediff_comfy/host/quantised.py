@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from comfy.quant_ops import QuantizedTensor
+
+try:
+    from comfy.quant_ops import QuantizedTensor
+except ImportError:  # a host from before, or from after
+    QuantizedTensor = None
 
 from ..capture.forms import Forms
 from ..capture.parts import TensorSubclasses, WeightFormat
@@ -22,7 +27,7 @@ class KitchenTensors(TensorSubclasses):
     """
 
     def covers(self, weight: Any) -> bool:
-        return isinstance(weight, QuantizedTensor) and super().covers(weight)
+        return QuantizedTensor is not None and isinstance(weight, QuantizedTensor) and super().covers(weight)
 
     def parts(self, weight: Any) -> Sequence[torch.Tensor]:
         tensors = super().parts(weight)
@@ -47,6 +52,18 @@ def weight_formats() -> tuple[WeightFormat, ...]:
     return KitchenTensors(), BlocksOfBytes(), TensorSubclasses()
 
 
+def kernels() -> str:
+    """Which kernels the library has here for its operators, and its version: graphs call them by name."""
+    try:
+        import comfy_kitchen
+
+        backends = comfy_kitchen.list_backends()
+        chosen = sorted(name for name, state in backends.items() if state["available"] and not state["disabled"])
+        return f"comfy_kitchen {importlib.metadata.version('comfy_kitchen')} {' '.join(chosen)}"
+    except Exception:  # what cannot be asked is not there, or says so in another way now
+        return "none"
+
+
 def fused_operators(device: torch.device) -> Forms:
     """The library's operators that a compiler can compute as part of its own kernels, in the form that it fuses.
 
@@ -55,10 +72,9 @@ def fused_operators(device: torch.device) -> Forms:
     operators: Any = torch.ops.comfy_kitchen
     if not hasattr(operators, "quantize_fp8") or not fuses_fp8(device):
         return {}
-    forms: dict[Any, Any] = {
-        operators.quantize_fp8: _by_code(quantize_fp8),
-        operators.dequantize_fp8: _by_code(dequantize_fp8),
-    }
+    forms: dict[Any, Any] = {}
+    for operator, form in ((operators.quantize_fp8, quantize_fp8), (operators.dequantize_fp8, dequantize_fp8)):
+        forms[operator] = forms[operator.default] = _by_code(form)
     if hasattr(torch, "_scaled_mm_v2"):
         forms[torch._scaled_mm_v2] = scaled_mm
     return forms

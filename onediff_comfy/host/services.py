@@ -20,7 +20,7 @@ from ..graphs.making import HostServices
 from ..messages import message
 from .host_settings import settings
 from .latents import patch_side
-from .quantised import RECORDABLE_OPERATORS, fused_operators, weight_formats
+from .quantised import RECORDABLE_OPERATORS, fused_operators, kernels, weight_formats
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def _identity() -> str:
 def host_services() -> HostServices:
     """The services of the ComfyUI that this process runs."""
     return HostServices(
-        identity=_identity(),
+        identity=f"{_identity()} {kernels()}",
         options_name="transformer_options",
         capture_options={"optimized_attention_override": _attention},
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from dev.environment import comfyui_path, repository
+from tools.models.families import QUANTISED
 from tools.supported import CAPTURED_AGAIN, COMPILED, NAMES, REFUSED
 
 WORKER = Path(__file__).with_name("worker.py")
 BOUND = 1e-4
 """Largest difference, as a share of the image's range, that is rounding: as pictures.assert_same_picture explains."""
+
+BOUND_OF_FEW_BITS = 1e-2
+"""The same where a model rounds to 8 bits what it computes; onediff_comfy/graphs/proof.py says how far that goes."""
 
 Report = Mapping[tuple[str, str], Mapping[str, Any]]
 
@@ -119,7 +123,7 @@ def test_a_family_that_cannot_be_captured_says_why(report: Report, name: str) ->
 def test_a_family_is_compiled(report: Report, name: str) -> None:
     row = report[name, "inductor"]
     assert row["problem"] is None
-    assert row["worst_difference"] <= BOUND
+    assert row["worst_difference"] <= (BOUND_OF_FEW_BITS if name in QUANTISED else BOUND)
     assert (row["fallbacks"], row["served"] > 0, row["captured_later"]) == ({}, True, [])
 
 

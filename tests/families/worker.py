@@ -77,10 +77,13 @@ def main() -> None:
     from comfy.cli_args import args
 
     args.cpu = args.use_pytorch_cross_attention = True
+    import comfy.model_management
     import torch
 
     from tools.models.families import FAMILIES, QUANTISED
 
+    # As on a GPU that multiplies in 8 bits; the CPU has the same operators, only slower.
+    comfy.model_management.supports_fp8_compute = lambda _device=None: True
     known = {**FAMILIES, **QUANTISED}
     with torch.inference_mode(), options.report.open("a") as report:  # as the host's executor runs every node
         for name in options.names or known:
@@ -125,6 +128,10 @@ def _measure(name: str, family: Family, engine: str) -> Result:
         already = metrics().snapshot()["captured"]
         differences[change] = difference(image(family, fast, **values), image(family, plain, **values))
         captured[change] = metrics().snapshot()["captured"] - already
+    for change, strength in _LORAS if family.weights != "float32" else ():
+        already = metrics().snapshot()["captured"]
+        differences[change] = difference(*(image(family, with_lora(model, strength)) for model in (fast, plain)))
+        captured[change] = metrics().snapshot()["captured"] - already
     after = metrics().snapshot()
     first, *later = captured
     return Result(
@@ -139,6 +146,24 @@ def _measure(name: str, family: Family, engine: str) -> Result:
         [change for change in later if captured[change]],
         round(time.perf_counter() - start, 1),
     )
+
+
+_LORAS = (("lora", 0.8), ("lora strength", 0.4))
+
+
+def with_lora(model: Any, strength: float) -> Any:
+    """The model with a LoRA of rank 4 on the matrices of its blocks."""
+    import comfy.sd
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    factors = {}
+    for name, weight in model.model.diffusion_model.named_parameters():
+        if weight.ndim == 2 and "block" in name and name.endswith("weight"):
+            layer, (rows, columns) = f"diffusion_model.{name.removesuffix('.weight')}", weight.shape
+            factors[f"{layer}.lora_up.weight"] = torch.randn(rows, 4, generator=generator) * 0.1
+            factors[f"{layer}.lora_down.weight"] = torch.randn(4, columns, generator=generator) * columns**-0.5
+    return comfy.sd.load_lora_for_models(model, None, factors, strength, 0)[0]
 
 
 def changes(family: Family) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -73,12 +73,19 @@ def test_a_product_of_matrices_with_a_scale_each_is_that_of_eager(
     capture_of: Callable[..., Any], dtype: torch.dtype
 ) -> None:
     block, given = Block(), (values(2, 12, 64).to(dtype), values(2, 5, 64).to(dtype))
+    expected = block(*given)
     found = capture_of(block, *given, forms=FORMS, general=True)
     targets = [node.target for node in found.capture.graph.graph.nodes]
     assert targets.count(torch.ops.aten._scaled_mm.default) == 2
     assert torch.ops.aten._scaled_mm_v2.default not in targets
     with torch.no_grad():
-        assert torch.equal(found.run_on(block, *given), block(*given))
+        assert torch.equal(found.run_on(block, *given), expected)
+
+
+def test_what_is_not_handed_over_is_as_the_function_has_it() -> None:
+    left, right, one = values(4, 32).to(E4M3), values(8, 32, seed=1).to(E4M3).t(), torch.ones(())
+    given = (left, right, [one], [0], [], [one], [0], [], None, torch.bfloat16)
+    assert torch.equal(scaled.scaled_mm(*given), torch._scaled_mm_v2(*given))
 
 
 def test_tokens_are_rounded_as_they_lie_and_in_memory_before_they_are_rows(capture_of: Callable[..., Any]) -> None:

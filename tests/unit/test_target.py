@@ -356,10 +356,10 @@ UNFIT: dict[str, tuple[Callable[[Net], Any], str]] = {
     "buffer on another device": (setting("table", torch.zeros(4, device="meta")), "not resident on cpu"),
     "set to None": (setting("conv.weight", None), "replaced"),
     "removed": (lambda net: delattr(net.conv, "weight"), "removed"),
-    "subclass": (setting("conv.weight", QuantisedParameter(torch.zeros(4, 3, 3, 3))), "a tests checkpoint"),
+    "subclass": (setting("conv.weight", QuantisedParameter(torch.zeros(4, 3, 3, 3))), "of a tests checkpoint"),
     "tensor subclass in a buffer": (
         setting("table", torch.zeros(4).as_subclass(type("Fancy", (torch.Tensor,), {}))),
-        "a tests checkpoint",
+        "of a tests checkpoint",
     ),
 }
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from .checkpoints import random_weights
+from .formats import FORMATS, checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +51,9 @@ class Family:
         masks: names and shapes of attention masks, of which all but the last two entries are 1.
         detected: whether the host recognises its weights without further help, as UNETLoader would.
         adjust: changes the random weights.
-        weights: "fp8" lets the host keep them in 8 bits and cast them layer by layer, as its loader node's
-            weight_dtype does; "scaled fp8" is a checkpoint of 8-bit weights with their scales.
+        weights: "fp8 cast" lets the host keep them in 8 bits and cast them layer by layer, as its loader node's
+            weight_dtype does; "scaled fp8" is the older form of a checkpoint of 8-bit weights with their scales; or
+            one of ``tools.models.formats.FORMATS``.
     """
 
     supported: str
@@ -70,7 +72,7 @@ class Family:
     masks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     detected: bool = True
     adjust: Callable[[StateDict], None] | None = None
-    weights: Literal["float32", "fp8", "scaled fp8"] = "float32"
+    weights: str = "float32"
 
     def build(self, seed: int = 1) -> StateDict:
         """The diffusion model's weights as a checkpoint has them, without a prefix."""
@@ -80,6 +82,8 @@ class Family:
         weights = random_weights(shapes, "", "float32", seed=seed)
         if self.adjust is not None:
             self.adjust(weights)
+        if self.weights in FORMATS:
+            return checkpoint(weights, self.weights)
         return _scaled_fp8(weights) if self.weights == "scaled fp8" else weights
 
     def load(self, seed: int = 1) -> Any:
@@ -91,11 +95,12 @@ class Family:
         import comfy.model_management
         import comfy.model_patcher
         import comfy.sd
+        import comfy.utils
         import torch
 
         weights = self.build(seed)
         if self.detected:
-            options = {"dtype": torch.float8_e4m3fn} if self.weights == "fp8" else {}
+            options = {"dtype": torch.float8_e4m3fn} if self.weights == "fp8 cast" else {}
             model = comfy.sd.load_diffusion_model_state_dict(weights, model_options=options)
             found = None if model is None else type(model.model.model_config).__name__
             if found != self.supported:
@@ -103,7 +108,10 @@ class Family:
             return model
         device = comfy.model_management.get_torch_device()
         offload = comfy.model_management.unet_offload_device()
-        module = self._configuration().get_model(weights, "", device=offload)
+        configuration = self._configuration()
+        if self.weights in FORMATS:
+            configuration.quant_config = comfy.utils.detect_layer_quantization(weights, "")
+        module = configuration.get_model(weights, "", device=offload)
         patcher = comfy.model_patcher.CoreModelPatcher(module, load_device=device, offload_device=offload)
         module.load_model_weights(weights, "", assign=patcher.is_dynamic())
         return patcher
@@ -729,8 +737,11 @@ FAMILIES: Mapping[str, Family] = {
 }
 """The families by name."""
 
+_OF_FEW_BITS = ("flux", "wan21", "qwen_image", "sdxl", "ltxv")  # whose checkpoints people have in these forms
+
 QUANTISED: Mapping[str, Family] = {
-    "flux_fp8": replace(_FLUX, weights="fp8"),
+    "flux_fp8_cast": replace(_FLUX, weights="fp8 cast"),
     "flux_scaled_fp8": replace(_FLUX, weights="scaled fp8"),
+    **{f"{name}_{form}": replace(FAMILIES[name], weights=form) for name in _OF_FEW_BITS for form in FORMATS},
 }
 """Families with weights of fewer bits, by name."""
