@@ -66,7 +66,8 @@ def scaled_mm(left: torch.Tensor, right: torch.Tensor, *scaling: Any) -> torch.T
             matrix, bias, dtype of the output, contracted dimensions, and how sums are accumulated.
     """
     left_scales, left_recipes, left_swizzles, right_scales, right_recipes, right_swizzles, *rest = scaling
-    bias, dtype, contracted, fast = [*rest, *_NOT_GIVEN[len(rest) :]]
+    given: list[Any] = [*rest, *_NOT_GIVEN[len(rest) :]]
+    bias, dtype, contracted, fast = given
     whole = [_TENSORWISE] == list(left_recipes) == list(right_recipes)
     plain = not any(left_swizzles) and not any(right_swizzles) and not len(contracted)
     if not whole or not plain or dtype not in (torch.bfloat16, torch.float16):
