@@ -26,6 +26,7 @@ from ..messages import Message, first_line, message
 from .base import CompiledGraph, Engine, EngineError
 from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
 from .launch import by_address
+from .row_reductions import rows_in_one_pass
 
 # Eager rounds to 16 bits after every operator, a fused kernel only at its end. Mostly that is more
 # exact, but it is not always the same picture: Flux computes cos(1000 * guidance) with the product
@@ -90,6 +91,7 @@ class InductorEngine(Engine):
             "layout": "channels_last",
             "operands": "written once, and their parts",
             "regions": "shared" if _shares_regions() else "none",
+            "rows": "one pass",
             "upsampling": "folded",
         }
 
@@ -210,6 +212,7 @@ def _compile(capture: Capture, graph: torch.fx.GraphModule) -> Any:
         torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]
         functorch_config.patch(enable_autograd_cache=True),
+        rows_in_one_pass(),
     ):
         return standalone_compile(
             graph,
