@@ -113,6 +113,8 @@ class Describer:
         if isinstance(value, enum.Enum):
             self.code.append(kind)
             return f"enum {_qualified(kind)}.{value.name} {self.describe(value.value)}"
+        if _is_native_enum(value, kind):
+            return f"enum {_qualified(kind)}.{value.name}"
         if isinstance(value, type):
             self.code.append(value)
             return f"class {_qualified(value)}"
@@ -299,6 +301,12 @@ def _cell_content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return "empty cell"
+
+
+def _is_native_enum(value: Any, kind: type) -> bool:
+    """Return True for a member of an enum that a C++ extension defines, as PyTorch's SDPBackend: a name and no more."""
+    members = getattr(kind, "__members__", None)
+    return isinstance(members, dict) and not kind.__dictoffset__ and members.get(getattr(value, "name", None)) == value
 
 
 def _qualified(kind: type) -> str:

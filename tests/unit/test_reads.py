@@ -77,6 +77,7 @@ TENSOR, SCALAR, ARRAY, NUMBER = torch.ones(3), torch.tensor(1.0), np.ones(3), np
 BIG = {f"layer{n}": float(n) for n in range(1000)}
 WITH_DEFAULT = collections.defaultdict(float, scale=1.0)
 DEQUE, PAIR = collections.deque([1.0]), collections.namedtuple("Pair", "scale")(1.0)
+BACKENDS = [torch.nn.attention.SDPBackend.MATH]
 BOUND, GET, PARTIAL = DATA.__eq__, TABLE.get, functools.partial(max, 1.0)
 ACTIVATION = torch.nn.LeakyReLU(0.1)
 WHICH = "SCALE"
@@ -172,6 +173,10 @@ NOTICED: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a dataclass": ("return DATA.scale", set_attribute("DATA.scale")),
     "a namespace in a namespace": ("return SPACE.inner.scale", set_attribute("SPACE.inner.scale")),
     "an attribute of a dict": ("return ATTRIBUTES.scale", set_attribute("ATTRIBUTES.scale")),
+    "an enum of an extension in C++": (
+        "return len(BACKENDS[0].name)",
+        lambda s: s.BACKENDS.__setitem__(0, torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+    ),
     "a value of an enum": ("return Mode.FAST.value[0]", lambda s: s.Mode.FAST.value.__setitem__(0, 9.0)),
     "a method": ("return DATA.__dict__['scale']", set_attribute("DATA.scale")),
     "an object with __getattr__": ("return DYNAMIC.scale", set_item("DYNAMIC.values", "scale")),
