@@ -7,7 +7,7 @@ Written in plain operators, rounding is done by the kernel that computes what is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,12 @@ from .shapes import always_contiguous
 aten = torch.ops.aten
 _ADA = (8, 9)  # Triton has 8-bit floating point from here on
 _TENSORWISE = 0  # of torch.nn.functional.ScalingType
-_NOT_GIVEN = (None, None, (), False)  # what _scaled_mm_v2 takes for bias, dtype, contracted dimensions, accumulation
+_NOT_GIVEN: Sequence[Any] = (
+    None,
+    None,
+    (),
+    False,
+)  # what _scaled_mm_v2 takes for bias, dtype, contracted dimensions, accumulation
 
 
 def fuses_fp8(device: torch.device) -> bool:

@@ -30,7 +30,11 @@ class KitchenTensors(TensorSubclasses):
         return QuantizedTensor is not None and isinstance(weight, QuantizedTensor) and super().covers(weight)
 
     def parts(self, weight: Any) -> Sequence[torch.Tensor]:
-        tensors = super().parts(weight)
+        # What the protocol names, in its order, without asking it: it takes 8 microseconds a weight, in every call.
+        tensors = [
+            weight._qdata,
+            *(value for value in vars(weight._params).values() if isinstance(value, torch.Tensor)),
+        ]
         return [_without_axes(part) for part in tensors] if weight._layout_cls in _ONE_SCALE else tensors
 
 
@@ -39,7 +43,7 @@ _ONE_SCALE = frozenset(("TensorCoreFP8Layout", "TensorCoreFP8E4M3Layout", "Tenso
 
 
 def _without_axes(part: torch.Tensor) -> torch.Tensor:
-    return part.reshape(()) if part.shape == (1,) else part
+    return part.reshape(()) if part.ndim == 1 and len(part) == 1 else part
 
 
 RECORDABLE_OPERATORS = frozenset(("comfy_kitchen::apply_rope", "comfy_kitchen::apply_rope1"))
