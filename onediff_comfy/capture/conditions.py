@@ -24,7 +24,8 @@ _FUNCTIONS: Mapping[str, Any] = {"max": max, "min": min}
 
 
 _LARGEST_POWER = 8
-_LARGEST_NUMBER = 1 << 63
+_LARGEST_NUMBER = 1 << 64
+"""Compilers for GPUs ask whether sums of sizes are less than 2**63."""
 _LONGEST_CONDITION = 20_000
 _DEEPEST_CONDITION = 100
 """Levels of an expression. Python compiles no expression of any depth."""

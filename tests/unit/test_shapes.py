@@ -91,6 +91,8 @@ S, T = (1, "s"), (1, "t")
         (one(S, T, conditions=("min(s, t - 1) // 2 != -(-1)",)), (2, 9), None),
         # The condition is of the symbol, not of the size.
         (one((4, "s"), conditions=("s == 3",)), (12,), {"s": 3}),
+        # As compilers for GPUs write that sums of sizes fit into 64 bits.
+        (one(S, T, conditions=("9223372036854775808 > s + t*s",)), (2, 9), {"s": 2, "t": 9}),
     ],
 )
 def test_what_is_in_a_range_and_what_its_symbols_stand_for(
