@@ -9,7 +9,6 @@ from typing import Any
 
 import folder_paths
 
-from ..capture.call import source_of
 from ..messages import Message, joined, message
 
 _MOST_NAMES = 3
@@ -40,6 +39,8 @@ def owner_of(source: str) -> str | None:
 
 def owners_of(things: Iterable[Any]) -> Message:
     """Return whose code functions are, each once, for people."""
+    from ..capture.call import source_of  # needs torch, and the pack loads where that is too old
+
     owners = dict.fromkeys(owner_of(source_of(thing)) or message("another node") for thing in things)
     return joined(" / ", owners or [message("another node")])
 

@@ -248,6 +248,7 @@ sys.path[:0] = [{root!r}, {tests!r}]
 from pathlib import Path
 from test_store import KEY, GraphStore, Trust, make_artifact
 store = GraphStore(Path(sys.argv[1]), Trust(Path(sys.argv[2])))
+store.save(make_artifact())  # what saving imports is there before the first fork
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are not waited for
 for _ in sys.stdin:
     if os.fork() == 0:

@@ -77,7 +77,7 @@ class Net(nn.Module):
 def main() -> None:
     folder, *scales = sys.argv[1:]
     torch.set_num_threads(1)
-    engines._ENGINES["eager"] = Keeping()
+    engines.ENGINES["eager"] = Keeping()
     module = Net().eval().requires_grad_(False)
     printed = []
     for scale in scales:
