@@ -48,7 +48,10 @@ CLASS_BOOKKEEPING = frozenset(
         *("__annotate__", "__annotations_cache__", "__abstractmethods__", "_abc_impl", "__slots__"),
         *("__parameters__", "__orig_bases__", "__match_args__", "__dataclass_params__"),
         *("__dataclass_fields__", "__static_attributes__", "__firstlineno__", "__constants__"),
-        *("__hash__",),
+        *(
+            "__hash__",
+            "__slotnames__",
+        ),
     )
 )
 

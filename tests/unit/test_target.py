@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import logging
+import pickle
 import random
 import re
 import sys
@@ -761,3 +762,25 @@ def test_an_attribute_that_no_method_sets_counts_though_nothing_reads_it() -> No
     target = Target(module)
     module.set_by_somebody = 1
     assert not target.guard_holds() and not target.is_current()
+
+
+class _Settings:
+    scale = 1.0
+
+
+def test_a_model_that_was_pickled_or_copied_is_what_it_was() -> None:
+    """Python notes on a class what an object of it has to be copied: in one process, and not in another."""
+
+    class Holding(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.settings = _Settings()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.settings.scale
+
+    net = Holding()
+    target = Target(net)
+    pickle.dumps(_Settings())
+    assert "__slotnames__" in vars(_Settings), "Python no longer notes it"
+    assert target.is_current() and Target(net).fingerprint == target.fingerprint
