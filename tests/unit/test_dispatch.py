@@ -23,6 +23,7 @@ from onediff_comfy.graphs.background import Background, Job
 from onediff_comfy.graphs.cache import GraphCache
 from onediff_comfy.graphs.library import GraphLibrary
 from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.messages import message
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -1135,6 +1136,39 @@ def test_without_general_graphs_a_batch_is_served_by_graphs_of_other_batch_sizes
     assert served.counts == {"captured": 2, "compiled": 2, "proved": 2, "served": 2 + 1 + 2 + 2}
     assert served.matches(*inputs(1))
     assert engine.compilations == 3
+
+
+def test_a_call_in_parts_does_not_take_the_step_cache_from_another_thread(library: GraphLibrary, install: Any) -> None:
+    """ComfyUI has a thread for each GPU of a run over several; what belongs to the run is handed along."""
+
+    class OneSize(FakeEngine):
+        general = False
+
+    inside, may_end = threading.Event(), threading.Event()
+
+    def slow(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(weights: Any, tensors: Any) -> Any:
+            if threading.current_thread().name == "parts":
+                inside.set()
+                assert may_end.wait(WAIT)
+            return run(weights, tensors)
+
+        return call
+
+    install(OneSize(slow))
+    served, step_cache = Served(library), StepCache(0.1)
+    served.dispatcher.begin_run(step_cache)
+    for batch in (4, 2, 3):  # 3 runs as 4 from here on
+        assert served.matches(*inputs(batch))
+    before = sum(step_cache.others.values())
+    thread = threading.Thread(target=served, args=inputs(3), name="parts")
+    thread.start()
+    assert inside.wait(WAIT)
+    served(*inputs(2))
+    assert sum(step_cache.others.values()) == before + 1, "the other thread's call had no step cache"
+    may_end.set()
+    thread.join(WAIT)
+    assert sum(step_cache.others.values()) == before + 1, "a part is no call of the run's"
 
 
 class Mixing(Net):

@@ -1,4 +1,4 @@
-"""graphs/proof.py: what counts as the same output."""
+"""serving/numerics.py: what counts as the same output."""
 
 from __future__ import annotations
 
