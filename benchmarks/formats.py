@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from .models import Family
 
-_NAMES = ("bf16", "fp8-cast", *FORMATS)
+FORMATTED = ("bf16", "fp8-cast", *FORMATS)
 _PRODUCTS = ((4608, 3072, 21504), (4608, 15360, 3072), (4096, 3072, 9216), (4096, 3072, 12288), (4096, 12288, 3072))
 _REPEATS = 20
 
@@ -52,7 +52,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="flux")
-    parser.add_argument("--formats", type=_formats, default="fp8,int8,nvfp4", help=f"of {', '.join(_NAMES)}")
+    parser.add_argument("--formats", type=_formats, default="fp8,int8,nvfp4", help=f"of {', '.join(FORMATTED)}")
     parser.add_argument("--size", help="image width x height in pixels (default: what the model was made for)")
     parser.add_argument("--batch", type=int, default=1, help="images per run")
     parser.add_argument("--steps", type=int, default=8)
@@ -66,9 +66,9 @@ def _arguments() -> argparse.Namespace:
 
 def _formats(text: str) -> list[str]:
     found = text.split(",")
-    unknown = [name for name in found if name not in _NAMES]
+    unknown = [name for name in found if name not in FORMATTED]
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown format {unknown[0]!r}; known are {', '.join(_NAMES)}")
+        raise argparse.ArgumentTypeError(f"unknown format {unknown[0]!r}; known are {', '.join(FORMATTED)}")
     return found
 
 
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(family: Family, device: torch.device, form: str) -> Any:
-    """A ComfyUI MODEL with random weights in one of the formats.
+    """Return a ComfyUI MODEL with random weights in one of the formats.
 
     Args:
         family: what to build.

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .formats import FORMATTED, load
 from .host import reported, start_host
 from .sampling import MODELS, Sampler, environment
 from .variants import names, variant
@@ -38,6 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=[*MODELS, "vae"], default="sdxl")
     parser.add_argument("--size", help="image width x height in pixels (default: what the model was made for)")
+    parser.add_argument("--format", choices=FORMATTED, default="bf16", help="of the weights of a MODEL")
     parser.add_argument("--variant", default="onediff-inductor", help="one of those of benchmarks/variants.py")
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
@@ -90,11 +92,9 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
 
 def _sampling(options: argparse.Namespace, device: Any) -> Callable[[int], None]:
     """Makes a latent in as many steps as it is told."""
-    from .models import load
-
     sampler = Sampler(options.model, options.size, batch=1, steps=1)
     options.size = sampler.size
-    model = variant(load(sampler.family, device), options.variant)
+    model = variant(load(sampler.family, device, options.format), options.variant)
 
     def run(steps: int) -> None:
         sampler.steps = steps
@@ -135,7 +135,7 @@ def _kind(name: str) -> str:
 
 def _print_table(report: dict[str, Any]) -> None:
     what = report["what"]
-    print(f"\n{what['model']} {what['size']} {what['variant']}; {report['environment']}")
+    print(f"\n{what['model']} {what['format']} {what['size']} {what['variant']}; {report['environment']}")
     print(f"{report['ms']:.2f} ms on the clock, {report['busy_ms']:.2f} ms in kernels")
     for kind, found in sorted(report["kinds"].items(), key=lambda item: -item[1]["ms"]):
         print(f"{found['ms']:9.3f} ms {found['calls']:8.1f}x  {kind}")
