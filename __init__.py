@@ -18,9 +18,9 @@ from .nodes.shape_bucket import OneDiffShapeBucket
 from .nodes.step_cache import OneDiffStepCache
 from .nodes.vae_speedup import OneDiffVAESpeedup
 from .nodes.warm_up import OneDiffWarmUp
-from .onediff_comfy.host.drift import host_changes
+from .onediff_comfy.host.compatibility import host_changes
+from .onediff_comfy.host.legacy.replacements import register_replacements
 from .onediff_comfy.host.node_api import ComfyExtension, io
-from .onediff_comfy.host.replacements import register_replacements
 from .onediff_comfy.host.routes import add_routes
 
 WEB_DIRECTORY = "./web"  # help pages of the nodes

@@ -101,8 +101,8 @@ class _Bench:
         return {"first_image_s": time.perf_counter() - start, "walk": self.walk(fast)}
 
     def prepare(self) -> dict[str, Any]:
-        from onediff_comfy.graphs.buckets import BucketSet
-        from onediff_comfy.host.rehearsal import preparing_model
+        from onediff_comfy.buckets import BucketSet
+        from onediff_comfy.host.preparation.rehearsal import preparing_model
 
         seconds = {}
         for width, height, batch in self.shapes:
@@ -115,8 +115,8 @@ class _Bench:
 
     def times(self) -> dict[str, Any]:
         """Milliseconds per step. Whether a general or an exact graph served is read off the graph."""
-        from onediff_comfy.host.model import find_dispatcher
-        from onediff_comfy.host.process import library, set_budget
+        from onediff_comfy.host.adapters.model import find_dispatcher
+        from onediff_comfy.host.process.process import library, set_budget
 
         library().background = None  # nothing is to be compiled beside what is timed
         table = {}
@@ -152,7 +152,7 @@ class _Bench:
         return {"first_image_s": first, "ms_per_step": {str(shape): {"host's node": step}}}
 
     def accelerated(self, **options: Any) -> Any:
-        from onediff_comfy.host.model import accelerate
+        from onediff_comfy.host.adapters.model import accelerate
 
         return accelerate(self.model, "inductor", None, **options)
 
@@ -189,7 +189,7 @@ class _Bench:
 
     def background(self, fast: Any) -> dict[str, Any]:
         """Images while another process compiles, against eager ones before."""
-        from onediff_comfy.host.process import metrics
+        from onediff_comfy.host.process.process import metrics
 
         shape, steps = self.shapes[0], 20
         seconds: dict[str, list[float]] = {"eager": [], "meanwhile": []}
@@ -226,7 +226,7 @@ class _Bench:
 
     def walk(self, fast: Any) -> dict[str, Any]:
         """Random changes, each compared with eager."""
-        from onediff_comfy.host.process import metrics
+        from onediff_comfy.host.process.process import metrics
 
         dice = random.Random(7)
         before = metrics().snapshot()
@@ -254,7 +254,7 @@ class _Bench:
     def memory(self) -> dict[str, int]:
         import torch
 
-        from onediff_comfy.host.process import library
+        from onediff_comfy.host.process.process import library
 
         held = {"rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
         if self.device.type == "cuda":

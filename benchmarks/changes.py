@@ -75,7 +75,7 @@ class _Changes:
     def run(self) -> dict[str, Any]:
         import torch
 
-        from onediff_comfy.host.process import metrics
+        from onediff_comfy.host.process.process import metrics
         from onediff_comfy.serving import numerics
 
         rows: list[dict[str, Any]] = []
@@ -108,8 +108,8 @@ class _Changes:
 
     def prepare(self) -> dict[str, Any]:
         """One picture with one of the two accelerated, whichever the graph is of."""
-        from onediff_comfy.host.model import accelerate
-        from onediff_comfy.host.process import metrics
+        from onediff_comfy.host.adapters.model import accelerate
+        from onediff_comfy.host.process.process import metrics
 
         what = self.options.prepare
         model = self.model if what == "control" else accelerate(self.model, self.options.engine)
@@ -124,7 +124,7 @@ class _Changes:
         import comfy.model_management
         import comfy.sd
 
-        from onediff_comfy.host.model import accelerate
+        from onediff_comfy.host.adapters.model import accelerate
 
         first, second = self.lora(1), self.lora(2)
         control = self.control() if self.options.control else None
@@ -208,7 +208,7 @@ class _Changes:
         import comfy.controlnet
         import torch
 
-        from onediff_comfy.host.controlnet import accelerate_control
+        from onediff_comfy.host.adapters.controlnet import accelerate_control
 
         from .models import control_shapes
 

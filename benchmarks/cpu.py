@@ -59,7 +59,7 @@ def main() -> int:
 def _measured(options: argparse.Namespace) -> dict[str, Any]:
     import comfy.model_management
 
-    from onediff_comfy.host.process import library
+    from onediff_comfy.host.process.process import library
 
     from .models import load
 

@@ -74,7 +74,7 @@ def kinds_of_graphs(keys: Iterable[str]) -> list[str]:
 
     Where a graph for one size is in the store, it answers, whether it is meant or not.
     """
-    from onediff_comfy.host.process import library
+    from onediff_comfy.host.process.process import library
 
     graphs = map(library().cache.get, keys)
     return ["gone" if graph is None else "general" if graph.shapes.general else "exact" for graph in graphs]

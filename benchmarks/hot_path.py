@@ -86,11 +86,11 @@ def hot_call(name: str) -> Callable[[], object]:
     import torch
 
     from onediff_comfy import engines
+    from onediff_comfy.cache.memory import GraphCache
+    from onediff_comfy.compilation.library import GraphLibrary
     from onediff_comfy.engines.base import CompiledGraph
     from onediff_comfy.engines.eager import EagerEngine
-    from onediff_comfy.graphs.cache import GraphCache
-    from onediff_comfy.graphs.library import GraphLibrary
-    from onediff_comfy.host.services import host_services
+    from onediff_comfy.host.process.services import host_services
     from onediff_comfy.metrics import Metrics
     from onediff_comfy.serving.dispatcher import Dispatcher
 

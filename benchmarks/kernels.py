@@ -54,7 +54,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
     import comfy.model_management
     from torch.profiler import ProfilerActivity, profile
 
-    from onediff_comfy.host.process import library
+    from onediff_comfy.host.process.process import library
 
     device = comfy.model_management.get_torch_device()
     library().background = None  # nothing is to be compiled beside what is looked at
@@ -107,7 +107,7 @@ def _decoding(options: argparse.Namespace) -> Callable[[int], None]:
     """Decodes as often as it is told."""
     import torch
 
-    from onediff_comfy.host.vae import accelerate_vae
+    from onediff_comfy.host.adapters.vae import accelerate_vae
 
     from .vae import random_vae
 

@@ -53,7 +53,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
 
     from onediff_comfy.engines import choose
     from onediff_comfy.engines.base import EngineError
-    from onediff_comfy.host.model import accelerate
+    from onediff_comfy.host.adapters.model import accelerate
 
     loaded = comfy.sd.load_checkpoint_guess_config(str(options.checkpoint), output_vae=False, output_clip=False)
     model = loaded[0]

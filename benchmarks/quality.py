@@ -64,7 +64,7 @@ class _Bench:
         options.size = self.sampler.size
 
     def run(self) -> dict[str, Any]:
-        from onediff_comfy.host.process import library, metrics
+        from onediff_comfy.host.process.process import library, metrics
 
         from .models import load
 

@@ -130,7 +130,7 @@ class Bench:
         self.expected: Any = None
 
     def run(self) -> dict[str, Any]:
-        from onediff_comfy.host.process import library, metrics
+        from onediff_comfy.host.process.process import library, metrics
 
         # What comes often gets a graph of its own, in the background: not while the general one is timed.
         library().background = None
@@ -211,7 +211,7 @@ def _summary(images: list[dict[str, Any]], steps: int) -> dict[str, Any]:
 
 def counters() -> dict[str, int]:
     """What our counters stand at: graphs made, calls served, and ``fallbacks``, calls that ran eager instead."""
-    from onediff_comfy.host.process import metrics
+    from onediff_comfy.host.process.process import metrics
 
     found = metrics().snapshot()
     return {what: found[what] for what in _COUNTED if what != "fallbacks"} | {

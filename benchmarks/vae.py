@@ -108,7 +108,7 @@ class _Bench:
             self.ways["bucket"] = self.accelerated(f"{self.plan.bucket}x{self.plan.bucket} b1")
 
     def run(self) -> dict[str, Any]:
-        from onediff_comfy.host.process import library, metrics
+        from onediff_comfy.host.process.process import library, metrics
 
         compiling = {case: self.compile(case) for case in self.plan.cases}
         # What comes often gets a graph of its own, in the background: not while the general one is timed.
@@ -140,8 +140,8 @@ class _Bench:
         }
 
     def accelerated(self, buckets: str | None = None) -> Any:
-        from onediff_comfy.graphs.buckets import BucketSet
-        from onediff_comfy.host.vae import accelerate_vae
+        from onediff_comfy.buckets import BucketSet
+        from onediff_comfy.host.adapters.vae import accelerate_vae
 
         return accelerate_vae(self.vae, self.options.engine, buckets=BucketSet.parse(buckets) if buckets else None)
 
@@ -155,7 +155,7 @@ class _Bench:
 
     def compile(self, case: Case) -> dict[str, float]:
         """Seconds of the first call of each way; with a bucket, its graph is made in it."""
-        from onediff_comfy.host.rehearsal import preparing_vae
+        from onediff_comfy.host.preparation.rehearsal import preparing_vae
 
         seconds = {}
         for name in self.ways_of(case):
@@ -267,7 +267,7 @@ def random_vae(channels: int, dtype: Any = None) -> Any:
 def _peak_memory() -> Iterator[dict[str, float]]:
     import torch
 
-    from onediff_comfy.host.process import library
+    from onediff_comfy.host.process.process import library
 
     memory: dict[str, float] = {}
     library().recordings.release()

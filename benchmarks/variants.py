@@ -78,7 +78,7 @@ class Variant:
 
             return TorchCompileModel.execute(model, self.compiler or "inductor").args[0]
         if self.base == "onediff":
-            from onediff_comfy.host.model import accelerate
+            from onediff_comfy.host.adapters.model import accelerate
 
             assert self.compiler is not None
             return accelerate(model, self.compiler, precision=self.precision)
@@ -94,7 +94,7 @@ class Variant:
                 values["reuse_threshold"] = self.threshold
             return EasyCacheNode.execute(model, **values).args[0]
         if self.cache == "steps":
-            from onediff_comfy.host.model import with_step_cache
+            from onediff_comfy.host.adapters.model import with_step_cache
 
             assert self.threshold is not None
             return with_step_cache(model, self.threshold)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.host.old_nodes import (
+from ..onediff_comfy.host.legacy.old_nodes import (
     checkpoint_loader,
     control_net_loader,
     diffusion_model_loader,
@@ -13,7 +12,8 @@ from ..onediff_comfy.host.old_nodes import (
     model_files,
     speed_up_only,
 )
-from ..onediff_comfy.host.replacements import NOTE
+from ..onediff_comfy.host.legacy.replacements import NOTE
+from ..onediff_comfy.host.node_api import io
 
 
 def _note_input() -> io.String.Input:

@@ -131,7 +131,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _sizes(manifest: Any) -> str:
     from .capture.call import NotCovered
-    from .capture.shapes import ShapeRange
+    from .capture.shape_range import ShapeRange
 
     try:
         return str(ShapeRange.from_json(manifest.shapes))

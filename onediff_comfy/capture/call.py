@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..messages import message
-from .withheld import Withheld
+from .option_probe import Withheld
 
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
 # in every process.

@@ -11,7 +11,7 @@ from ..settings import ENGINE_NAMES
 from .base import Engine, EngineError
 from .cudagraph import CudaGraphEngine
 from .eager import EagerEngine
-from .inductor import InductorEngine
+from .inductor.engine import InductorEngine
 from .oneflow import OneFlowEngine
 
 ENGINES: dict[str, Engine] = {

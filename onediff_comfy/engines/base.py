@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from ..capture.forms import Forms
-from ..capture.fp8 import fp8_unavailable
-from ..capture.shapes import ShapeRange
-from ..capture.trace import Binding, Capture
+from ..capture.export import Binding, Capture
+from ..capture.rewrites.fp8_linear import fp8_unavailable
+from ..capture.rewrites.op_substitutions import Forms
+from ..capture.shape_range import ShapeRange
 from ..messages import Message, message
 
 

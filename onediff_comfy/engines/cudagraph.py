@@ -2,14 +2,14 @@
 
 Worth little where the GPU is the bottleneck and much where launching is: small images, slow CPUs.
 The graph is the captured one, run operator by operator; recording and replaying it is what happens to
-every engine's graphs on a GPU (``graphs/recorded.py``).
+every engine's graphs on a GPU (``runtime/cuda_graphs.py``).
 """
 
 from __future__ import annotations
 
 import torch
 
-from ..capture.trace import Capture
+from ..capture.export import Capture
 from ..messages import Message, message
 from .base import CompiledGraph, Engine
 from .eager import EagerGraph

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..capture.trace import Capture
+from ..capture.export import Capture
 from ..messages import Message
 from .base import CompiledGraph, Engine
 

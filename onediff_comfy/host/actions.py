@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import folder_paths
 
-from ..graphs.buckets import PRESETS, BucketError  # needs no torch
+from ..buckets import PRESETS, BucketError  # needs no torch
 from ..messages import joined, message
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER
-from .drift import KINDS, host_changed
+from .compatibility import KINDS, host_changed
 from .language import errors_in_their_language, in_their_language
-from .shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
-from .status import status_of
+from .preparation.shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
+from .report.status import status_of
 from .versions import why_not
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def speed_up(
     """
     if _passes_through("MODEL", node_id):
         return model
-    from .model import accelerate
-    from .process import set_budget
+    from .adapters.model import accelerate
+    from .process.process import set_budget
 
     set_budget(budget_mb)
     return accelerate(model, engine, node_id, in_background, buckets, precision)
@@ -70,7 +70,7 @@ def speed_up_vae(
     """
     if _passes_through("VAE", node_id):
         return vae
-    from .vae import accelerate_vae
+    from .adapters.vae import accelerate_vae
 
     methods = [name for name, wanted in (("decode", decode), ("encode", encode)) if wanted]
     return accelerate_vae(vae, engine, node_id, in_background, buckets, methods)
@@ -87,7 +87,7 @@ def speed_up_control(control: Any, engine: str, in_background: bool, node_id: st
     """
     if _passes_through("CONTROL_NET", node_id):
         return control
-    from .controlnet import accelerate_control
+    from .adapters.controlnet import accelerate_control
 
     return accelerate_control(control, engine, node_id, in_background)
 
@@ -103,7 +103,7 @@ def speed_up_clip(clip: Any, engine: str, in_background: bool, node_id: str | No
     """
     if _passes_through("CLIP", node_id):
         return clip
-    from .text_encoder import accelerate_clip
+    from .adapters.text_encoder import accelerate_clip
 
     return accelerate_clip(clip, engine, node_id, in_background)
 
@@ -118,7 +118,7 @@ def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
     """
     if _passes_through("MODEL", node_id) or _passes_through("step cache", node_id):
         return model
-    from .model import with_step_cache
+    from .adapters.model import with_step_cache
 
     return with_step_cache(model, threshold, node_id)
 
@@ -255,7 +255,7 @@ def shape_bucket(
     """
     factor = FACTOR
     if model is not None and why_not("MODEL", "warm-up") is None:
-        from .latents import size_factor
+        from .preparation.latents import size_factor
 
         factor = size_factor(model)
     buckets = read_buckets(preset, text, factor)
@@ -288,7 +288,7 @@ def warm_up(
         summary: str = message("nothing prepared: {reason}", reason=reason)
         status_of(node_id)(summary)
         return in_their_language(summary), []
-    from .warm_up import warm_up_buckets
+    from .preparation.warm_up import warm_up_buckets
 
     summary, prepared = warm_up_buckets(connected, buckets, positive, negative, node_id)
     return in_their_language(summary), prepared
@@ -308,9 +308,9 @@ def report(things: Mapping[str, Any], node_id: str | None) -> tuple[str, dict[st
         text = in_their_language(message("nothing is accelerated: {reason}", reason=reason))
         status_of(node_id)(text)
         return text, {"objects": [], "reason": reason}, None
-    from .report import report as report_on
-    from .report import text_of
-    from .report_picture import as_image
+    from .report.report import report as report_on
+    from .report.report import text_of
+    from .report.report_picture import as_image
 
     found = report_on(_connected(things))
     text = in_their_language(text_of(found))
@@ -331,7 +331,7 @@ def _passes_through(kind: str, node_id: str | None) -> bool:
     if host_changed(kind) is None:  # which said so itself
         log.warning("OneDiff: %s; the %s passes through unchanged", reason, kind)
     elif host_changed("everything") is None:
-        from .process import metrics
+        from .process.process import metrics
 
         metrics().fell_back(reason)
     return True

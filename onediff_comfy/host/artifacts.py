@@ -10,20 +10,20 @@ from typing import Any
 import folder_paths
 import torch
 
+from ..cache.keys import Manner, compiler
 from ..engines import choose
 from ..engines.base import EngineError
 from ..files import check_name, read_regular, write_atomically
-from ..graphs.key import Manner, compiler
 from ..messages import Message, joined, message, printable
 from ..serving.dispatcher import Dispatcher
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
 from ..store.artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
 from ..store.trust import Untrusted, VerifiedArtifact
-from .drift import KINDS
-from .kinds import accelerated_by, device_of, dispatcher_of, dtype_of, modules_of, node_of
-from .process import library, store
-from .rehearsal import rehearse, rehearse_vae
+from .adapters.kinds import accelerated_by, device_of, dispatcher_of, dtype_of, modules_of, node_of
+from .compatibility import KINDS
+from .preparation.rehearsal import rehearse, rehearse_vae
+from .process.process import library, store
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _accelerated(kind: str, thing: Any, engine: str, name: str, node_id: str | N
 
 def _adopt(artifact: Artifact, name: str) -> None:
     try:
-        library().adopt(artifact)
+        library().index.adopt(artifact)
     except OSError as error:
         raise ValueError(
             message(

@@ -15,7 +15,7 @@ from pathlib import Path
 import folder_paths
 
 from ..messages import translated
-from .reasons import in_their_words
+from .report.reasons import in_their_words
 
 _LOCALES = Path(__file__).resolve().parents[2] / "locales"
 _ENGLISH = "en"

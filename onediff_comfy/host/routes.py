@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from .drift import host_changed, host_changes
+from .compatibility import host_changed, host_changes
 from .versions import torch_too_old
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,6 @@ def add_routes() -> None:
         problems = host_changes()
         if host_changed("everything") is not None:
             return web.json_response({"objects": [], "problems": problems})
-        from .report import live_objects, process_report
+        from .report.report import live_objects, process_report
 
         return web.json_response({**process_report(), "objects": live_objects(), "problems": problems})

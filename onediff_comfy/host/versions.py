@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from ..messages import Message, message
 from ..settings import MINIMUM_TORCH
-from .drift import host_changed
+from .compatibility import host_changed
 
 
 def why_not(*kinds: str) -> Message | None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from ..cache.keys import LOSSLESS, Manner
 from ..capture.call import Call, Signature
-from ..capture.target import Target
+from ..capture.target.target import Target
 from ..engines.base import CompiledGraph
-from ..graphs.key import LOSSLESS, Manner
 
 RouteKey = tuple[str, Signature, bool]
 """What a route is for: the target's fingerprint, the call's signature, and whether the run may reuse steps."""

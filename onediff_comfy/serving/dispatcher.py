@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from ..capture.call import NotCovered, Signature, bind
+from ..compilation.compile_graph import HostServices, describe
+from ..compilation.library import GraphLibrary
 from ..engines.eager import EagerEngine
-from ..graphs.library import GraphLibrary
-from ..graphs.making import HostServices, describe
-from ..graphs.step_cache import StepCache
 from ..messages import first_line, message
 from ..metrics import Metrics
+from ..runtime.step_cache import StepCache
 from .call_timing import CallTimes
 from .decision import Eager, Invocation, Output, Request, Serve, Served
 from .eager_times import EagerTimes

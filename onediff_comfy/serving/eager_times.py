@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..capture.call import Signature
-from ..graphs.library import GraphLibrary
-from ..graphs.recorded import memory_is_short
+from ..compilation.library import GraphLibrary
+from ..runtime.cuda_graphs import memory_is_short
 from .call_timing import EAGER, CallTimes
 
 Kind = tuple[str, tuple[int, ...]]
@@ -65,7 +65,7 @@ class EagerTimes:
         """
         if not self._gains or reusing or kind in self._believed or kind in self._given_up:
             return False
-        if self._library.eager_samples(*kind):
+        if self._library.verdicts.eager_samples(*kind):
             _, calls = self._times.fastest(kind[0], signature)
             if self.seconds(kind, signature) or calls - self._timed_at.get(kind, 0) < _EVERY_CALLS:
                 return False
@@ -78,7 +78,7 @@ class EagerTimes:
             return
         _, self._timed_at[kind] = self._times.fastest(kind[0], signature)
         if self._warm or seconds >= _LOADING_S:
-            self._library.eager_took(*kind, seconds)
+            self._library.verdicts.eager_took(*kind, seconds)
         self._warm = True
 
     def give_up(self, kind: Kind) -> None:
@@ -87,7 +87,7 @@ class EagerTimes:
 
     def seconds(self, kind: Kind, signature: Signature) -> float | None:
         """Seconds that such a call takes eager; None as long as that is not known well enough."""
-        samples = sorted(self._library.eager_samples(*kind)) if self._gains else []
+        samples = sorted(self._library.verdicts.eager_samples(*kind)) if self._gains else []
         if not samples:
             return None
         if kind not in self._believed:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..capture.alone import running
-from ..graphs.library import GraphLibrary
-from ..graphs.recorded import RecordedGraph
-from ..graphs.step_cache import ReusableGraph
+from ..capture.export_lock import running
+from ..compilation.library import GraphLibrary
 from ..messages import first_line, message
+from ..runtime.cuda_graphs import RecordedGraph
+from ..runtime.step_cache import ReusableGraph
 from .call_timing import CallTimes
 from .decision import Serve
 from .resolution.variant_policy import VariantPolicy

@@ -11,9 +11,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..capture.call import Call, NotCovered, bind, split
-from ..capture.target import Target
-from ..graphs.library import GraphLibrary
-from ..graphs.making import HostServices
+from ..capture.target.target import Target
+from ..compilation.compile_graph import HostServices
+from ..compilation.library import GraphLibrary
 from ..messages import Message, message
 from ..settings import MOST_IDENTITIES
 from .decision import Invocation, Request
@@ -98,7 +98,7 @@ class ModuleGuard:
             arguments,
             function=getattr(forward, "__qualname__", type(forward).__qualname__),
             options_name=self._host.options_name,
-            options_read=self._library.options_read(target.fingerprint),
+            options_read=self._library.index.options_read(target.fingerprint),
         )
 
     def _checked(self, module: torch.nn.Module) -> _Guarded:

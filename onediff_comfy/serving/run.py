@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..capture.call import Signature
-from ..graphs.library import GraphLibrary
-from ..graphs.step_cache import StepCache
+from ..compilation.library import GraphLibrary
 from ..messages import Message, joined, message
 from ..metrics import Metrics
+from ..runtime.step_cache import StepCache
 from .decision import Eager, Served
 from .eager_times import EagerTimes
 

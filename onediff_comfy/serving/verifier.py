@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..capture.alone import running
-from ..graphs.library import GraphLibrary
-from ..graphs.step_cache import ReusableGraph
+from ..capture.export_lock import running
+from ..compilation.library import GraphLibrary
 from ..messages import first_line, message
+from ..runtime.step_cache import ReusableGraph
 from . import numerics
 from .call_timing import EAGER, CallTimes
 from .decision import Serve
@@ -53,7 +53,7 @@ class Verifier:
     def is_due(self, serve: Serve, run: RunContext) -> bool:
         """Return True if this call is to run eager as well: to be compared, or only to be timed."""
         proof_key, request = serve.route.proof_key, serve.request
-        if not self._library.is_proved(*proof_key):
+        if not self._library.verdicts.is_proved(*proof_key):
             return True
         return self._eager_times.due(proof_key, request.call.signature, request.device, run.step_cache is not None)
 
@@ -66,7 +66,7 @@ class Verifier:
             with self._times.measured(EAGER, request.call.signature, request.device):
                 expected = invocation.eager()
         except torch.OutOfMemoryError:
-            if not self._library.is_proved(*route.proof_key):
+            if not self._library.verdicts.is_proved(*route.proof_key):
                 raise
             self._eager_times.give_up(route.proof_key)  # eager was only to be timed: the answer is there
             return Verdict(output)
@@ -81,13 +81,13 @@ class Verifier:
                 error=error,
                 allowed=allowed,
             )
-            self._library.retire(route.graph_key, reason)
+            self._library.verdicts.retire(route.graph_key, reason)
             return Verdict(expected, reason)
         if not self._brief_difference(serve, expected, run) <= allowed:
             return Verdict(expected, message("a graph that reuses steps differed from eager"), only_when_reusing=True)
         self._eager_times.took(route.proof_key, request.call.signature)
-        if not self._library.is_proved(*route.proof_key):
-            self._library.proved(*route.proof_key)
+        if not self._library.verdicts.is_proved(*route.proof_key):
+            self._library.verdicts.proved(*route.proof_key)
             log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
         return Verdict(output)
 

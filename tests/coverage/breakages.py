@@ -22,7 +22,7 @@ class Breakage:
 
 def _options_are_forgotten() -> None:
     """Patches are neither part of a call's identity nor handed to the capture."""
-    from onediff_comfy.graphs.making import Maker
+    from onediff_comfy.compilation.compile_graph import Maker
     from onediff_comfy.serving import module_guard
 
     split, make = module_guard.split, Maker.make

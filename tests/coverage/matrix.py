@@ -130,7 +130,7 @@ class Matrix:
                     yield from self._row(row, family, models, chosen)
 
     def _row(self, row: Row, family: str, models: Models, engines: Sequence[str]) -> Iterator[Cell]:
-        from onediff_comfy.host.model import accelerate
+        from onediff_comfy.host.adapters.model import accelerate
 
         scenes = _sequence(row, models.scene())
         expected = [scene.eager_image() for scene in scenes]
@@ -196,8 +196,8 @@ def _sequence(row: Row, scene: Scene) -> list[Scene]:
 
 
 def _has_exact_graph(scene: Scene) -> bool:
-    from onediff_comfy.host.model import find_dispatcher
-    from onediff_comfy.host.process import library
+    from onediff_comfy.host.adapters.model import find_dispatcher
+    from onediff_comfy.host.process.process import library
 
     dispatcher = find_dispatcher(scene.model)
     assert dispatcher is not None, "the speedup node's wrapper was lost"
@@ -206,7 +206,7 @@ def _has_exact_graph(scene: Scene) -> bool:
 
 
 def _snapshot() -> dict[str, Any]:
-    from onediff_comfy.host.process import metrics
+    from onediff_comfy.host.process.process import metrics
 
     return metrics().snapshot()
 

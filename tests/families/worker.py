@@ -93,10 +93,10 @@ def main() -> None:
 
 def keys(name: str, family: Family, engine: str) -> Keys:
     """Of a small image of one step."""
-    from onediff_comfy.capture.target import Target
-    from onediff_comfy.host.model import accelerate
-    from onediff_comfy.host.process import library
-    from onediff_comfy.host.services import host_services
+    from onediff_comfy.capture.target.target import Target
+    from onediff_comfy.host.adapters.model import accelerate
+    from onediff_comfy.host.process.process import library
+    from onediff_comfy.host.process.services import host_services
 
     plain = family.load()
     target = Target(plain.model.diffusion_model, host_services().code)
@@ -116,8 +116,8 @@ def measure(name: str, family: Family, engine: str) -> Result:
 
 
 def _measure(name: str, family: Family, engine: str) -> Result:
-    from onediff_comfy.host.model import accelerate
-    from onediff_comfy.host.process import metrics
+    from onediff_comfy.host.adapters.model import accelerate
+    from onediff_comfy.host.process.process import metrics
 
     start = time.perf_counter()
     plain = family.load()

@@ -406,10 +406,10 @@ import json, sys
 sys.path.insert(0, {root!r})
 import torch
 from pathlib import Path
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.serving.dispatcher import Dispatcher
-from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust

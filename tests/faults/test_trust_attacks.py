@@ -16,13 +16,13 @@ import torch
 from test_store import KEY, SHAPES, GraphStore, Trust, assert_whole, make_artifact
 
 from onediff_comfy.__main__ import main
+from onediff_comfy.cache.serialization import from_artifact
 from onediff_comfy.capture.call import TensorSpec
-from onediff_comfy.capture.shapes import ShapeRange
-from onediff_comfy.capture.trace import Binding
+from onediff_comfy.capture.export import Binding
+from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.files import write_atomically
-from onediff_comfy.graphs.persist import from_artifact
 from onediff_comfy.store.artifact import Artifact, ArtifactError, Manifest, Part, pack, parse_json, unpack
 from onediff_comfy.store.trust import Untrusted, VerifiedArtifact
 

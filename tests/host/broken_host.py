@@ -25,7 +25,7 @@ import comfy.controlnet  # noqa: E402
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
 
-from onediff_comfy.host import actions, drift  # noqa: E402
+from onediff_comfy.host import actions, compatibility  # noqa: E402
 
 SHOWN: list[str] = []
 
@@ -51,7 +51,7 @@ class _Warnings(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def ways_to_break(use: drift.Use) -> Iterator[tuple[str, Any]]:
+def ways_to_break(use: compatibility.Use) -> Iterator[tuple[str, Any]]:
     """What the thing could become in another version of the host; None: nothing at all."""
     if not _inherited(use):
         yield "gone", None
@@ -65,10 +65,10 @@ def ways_to_break(use: drift.Use) -> Iterator[tuple[str, Any]]:
         yield "another order", type("Other", (use.found(),), {"execute": lambda self, *a, **k: self.original(*a, **k)})
 
 
-def _inherited(use: drift.Use) -> bool:
+def _inherited(use: compatibility.Use) -> bool:
     """Whether there would be another of that name if it were gone, as good for us."""
     owner, _, name = use.path.rpartition(".")
-    kind = drift.Use(use.module, owner).found() if owner else None
+    kind = compatibility.Use(use.module, owner).found() if owner else None
     return isinstance(kind, type) and any(name in vars(base) for base in kind.__mro__[1:-1]) and not use.mentions
 
 
@@ -84,7 +84,7 @@ def _without(code: types.CodeType, names: tuple[str, ...]) -> types.CodeType:
 
 
 @contextlib.contextmanager
-def replaced(use: drift.Use, replacement: Any) -> Iterator[None]:
+def replaced(use: compatibility.Use, replacement: Any) -> Iterator[None]:
     owner_path, _, name = use.path.rpartition(".")
     module: Any = sys.modules[use.module]
     owner = functools.reduce(getattr, filter(None, owner_path.split(".")), module)
@@ -121,20 +121,20 @@ def passes(kind: str, model: Any) -> tuple[bool, str]:
 
 def main() -> None:
     warnings = _Warnings()
-    logging.getLogger("onediff_comfy.host.drift").addHandler(warnings)
+    logging.getLogger("onediff_comfy.host.compatibility").addHandler(warnings)
     with torch.inference_mode():
         model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
-        intact = drift.host_changes()
+        intact = compatibility.host_changes()
         accelerated = actions.speed_up(model, "eager", False, 0, None, "1") is not model
         broken = []
-        for kind, uses in drift.RELIED_ON.items():
+        for kind, uses in compatibility.RELIED_ON.items():
             for use in uses:
                 for how, replacement in ways_to_break(use):
-                    drift.host_changed.cache_clear()
+                    compatibility.host_changed.cache_clear()
                     warnings.texts.clear()
                     with replaced(use, replacement):
                         problem = use.problem()
-                        drift.host_changes()
+                        compatibility.host_changes()
                     handed_on, shown = passes(kind, model)
                     broken.append(
                         {
@@ -142,7 +142,7 @@ def main() -> None:
                             "use": str(use),
                             "how": how,
                             "problem": problem,
-                            "reason": drift.host_changed(kind),
+                            "reason": compatibility.host_changed(kind),
                             "warnings": list(warnings.texts),
                             "handed_on": handed_on,
                             "shown": shown,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from onediff_comfy.host.replacements import REPLACEMENTS
+from onediff_comfy.host.legacy.replacements import REPLACEMENTS
 from tools.workflows import Workflow
 
 FOLDER = Path(__file__).with_name("old_workflows")

@@ -24,8 +24,8 @@ import comfy.model_management  # noqa: E402
 import comfy.ops  # noqa: E402
 import torch  # noqa: E402
 
-from onediff_comfy.capture.target import Target  # noqa: E402
-from onediff_comfy.host.services import host_services  # noqa: E402
+from onediff_comfy.capture.target.target import Target  # noqa: E402
+from onediff_comfy.host.process.services import host_services  # noqa: E402
 
 FLUX = comfy.ldm.flux.model.Flux(
     image_model="flux", in_channels=4, out_channels=4, vec_in_dim=8, context_in_dim=8, hidden_size=32, mlp_ratio=2.0,

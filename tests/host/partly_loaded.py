@@ -23,7 +23,7 @@ import comfy.sd  # noqa: E402
 import torch  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
-from onediff_comfy.host.model import accelerate, find_dispatcher  # noqa: E402
+from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 
 _is_device_cpu = memory.is_device_cpu
 

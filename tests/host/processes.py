@@ -9,7 +9,7 @@ import psutil
 
 from dev.host import ComfyServer
 
-_WORKER = "onediff_comfy.host.compile_worker"
+_WORKER = "onediff_comfy.host.process.compile_worker"
 
 
 def process_of(server: ComfyServer) -> psutil.Process:

@@ -29,8 +29,8 @@ import comfy.sd  # noqa: E402
 from comfy.patcher_extension import WrapperExecutor, WrappersMP  # noqa: E402
 
 from benchmarks.host import waits_of  # noqa: E402
-from onediff_comfy.host.conditioning import keep_on_device, on_device  # noqa: E402
-from onediff_comfy.host.model import accelerate  # noqa: E402
+from onediff_comfy.host.adapters.conditioning import keep_on_device, on_device  # noqa: E402
+from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
 
 FEW, MORE = 4, 9
 

@@ -35,11 +35,11 @@ from comfy.model_patcher import ModelPatcher  # noqa: E402
 from text_encoders import TinyTextEncoder  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
-from onediff_comfy.host import resident  # noqa: E402
-from onediff_comfy.host.model import accelerate  # noqa: E402
-from onediff_comfy.host.served import module_behind  # noqa: E402
-from onediff_comfy.host.text_encoder import accelerate_clip, stacks_of  # noqa: E402
-from onediff_comfy.host.vae import accelerate_vae  # noqa: E402
+from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
+from onediff_comfy.host.adapters.module_proxy import module_behind  # noqa: E402
+from onediff_comfy.host.adapters.text_encoder import accelerate_clip, stacks_of  # noqa: E402
+from onediff_comfy.host.adapters.vae import accelerate_vae  # noqa: E402
+from onediff_comfy.host.weights import dynamic_vram  # noqa: E402
 
 SHORT, LONG = 1.0, 300.0  # seconds that a form is kept
 
@@ -173,7 +173,7 @@ def clones_of_others() -> dict[str, Any]:
     """What a LoRA loader behind the node has made is all that is left, for longer than a form is kept."""
     loads: Counter[str] = Counter()
     loader = dynamic("MODEL", loads)
-    resident._KEPT_SECONDS = SHORT
+    dynamic_vram._KEPT_SECONDS = SHORT
     behind = with_lora(accelerate(loader, "eager"), 0.5)
     gc.collect()
     time.sleep(2 * SHORT)
@@ -185,7 +185,7 @@ def the_while_passes(running: Any) -> dict[str, Any]:
     """The node is taken out of the workflow; ``running`` is what the host's queue says."""
     loads: Counter[str] = Counter()
     loader = dynamic("MODEL", loads)
-    resident._KEPT_SECONDS = SHORT
+    dynamic_vram._KEPT_SECONDS = SHORT
     output = accelerate(with_lora(loader, 0.8), "eager")
     sampled(output, 1)
     model, weights = weakref.ref(output.model), weakref.ref(output.model.diffusion_model)
@@ -335,7 +335,7 @@ def main() -> None:
             "CLIP": clips,
         }.items():
             memory.unload_all_models()
-            resident._KEPT_SECONDS = LONG
+            dynamic_vram._KEPT_SECONDS = LONG
             found[name] = scene()
             gc.collect()
             gc.freeze()  # collections in later scenes have less to look through

@@ -45,8 +45,8 @@ class _Soak:
     def __init__(self, checkpoint: str) -> None:
         import comfy.sd
 
-        from onediff_comfy.graphs.buckets import BucketSet
-        from onediff_comfy.host.model import accelerate
+        from onediff_comfy.buckets import BucketSet
+        from onediff_comfy.host.adapters.model import accelerate
 
         self.plain = comfy.sd.load_checkpoint_guess_config(checkpoint, output_vae=False, output_clip=False)[0]
         buckets = BucketSet.parse("\n".join(f"{width}x{height} b1" for width, height in BUCKETS))
@@ -54,8 +54,8 @@ class _Soak:
         self.dice = random.Random(11)
 
     def run(self, images: int) -> dict[str, Any]:
-        from onediff_comfy.host.process import library, metrics
-        from onediff_comfy.host.rehearsal import preparing_model
+        from onediff_comfy.host.preparation.rehearsal import preparing_model
+        from onediff_comfy.host.process.process import library, metrics
 
         cache = library().cache
         preparing = preparing_model(self.fast, exact=True)

@@ -7,7 +7,7 @@ import torch
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, compiled_twice, latent_of
 
 from dev.host import ComfyServer, PromptRejected
-from onediff_comfy.capture.fp8 import fp8_unavailable
+from onediff_comfy.capture.rewrites.fp8_linear import fp8_unavailable
 from tools.workflows import Workflow
 
 SD15 = FAMILIES["sd15"]

@@ -13,7 +13,7 @@ from pictures import FAMILIES, Counters
 
 from dev.environment import OTHER_COMFYUI, other_comfyui_path
 from dev.host import ComfyServer, RunResult
-from onediff_comfy.host.replacements import NOT_REPLACED, REPLACEMENTS, as_the_host_wants_it, outputs_of
+from onediff_comfy.host.legacy.replacements import NOT_REPLACED, REPLACEMENTS, as_the_host_wants_it, outputs_of
 from tools.workflows import Workflow
 
 STEPS = FAMILIES["sd15"].steps

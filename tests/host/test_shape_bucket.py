@@ -371,8 +371,8 @@ from comfy_extras.nodes_hunyuan import EmptyHunyuanLatentVideo
 from comfy_extras.nodes_lt import EmptyLTXVLatentVideo
 from comfy_extras.nodes_mochi import EmptyMochiLatentVideo
 from nodes import EmptyLatentImage
-from onediff_comfy.graphs.buckets import Bucket
-from onediff_comfy.host.latents import empty_latent, size_factor
+from onediff_comfy.buckets import Bucket
+from onediff_comfy.host.preparation.latents import empty_latent, size_factor
 
 def case(latent_format, host, frames, **diffusion_model):
     objects = {"latent_format": latent_format, "diffusion_model": SimpleNamespace(**diffusion_model)}

@@ -112,8 +112,8 @@ comfy.options.enable_args_parsing()
 import torch
 from comfy.model_patcher import ModelPatcher
 from onediff_comfy.host import attach
-from onediff_comfy.host.process import metrics
-from onediff_comfy.host.vae import accelerate_vae
+from onediff_comfy.host.process.process import metrics
+from onediff_comfy.host.adapters.vae import accelerate_vae
 
 class Module(torch.nn.Module):
     def __init__(self):

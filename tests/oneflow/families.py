@@ -47,8 +47,8 @@ def _sampled(family: Any) -> dict[str, Any]:
     import comfy.sample
     import torch
 
-    from onediff_comfy.host.model import accelerate
-    from onediff_comfy.host.process import library
+    from onediff_comfy.host.adapters.model import accelerate
+    from onediff_comfy.host.process.process import library
 
     model = family.load()
     latent, prompts = family.latent(), [family.conditioning(1), family.conditioning(2)]

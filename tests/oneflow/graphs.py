@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx.node import map_aggregate
 
-from onediff_comfy.capture.trace import Binding, Capture, GraphInput
+from onediff_comfy.capture.export import Binding, Capture, GraphInput
 from onediff_comfy.engines.base import CompiledGraph
 
 

@@ -21,14 +21,14 @@ from graphs import capture_of, run
 from torch import nn
 
 from dev.environment import repository
-from onediff_comfy.capture.trace import Binding, Capture, GraphInput
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.export import Binding, Capture, GraphInput
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines import oneflow as engine_module
 from onediff_comfy.engines.base import EngineError
 from onediff_comfy.engines.oneflow import OneFlowEngine, OneFlowGraph, install, session
 from onediff_comfy.engines.oneflow.architectures import OF_THE_RELEASE, RELEASE, kernels_in
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 
@@ -315,7 +315,7 @@ def test_a_process_with_graphs_ends_and_another_runs_what_it_kept(tmp_path: Path
         import pickle, sys, torch
         sys.path[:0] = [{root!r}, {here!r}]
         from test_engine import ENGINE, linear_graph
-        from onediff_comfy.graphs.cache import GraphCache
+        from onediff_comfy.cache.memory import GraphCache
         torch.manual_seed(0)
         w, x = torch.randn(4, 4), torch.randn(2, 4)
         if sys.argv[1] == "save":

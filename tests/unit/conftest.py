@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from onediff_comfy.capture.call import Call, bind, split
-from onediff_comfy.capture.forms import Forms
-from onediff_comfy.capture.target import Target
-from onediff_comfy.capture.trace import Capture, capture
+from onediff_comfy.capture.export import Capture, capture
+from onediff_comfy.capture.rewrites.op_substitutions import Forms
+from onediff_comfy.capture.target.target import Target
 from onediff_comfy.engines.oneflow import install
 
 ROOT = Path(__file__).resolve().parents[2]

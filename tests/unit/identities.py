@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from onediff_comfy.cache.keys import CallKey, GraphKey, compiler
 from onediff_comfy.capture.call import bind, split
-from onediff_comfy.capture.target import Target
-from onediff_comfy.capture.trace import capture
+from onediff_comfy.capture.export import capture
+from onediff_comfy.capture.target.target import Target
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs.key import CallKey, GraphKey, compiler
 
 OPTIONS = "transformer_options"
 

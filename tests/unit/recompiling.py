@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from onediff_comfy.capture.shapes import ShapeRange
-from onediff_comfy.capture.trace import Binding, Capture
+from onediff_comfy.capture.export import Binding, Capture
+from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
 

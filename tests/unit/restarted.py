@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from onediff_comfy import engines
-from onediff_comfy.capture.shapes import ShapeRange
-from onediff_comfy.capture.trace import Binding, Capture
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.export import Binding, Capture
+from onediff_comfy.capture.shape_range import ShapeRange
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.store.store import GraphStore

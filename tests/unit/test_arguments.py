@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from onediff_comfy.capture.call import NotCovered, bind, split
-from onediff_comfy.capture.withheld import OptionRead, Withheld
+from onediff_comfy.capture.option_probe import OptionRead, Withheld
 
 OPTIONS = "transformer_options"
 

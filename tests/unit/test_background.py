@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from onediff_comfy import engines
-from onediff_comfy.capture.trace import Capture
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.export import Capture
+from onediff_comfy.compilation.background import Background, Job, Outcome
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs.background import Background, Job, Outcome
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
-from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher, Options
 from onediff_comfy.settings import SPECIALISE_AFTER_RUNS
 from onediff_comfy.store.store import GraphStore
@@ -218,7 +218,7 @@ def test_one_that_is_no_good_is_left_alone(verdict: str, library: GraphLibrary, 
     (exact,) = other.graph_keys()
     graph = library.cache.get(exact)
     assert graph is not None
-    library.retire(exact, "wrong") if verdict == "wrong" else library.put_aside(exact)
+    library.verdicts.retire(exact, "wrong") if verdict == "wrong" else library.verdicts.put_aside(exact)
     library.cache.put(exact, graph)  # whoever asked for it before the verdict
     assert isinstance(library.background, OtherProcess)
     library.background.end(Outcome(None))
@@ -420,7 +420,7 @@ def test_a_graph_that_turns_out_slower_gives_way_again(
     for _ in range(6):
         image(dispatcher)
     assert dispatcher.graph_keys() == [exact if stays else general]
-    assert library.useful(exact) is stays
+    assert library.verdicts.useful(exact) is stays
     library.cache.put(exact, graph)  # whoever asked for it before
     again = Dispatcher("eager", library, HOST)  # asks the store, as a later process does
     image(again)

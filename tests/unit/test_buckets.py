@@ -9,8 +9,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from onediff_comfy.graphs.buckets import PRESETS, Bucket, BucketError, BucketSet, shown
-from onediff_comfy.host.shape_bucket import choose_size, read_buckets
+from onediff_comfy.buckets import PRESETS, Bucket, BucketError, BucketSet, shown
+from onediff_comfy.host.preparation.shape_bucket import choose_size, read_buckets
 from onediff_comfy.serving.resolution.batch_plan import Part, cost_of_call, join, plan, split_batch
 
 sides = st.integers(1, 2048).map(lambda side: 8 * side)

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from onediff_comfy import engines
+from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.call import NotCovered
-from onediff_comfy.capture.target import Target
-from onediff_comfy.capture.trace import Capture
+from onediff_comfy.capture.export import Capture
+from onediff_comfy.capture.target.target import Target
+from onediff_comfy.compilation.background import Background, Job
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph, Engine, EngineError
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
-from onediff_comfy.graphs.background import Background, Job
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
-from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.messages import message
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.eager_times import EagerTimes
 from onediff_comfy.settings import MOST_IDENTITIES, SPECIALISE_AFTER_RUNS

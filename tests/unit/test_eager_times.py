@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from onediff_comfy import engines
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
-from onediff_comfy.graphs.step_cache import StepCache
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving import eager_times
 from onediff_comfy.serving.call_timing import EAGER, CallTimes
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -90,7 +90,7 @@ def test_few_calls_are_timed_and_far_apart(
     assert eager_calls(dispatcher, 130) == timed
     assert said == []
     (graph_key,) = dispatcher.graph_keys()
-    assert len(library.eager_samples(graph_key, (2, 4))) == len(samples) - (samples[0] < 5)
+    assert len(library.verdicts.eager_samples(graph_key, (2, 4))) == len(samples) - (samples[0] < 5)
 
 
 @pytest.mark.parametrize("why", ["the same kernels", "a run that reuses steps", "memory is short"])

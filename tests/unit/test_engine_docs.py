@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from onediff_comfy import engines
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import Engine
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 

@@ -17,14 +17,14 @@ from recompiling import Recompiling
 from torch import nn
 
 from onediff_comfy import engines
+from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.call import NotCovered, Signature
-from onediff_comfy.capture.forms import group_norm
-from onediff_comfy.capture.trace import Capture
+from onediff_comfy.capture.export import Capture
+from onediff_comfy.capture.rewrites.op_substitutions import group_norm
+from onediff_comfy.compilation.background import Background
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs.background import Background
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher, Options
 from onediff_comfy.store.artifact import Artifact
@@ -605,7 +605,9 @@ def test_a_person_sees_that_another_graph_is_compiled_before_theirs_is_loaded(tm
     begun, may_end, shown = threading.Event(), threading.Event(), list[str]()
 
     def compile_another() -> None:
-        with library.while_no_graph_is_made(lambda _waited: None):  # nor is one loaded, which is what counts here
+        with library.builder.while_no_graph_is_made(
+            lambda _waited: None
+        ):  # nor is one loaded, which is what counts here
             begun.set()
             assert may_end.wait(30)
 
@@ -748,10 +750,10 @@ def test_a_graph_that_is_wrong_at_a_second_size_never_serves_there_and_no_longer
     served = Served(process(tmp_path), module)
     assert served.matches(*small(1, 16, 16))
     (wrong,) = served.dispatcher.graph_keys()
-    assert served.library.retired(wrong) is None
+    assert served.library.verdicts.retired(wrong) is None
     for _ in range(3):
         assert served.matches(*small(1, 16, 24))
-    assert served.library.retired(wrong)
+    assert served.library.verdicts.retired(wrong)
     assert wrong not in served.library.cache
     for library in (served.library, process(tmp_path)):
         later = Served(library, module)

@@ -1,4 +1,4 @@
-"""host/gguf.py: tensors of bytes that note what they stand for, as ComfyUI-GGUF's layers read them."""
+"""host/weights/gguf.py: tensors of bytes that note what they stand for, as ComfyUI-GGUF's layers read them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from onediff_comfy.capture.call import NotCovered, bind, split
-from onediff_comfy.capture.target import Target
-from onediff_comfy.capture.trace import Capture, capture
-from onediff_comfy.host.gguf import BlocksOfBytes
+from onediff_comfy.capture.export import Capture, capture
+from onediff_comfy.capture.target.target import Target
+from onediff_comfy.host.weights.gguf import BlocksOfBytes
 
 CPU = torch.device("cpu")
 FORMATS = (BlocksOfBytes(),)

@@ -56,15 +56,11 @@ def relative_imports(source: Path, root: Path) -> Iterator[str]:
 
 
 def test_dependencies_point_one_way(root: Path) -> None:
-    """capture ← engines ← graphs ← serving ← host, and store beside them; the core never imports the host folder."""
-    leaves = {"settings", "metrics", "files", "folders", "messages"}
-    allowed = {
-        "capture": {"capture", "messages"},
-        "store": {"store", *leaves},
-        "engines": {"engines", "capture", *leaves},
-        "graphs": {"graphs", "engines", "capture", "store", *leaves},
-        "serving": {"serving", "graphs", "engines", "capture", *leaves},
-    }
+    """capture ← engines ← runtime ← cache ← compilation ← serving ← host, and store beside them."""
+    order = ("capture", "engines", "runtime", "cache", "compilation", "serving")
+    beside = {"settings", "metrics", "files", "folders", "messages"}
+    allowed = {layer: {*order[: number + 1], "store", *beside} for number, layer in enumerate(order)}
+    allowed |= {"capture": {"capture", "messages"}, "store": {"store", *beside}}
     wrong = {
         f"{source.relative_to(root)} imports {name}"
         for folder, known in allowed.items()

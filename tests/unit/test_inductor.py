@@ -1,4 +1,4 @@
-"""engines/inductor.py: one real compilation, and errors that name the cause and the remedy."""
+"""engines/inductor/engine.py: one real compilation, and errors that name the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.engines.inductor import InductorEngine
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher, Options
 
@@ -136,10 +136,10 @@ def test_a_cache_folder_that_cannot_be_written_is_named_with_the_remedy(
 
 NO_COMPILER = """
 import json, torch
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.making import HostServices
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.serving.dispatcher import Dispatcher, Options
-from onediff_comfy.graphs.library import GraphLibrary
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 
 host = HostServices("host", "transformer_options", {}, lambda: None, lambda layers: None)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from onediff_comfy.capture.shapes import ShapeRange
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import Candidate, GraphLibrary
+from onediff_comfy.cache.call_index import Candidate
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.shape_range import ShapeRange
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
@@ -38,8 +39,8 @@ def test_what_was_learnt_of_calls_and_options_is_known_to_the_next_process(folde
     second = process(folders)
     expected = {KEY: EXACT, "b" * 64: GENERAL}
     for library in (first, second):
-        assert {candidate.graph_key: candidate.shapes for candidate in library.candidates("call")} == expected
-        assert len(library.candidates("call")) == 2
+        assert {candidate.graph_key: candidate.shapes for candidate in library.index.candidates("call")} == expected
+        assert len(library.index.candidates("call")) == 2
     assert second.options_read("target") == {"sigmas", "patches"}
     assert second.candidates("another call") == ()
     assert second.options_read("another target") == frozenset()
@@ -67,9 +68,9 @@ def test_sizes_that_were_proved_are_known_to_the_next_process_each_for_itself(fo
 def test_what_is_proved_now_is_proved_though_it_is_one_of_very_many(folders: Path) -> None:
     library = GraphLibrary(GraphCache(1 << 30), Metrics())
     for number in range(1500):
-        library.proved(KEY, (number,))
-    assert library.is_proved(KEY, (1499,)) and library.is_proved(KEY, (600,))
-    assert not library.is_proved(KEY, (0,)), "the list grows without end"
+        library.verdicts.proved(KEY, (number,))
+    assert library.verdicts.is_proved(KEY, (1499,)) and library.verdicts.is_proved(KEY, (600,))
+    assert not library.verdicts.is_proved(KEY, (0,)), "the list grows without end"
 
 
 def test_a_graph_that_was_found_wrong_is_proved_for_nothing(folders: Path) -> None:
@@ -77,8 +78,8 @@ def test_a_graph_that_was_found_wrong_is_proved_for_nothing(folders: Path) -> No
     first.proved(KEY, (1,))
     first.retire(KEY, "off by 0.2 at another size")
     for library in (first, process(folders)):
-        assert not library.is_proved(KEY, (1,))
-        assert library.retired(KEY)
+        assert not library.verdicts.is_proved(KEY, (1,))
+        assert library.verdicts.retired(KEY)
 
 
 def test_a_graph_that_another_process_made_is_found_when_asked_again(folders: Path) -> None:
@@ -93,15 +94,15 @@ def test_a_graph_that_another_process_made_is_found_when_asked_again(folders: Pa
 
 def test_without_a_store_everything_works_and_nothing_outlives_the_process() -> None:
     library = GraphLibrary(GraphCache(1 << 30), Metrics())
-    library.serve_with("call", KEY, GENERAL)
-    library.learn_option("target", "sigmas")
-    assert library.candidates("call") == (Candidate(KEY, GENERAL),)
-    library.retire(KEY, "off by 0.2")
-    assert library.retired(KEY) == "off by 0.2"
+    library.index.serve_with("call", KEY, GENERAL)
+    library.index.learn_option("target", "sigmas")
+    assert library.index.candidates("call") == (Candidate(KEY, GENERAL),)
+    library.verdicts.retire(KEY, "off by 0.2")
+    assert library.verdicts.retired(KEY) == "off by 0.2"
 
 
 def test_a_note_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
     store.note_call("call", "other", {"axes": "from another version"})
     library = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
-    assert library.candidates("call") == ()
+    assert library.index.candidates("call") == ()

@@ -1,4 +1,4 @@
-"""capture/operands.py: what a linear layer multiplies is written once, and is what it was."""
+"""engines/inductor/passes/operands.py: what a linear layer multiplies is written once, and is what it was."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onediff_comfy.capture import operands
-from onediff_comfy.capture.regions import share_regions
-from onediff_comfy.capture.trace import Capture
+from onediff_comfy.capture.export import Capture
 from onediff_comfy.engines.base import CompiledGraph
-from onediff_comfy.engines.inductor import InductorEngine
+from onediff_comfy.engines.inductor.engine import InductorEngine
+from onediff_comfy.engines.inductor.passes import operands
+from onediff_comfy.engines.inductor.passes.regions import share_regions
 
 # What torch says of itself while its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

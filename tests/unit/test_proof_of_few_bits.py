@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerGraph
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving import numerics as proof
 from onediff_comfy.serving.dispatcher import Dispatcher

@@ -1,4 +1,4 @@
-"""capture/reached.py: whatever value code reads by a name is part of a model's identity, or the model is refused."""
+"""reachable_code.py: whatever value code reads by a name is part of a model's identity, or the model is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.capture.reached import HostCode
-from onediff_comfy.capture.target import Target
+from onediff_comfy.capture.fingerprint.reachable_code import HostCode
+from onediff_comfy.capture.target.target import Target
 
 # A module of an extension, a second one that it uses, and what the forward of its layer returns besides x.
 SETTINGS = """

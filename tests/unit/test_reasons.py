@@ -36,7 +36,7 @@ def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     pack.__file__ = str(tmp_path / "ComfyUI_IPAdapter_plus" / "src" / "patches.py")
     for module in (folder_paths, nodes, pack):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    names = ("onediff_comfy.host.owners", "onediff_comfy.host.reasons")
+    names = ("onediff_comfy.host.report.owners", "onediff_comfy.host.report.reasons")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module(names[1])

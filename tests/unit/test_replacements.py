@@ -1,4 +1,4 @@
-"""host/replacements.py: its table and the page that shows it; a host that takes no replacements."""
+"""host/legacy/replacements.py: its table and the page that shows it; a host that takes no replacements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onediff_comfy.host.replacements import NOT_REPLACED, REPLACEMENTS, Replacement, register_replacements
+from onediff_comfy.host.legacy.replacements import NOT_REPLACED, REPLACEMENTS, Replacement, register_replacements
 
 BOOSTERS = ("Booster", "Optimizer")
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from onediff_comfy.capture.call import TensorSpec, bind, split
-from onediff_comfy.capture.shapes import fold_factors
+from onediff_comfy.capture.shape_range import fold_factors
 from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.engines.inductor import InductorEngine
+from onediff_comfy.engines.inductor.engine import InductorEngine
 
 SIZES = [(1, 16, 16), (2, 8, 24), (3, 12, 20)]
 

@@ -1,4 +1,4 @@
-"""engines/row_reductions.py: which reductions Inductor makes in one pass; afterwards the choice is its own again."""
+"""row_reductions.py: which reductions Inductor makes in one pass; afterwards the choice is its own again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.virtualized import V
 
-from onediff_comfy.engines.row_reductions import MOST_ELEMENTS, rows_in_one_pass
+from onediff_comfy.engines.inductor.row_reductions import MOST_ELEMENTS, rows_in_one_pass
 
 
 def _in_one_pass(elements: int, hint: ReductionHint = ReductionHint.INNER, cooperative: bool = False) -> bool:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from onediff_comfy.cache.keys import GraphKey, compiler
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.cache.serialization import Origin
 from onediff_comfy.capture.call import Signature
-from onediff_comfy.capture.trace import Capture
+from onediff_comfy.capture.export import Capture
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.key import GraphKey, compiler
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.persist import Origin
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.call_timing import CallTimes
 from onediff_comfy.serving.decision import Served
@@ -49,20 +49,20 @@ def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20, gai
 
 def test_all_calls_from_a_graph_that_was_there(library: GraphLibrary) -> None:
     for seconds in (0.17, 0.18):
-        library.eager_took(KEY, SIZES, seconds)
+        library.verdicts.eager_took(KEY, SIZES, seconds)
     assert _run(library).status("1024×1024 b1") == "compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles"
 
 
 @pytest.mark.parametrize("eager_seconds", [0.1, 0.05, None])
 def test_no_gain_is_claimed_that_was_not_measured(library: GraphLibrary, eager_seconds: Any) -> None:
     for _ in range(5 if eager_seconds is not None else 0):
-        library.eager_took(KEY, SIZES, eager_seconds)
+        library.verdicts.eager_took(KEY, SIZES, eager_seconds)
     assert _run(library).status("512×512 b1") == "compiled graph · 512×512 b1 · 0 recompiles"
 
 
 def test_a_gain_at_other_sizes_is_another_gain(library: GraphLibrary) -> None:
     for _ in range(2):
-        library.eager_took(KEY, (1, 64), 5.0)
+        library.verdicts.eager_took(KEY, (1, 64), 5.0)
     assert _run(library).gain() is None
 
 
@@ -94,8 +94,8 @@ def test_a_run_of_eager_calls_gives_the_reason_and_no_more(library: GraphLibrary
 
 
 def test_what_eager_took_is_known_to_the_next_process(library: GraphLibrary, tmp_path: Path) -> None:
-    library.eager_took(KEY, SIZES, 0.25)
-    library.eager_took(KEY, SIZES, 0.26)
+    library.verdicts.eager_took(KEY, SIZES, 0.25)
+    library.verdicts.eager_took(KEY, SIZES, 0.26)
     store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
     later = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
     assert later.eager_samples(KEY, SIZES) == [0.25, 0.26]
@@ -105,10 +105,10 @@ def test_what_eager_took_is_known_to_the_next_process(library: GraphLibrary, tmp
 def test_a_note_from_before_there_were_several_samples_is_one_of_them(library: GraphLibrary, tmp_path: Path) -> None:
     store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
     store.note("eager_seconds", KEY, [[list(SIZES), 0.29], [[1, 64], 0.5], [SIZES], 3, [[1, 64], "x"]])
-    assert library.eager_samples(KEY, SIZES) == [0.29]
+    assert library.verdicts.eager_samples(KEY, SIZES) == [0.29]
     assert _run(library).gain() is None, "as long as no other one agrees"
     for seconds in (0.17, 0.18):
-        library.eager_took(KEY, SIZES, seconds)
+        library.verdicts.eager_took(KEY, SIZES, seconds)
     assert _run(library).gain() == pytest.approx(1.7), "the least of them"
 
 
@@ -128,13 +128,13 @@ def test_what_eager_took_counts_once_it_can_be_believed(
     library: GraphLibrary, samples: list[float], gain: float | None
 ) -> None:
     for seconds in samples:
-        library.eager_took(KEY, SIZES, seconds)
+        library.verdicts.eager_took(KEY, SIZES, seconds)
     assert _run(library).gain() == (gain if gain is None else pytest.approx(gain))
 
 
 def test_an_engine_that_runs_the_same_kernels_is_never_said_to_be_faster(library: GraphLibrary) -> None:
     for _ in range(5):  # an earlier version noted them
-        library.eager_took(KEY, SIZES, 0.29)
+        library.verdicts.eager_took(KEY, SIZES, 0.29)
     assert _run(library, gains=False).status("64×64 b1") == "compiled graph · 64×64 b1 · 0 recompiles"
 
 
@@ -152,11 +152,11 @@ def test_how_long_compiling_takes_is_guessed_from_what_it_took(library: GraphLib
     """By the slowest so far, operator by operator: being done early disappoints nobody."""
     captured, engine = capture_of(torch.nn.Linear(4, 4), torch.randn(2, 4)).capture, _Slow()
     operators = len(captured.graph.graph.nodes)
-    assert library.expected_seconds(engine, CPU, operators) is None
+    assert library.builder.expected_seconds(engine, CPU, operators) is None
     for engine.seconds in (0.05, 0.3, 0.05):
         key = GraphKey(f"{engine.seconds} {time.monotonic()}", compiler(engine, CPU))
-        library.compiled(key, captured, engine, CPU, ORIGIN, lambda _waited: None)
-    expected = library.expected_seconds(engine, CPU, operators)
+        library.builder.compiled(key, captured, engine, CPU, ORIGIN, lambda _waited: None)
+    expected = library.builder.expected_seconds(engine, CPU, operators)
     assert expected is not None and 0.3 <= expected < 3
-    assert library.expected_seconds(engine, CPU, 2 * operators) == pytest.approx(2 * expected)
-    assert library.expected_seconds(engine, torch.device("cuda"), operators) is None
+    assert library.builder.expected_seconds(engine, CPU, 2 * operators) == pytest.approx(2 * expected)
+    assert library.builder.expected_seconds(engine, torch.device("cuda"), operators) is None

@@ -1,4 +1,4 @@
-"""host/status.py: texts reach the node that the editor knows."""
+"""host/report/status.py: texts reach the node that the editor knows."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def test_a_text_is_shown_on_the_node_that_the_person_sees(
     language.in_their_language = str.upper  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "server", server)
     monkeypatch.setitem(sys.modules, "onediff_comfy.host.language", language)
-    monkeypatch.delitem(sys.modules, "onediff_comfy.host.status", raising=False)
-    status = importlib.import_module("onediff_comfy.host.status")
-    monkeypatch.delitem(sys.modules, "onediff_comfy.host.status")  # others are to have one with the real language
+    monkeypatch.delitem(sys.modules, "onediff_comfy.host.report.status", raising=False)
+    status = importlib.import_module("onediff_comfy.host.report.status")
+    monkeypatch.delitem(
+        sys.modules, "onediff_comfy.host.report.status"
+    )  # others are to have one with the real language
     status.status_of(node_id)("compiling")
     assert shown == [("COMPILING", shown_on)]

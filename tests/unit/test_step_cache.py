@@ -1,4 +1,4 @@
-"""graphs/step_cache.py: which steps are computed, and that runs, streams and processes keep apart."""
+"""runtime/step_cache.py: which steps are computed, and that runs, streams and processes keep apart."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from steps import Transformer, transformer_call
 from torch import nn
 
 from onediff_comfy import engines
-from onediff_comfy.capture.target import Target
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.target.target import Target
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.making import HostServices
-from onediff_comfy.graphs.step_cache import Features, ReusableGraph, StepCache, change
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.runtime.step_cache import Features, ReusableGraph, StepCache, change
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust

@@ -1,4 +1,4 @@
-"""capture/target.py: the fingerprint is everything but weight values; weights are what is in place now."""
+"""capture/target/target.py: the fingerprint is everything but weight values; weights are what is in place now."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from onediff_comfy.capture.call import NotCovered
-from onediff_comfy.capture.target import Target
+from onediff_comfy.capture.target.target import Target
 
 CPU = torch.device("cpu")
 

@@ -14,10 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.engines import code_folder
 from onediff_comfy.engines.base import EngineError
-from onediff_comfy.engines.code_folder import headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
-from onediff_comfy.engines.inductor import _KERNEL, InductorEngine, _compiled_headers
+from onediff_comfy.engines.inductor import code_folder
+from onediff_comfy.engines.inductor.code_folder import (
+    headers_are_ours,
+    in_code_folder,
+    in_new_code_folder,
+    put_code,
+    unusable,
+)
+from onediff_comfy.engines.inductor.engine import _KERNEL, InductorEngine, _compiled_headers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 

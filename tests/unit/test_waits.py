@@ -1,4 +1,4 @@
-"""capture/trace.py: graphs that wait for the device in their middle are known, for they cannot be replayed."""
+"""capture/export.py: graphs that wait for the device in their middle are known, for they cannot be replayed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.capture.shapes import ShapeRange
-from onediff_comfy.capture.trace import Binding, Capture
+from onediff_comfy.cache.keys import GraphKey, compiler
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.cache.serialization import Origin, from_artifact, to_artifact
+from onediff_comfy.capture.export import Binding, Capture
+from onediff_comfy.capture.shape_range import ShapeRange
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
-from onediff_comfy.graphs.cache import GraphCache
-from onediff_comfy.graphs.key import GraphKey, compiler
-from onediff_comfy.graphs.library import GraphLibrary
-from onediff_comfy.graphs.persist import Origin, from_artifact, to_artifact
-from onediff_comfy.graphs.recorded import RecordedGraph
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.runtime.cuda_graphs import RecordedGraph
 from onediff_comfy.store.artifact import Artifact
 
 CPU = torch.device("cpu")
@@ -102,6 +102,6 @@ def test_they_are_not_recorded(
 ) -> None:
     library = GraphLibrary(GraphCache(1 << 30), Metrics())
     capture, gpu = capture_of(Net(function), torch.randn(2, 4)).capture, torch.device("cuda")
-    made = library.compiled(key_of(capture), capture, ENGINE, gpu, ORIGIN, lambda _waited: None)
+    made = library.builder.compiled(key_of(capture), capture, ENGINE, gpu, ORIGIN, lambda _waited: None)
     assert isinstance(made, RecordedGraph) is recorded
     assert library.cache.get(key_of(capture).digest) is made

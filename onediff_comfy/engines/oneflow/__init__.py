@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...capture.shapes import ShapeRange
-from ...capture.trace import Binding, Capture
+from ...capture.export import Binding, Capture
+from ...capture.shape_range import ShapeRange
 from ...messages import Message, joined, message
 from ..base import CompiledGraph, Engine, EngineError
 from . import install

@@ -15,7 +15,7 @@ import oneflow._oneflow_internal as internal
 import torch
 from oneflow.framework import c_api_util, graph_build_util
 
-from ...capture.trace import Capture
+from ...capture.export import Capture
 from . import session
 from .lowering import lower
 from .lowering.table import DTYPES, device_of

@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import Call, Signature
-from ...capture.shapes import batch_tensor
+from ...capture.shape_range import batch_tensor
 from .. import numerics
 from .batch_plan import Part, cost_of_call, join, plan, split_batch
 

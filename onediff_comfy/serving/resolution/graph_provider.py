@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from ...capture.call import NotCovered
-from ...capture.withheld import OptionRead
+from ...capture.option_probe import OptionRead
+from ...compilation import weightless_pickle
+from ...compilation.background import Background
+from ...compilation.compile_graph import HostServices, Maker
+from ...compilation.graph_builder import Pending, waiting_for_turn
+from ...compilation.job_queue import Waited
+from ...compilation.library import GraphLibrary
 from ...engines.base import CompiledGraph, Engine, EngineError
-from ...graphs import skeleton
-from ...graphs.background import Background
-from ...graphs.jobs import Waited
-from ...graphs.library import GraphLibrary, Pending, waiting_for_turn
-from ...graphs.making import HostServices, Maker
 from ...messages import first_line, message
 from ..decision import Request, Served
 from ..module_guard import ModuleGuard
@@ -62,9 +63,9 @@ class GraphProvider:
         """
         tensors = request.call.signature.tensors
         for general in (False,) if exact else (False, True):
-            for candidate in self._library.candidates(maker.call_key(request.target, request.call, general)):
+            for candidate in self._library.index.candidates(maker.call_key(request.target, request.call, general)):
                 sizes = candidate.shapes.values(tensors)
-                if sizes is None or not self._library.useful(candidate.graph_key):
+                if sizes is None or not self._library.verdicts.useful(candidate.graph_key):
                     continue
                 graph = self._loaded(candidate.graph_key, maker, wait)
                 if isinstance(graph, Pending):
@@ -94,7 +95,7 @@ class GraphProvider:
                     forward = request.invocation.forward
                     key, graph = maker.make(self._library, target, forward, call, options, general, self._show)
             except OptionRead as read:
-                self._library.learn_option(target.fingerprint, read.name)
+                self._library.index.learn_option(target.fingerprint, read.name)
                 request = self._guard.renewed(request)
                 continue
             sizes = graph.shapes.values(call.signature.tensors)
@@ -102,8 +103,8 @@ class GraphProvider:
 
     def _loaded(self, graph_key: str, maker: Maker, wait: bool) -> CompiledGraph | Pending | None:
         if wait:
-            return self._library.loaded(graph_key, maker.engine, maker.device, self._while_loading)
-        return self._library.loaded_soon(graph_key, maker.engine, maker.device)
+            return self._library.builder.loaded(graph_key, maker.engine, maker.device, self._while_loading)
+        return self._library.builder.loaded_soon(graph_key, maker.engine, maker.device)
 
     def _while_loading(self, waited: Waited) -> None:
         self._host.check_interrupted()
@@ -126,13 +127,13 @@ class GraphProvider:
             if background.seconds(key) is None:
                 try:
                     background.start(key, maker.job(request.target, request.invocation.forward, request.call, general))
-                except (skeleton.Unpicklable, AttributeError) as error:
+                except (weightless_pickle.Unpicklable, AttributeError) as error:
                     raise EngineError(_not_in_background(error)) from error
             reason = message("a graph is being compiled in the background")
             return Pending(reason, lambda: _progress(background, key))
         if outcome.option is not None:
             raise OptionRead(outcome.option)
-        self._library.forget_candidates(key)
+        self._library.index.forget_candidates(key)
         if outcome.died:  # that says nothing of graphs for all sizes, nor of this one another time
             raise EngineError(_not_in_background(outcome.failure))
         if outcome.failure is not None:

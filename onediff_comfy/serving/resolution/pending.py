@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ...graphs.library import GraphLibrary, Pending
+from ...compilation.graph_builder import Pending
+from ...compilation.library import GraphLibrary
 from ...messages import message
 from ..decision import Invocation
 from ..run import RunContext

@@ -6,11 +6,12 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
+from ...cache.keys import Manner
 from ...capture.call import NotCovered
+from ...compilation.compile_graph import HostServices, Maker
+from ...compilation.graph_builder import Pending
+from ...compilation.library import GraphLibrary
 from ...engines.base import CompiledGraph, EngineError
-from ...graphs.key import Manner
-from ...graphs.library import GraphLibrary, Pending
-from ...graphs.making import HostServices, Maker
 from ...messages import message
 from ..call_timing import CallTimes
 from ..decision import Eager, Invocation, Refused, Request, Serve, Served

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...capture.call import Signature
-from ...capture.target import Target
+from ...capture.target.target import Target
 from ..decision import Refused, RouteKey, Served
 from .batch_split import BatchSplit
 

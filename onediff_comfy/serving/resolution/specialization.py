@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from ...capture.call import Signature
-from ...graphs import skeleton
-from ...graphs.library import GraphLibrary, Pending
-from ...graphs.making import Maker
+from ...compilation import weightless_pickle
+from ...compilation.compile_graph import Maker
+from ...compilation.graph_builder import Pending
+from ...compilation.library import GraphLibrary
 from ...settings import SPECIALISE_AFTER_RUNS
 from ..call_timing import CallTimes
 from ..decision import Request
@@ -59,10 +60,10 @@ class Specializer:
         key = make.call_key(request.target, request.call, general=False)
         outcome = background.outcome(key)
         if outcome is not None:
-            self._library.forget_candidates(key)
-        for candidate in self._library.candidates(key):
-            if self._library.useful(candidate.graph_key):
-                graph = self._library.loaded_soon(candidate.graph_key, make.engine, make.device)
+            self._library.index.forget_candidates(key)
+        for candidate in self._library.index.candidates(key):
+            if self._library.verdicts.useful(candidate.graph_key):
+                graph = self._library.builder.loaded_soon(candidate.graph_key, make.engine, make.device)
                 if isinstance(graph, Pending):
                     return False
                 if graph is not None:
@@ -75,7 +76,7 @@ class Specializer:
         elif not background.busy():
             try:
                 background.start(key, make.job(request.target, request.invocation.forward, request.call, general=False))
-            except (skeleton.Unpicklable, AttributeError) as error:
+            except (weightless_pickle.Unpicklable, AttributeError) as error:
                 log.debug("not specialised: %s", error)
                 self._given_up.add(kind)
         return False
@@ -104,5 +105,5 @@ class Specializer:
             before * 1e3,
         )
         self._given_up.add((general, call.signature))
-        self._library.put_aside(exact)
+        self._library.verdicts.put_aside(exact)
         return True

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ...capture.target import Target
+from ...cache.keys import Manner, compiler
+from ...capture.target.target import Target
+from ...compilation.compile_graph import HostServices, Maker
 from ...engines import choose
 from ...engines.base import Engine
-from ...graphs.key import Manner, compiler
-from ...graphs.making import HostServices, Maker
 from ...messages import message
 
 log = logging.getLogger(__name__)

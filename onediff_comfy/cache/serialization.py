@@ -1,0 +1,123 @@
+"""A compiled graph as an artifact, and back."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import safetensors.torch
+import torch
+import torch.utils._pytree as pytree
+
+from ..capture.export import Binding, GraphInput
+from ..capture.shape_range import ShapeRange
+from ..engines.base import CompiledGraph, Engine
+from ..runtime.step_cache import ReusableGraph
+from ..store.artifact import Artifact, Manifest, Part
+from ..store.trust import VerifiedArtifact
+from .keys import GraphKey
+
+_CONSTANTS = "constants"
+_ENGINE = "engine/"
+_BRIEF = "brief/"
+_BRIEF_BINDING = "brief"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a graph came from: for people who look at it, and for finding it again without a capture.
+
+    Attributes:
+        target: class name of the module.
+        fingerprint: of the target.
+        signature: canonical lines of the call's signature.
+        call_key: of the call that it was captured for.
+        options_read: which options the target reads.
+    """
+
+    target: str
+    fingerprint: str
+    signature: Sequence[str]
+    call_key: str
+    options_read: Sequence[str]
+
+
+def to_artifact(
+    graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, compile_seconds: float
+) -> Artifact | None:
+    """The graph as an unsealed artifact; None if this engine's graphs are not worth keeping."""
+    data: dict[str, bytes] = {}
+    for prefix, part in _graphs(graph).items():
+        parts = engine.to_parts(part)
+        if parts is None:
+            return None
+        data.update((prefix + name, content) for name, content in parts.items())
+    data[_CONSTANTS] = safetensors.torch.save(dict(graph.binding.constants))
+    manifest = Manifest(
+        key=key.digest,
+        capture=key.capture,
+        target=origin.target,
+        engine=key.compiler.engine,
+        options=dict(key.compiler.options),
+        environment=dict(key.compiler.environment),
+        signature=list(origin.signature),
+        shapes=graph.shapes.to_json(),
+        binding=_bindings_to_json(graph),
+        calls=[origin.call_key],
+        options_read={origin.fingerprint: sorted(origin.options_read)},
+        parts={name: Part.of(content) for name, content in data.items()},
+        compile_seconds=round(compile_seconds, 3),
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    )
+    return Artifact(manifest.to_json(), "", data)
+
+
+def from_artifact(artifact: VerifiedArtifact, engine: Engine, device: torch.device) -> CompiledGraph:
+    """Load an artifact. Runs code that is in it.
+
+    Args:
+        artifact: sealed or trusted, with exactly the parts that its manifest names.
+        engine: the one that made it.
+        device: where the graph computes; its constants go there.
+    """
+    data = artifact.data
+    constants = {name: value.to(device) for name, value in safetensors.torch.load(data[_CONSTANTS]).items()}
+    shapes = ShapeRange.from_json(artifact.manifest.shapes)
+
+    def graph(fields: Mapping[str, object], prefix: str) -> CompiledGraph:
+        parts = {name.removeprefix(prefix): content for name, content in data.items() if name.startswith(prefix)}
+        return engine.from_parts(_binding_from_json(fields, constants), shapes, parts)
+
+    whole = graph(artifact.manifest.binding, _ENGINE)
+    brief = artifact.manifest.binding.get(_BRIEF_BINDING)
+    return whole if brief is None else ReusableGraph(whole, graph(brief, _BRIEF))
+
+
+def _graphs(graph: CompiledGraph) -> Mapping[str, CompiledGraph]:
+    """What an engine has made, by the prefix that its parts get."""
+    return {_ENGINE: graph.whole, _BRIEF: graph.brief} if isinstance(graph, ReusableGraph) else {_ENGINE: graph}
+
+
+def _bindings_to_json(graph: CompiledGraph) -> dict[str, object]:
+    fields = _binding_to_json(graph.binding)
+    if isinstance(graph, ReusableGraph):
+        fields[_BRIEF_BINDING] = _binding_to_json(graph.brief.binding)
+    return fields
+
+
+def _binding_to_json(binding: Binding) -> dict[str, object]:
+    return {
+        "inputs": [[item.kind, item.name, item.index] for item in binding.inputs],
+        "output": pytree.treespec_dumps(binding.output),
+        "folds": [[index, factor] for index, factor in binding.folds.items()],
+        "waits": binding.waits,
+    }
+
+
+def _binding_from_json(fields: Mapping[str, object], constants: Mapping[str, torch.Tensor]) -> Binding:
+    inputs, output, folds = fields["inputs"], fields["output"], fields["folds"]
+    assert isinstance(inputs, list) and isinstance(output, str) and isinstance(folds, list)
+    tree = pytree.treespec_loads(output)
+    waits = bool(fields.get("waits", False))  # artifacts from before had none that did
+    return Binding(tuple(GraphInput(*item) for item in inputs), constants, tree, dict(folds), waits)

@@ -1,0 +1,124 @@
+"""What is known of a graph on this machine: proved or found wrong, slower than another, and how long eager takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..messages import message
+from ..metrics import Metrics
+from ..store.store import PROVED, GraphStore
+from .memory import GraphCache
+
+_SLOWER = "slower"
+_EAGER_SECONDS = "eager_seconds"
+_MOST_PROVED = 1000
+"""Of one graph, how many sets of sizes are remembered as proved; one more costs an eager step."""
+_MOST_TIMED = 3000
+"""Of one graph, how many times of eager calls are remembered."""
+
+
+def _is_sample(noted: Any) -> bool:
+    return isinstance(noted, list) and len(noted) == 2 and isinstance(noted[1], float) and noted[1] > 0
+
+
+class Verdicts:
+    """Remembers what was found out about graphs.
+
+    Args:
+        cache: graphs that may not serve any more leave it.
+        metrics: told of proofs and of graphs found wrong.
+        store: keeps verdicts beyond this process; without one, nothing outlives it.
+    """
+
+    def __init__(self, cache: GraphCache, metrics: Metrics, store: GraphStore | None) -> None:
+        self._cache, self._metrics, self._store = cache, metrics, store
+        self._proved: dict[str, list[list[int]]] = {}
+        self._timed: dict[str, list[list[Any]]] = {}
+        self._retired: dict[str, str] = {}
+        self._aside: set[str] = set()
+
+    def retired(self, graph_key: str) -> str | None:
+        """Why this graph may not serve, if it was found wrong, now or by an earlier process."""
+        if graph_key not in self._retired and self._store and self._store.recall(PROVED, graph_key) is False:
+            self._retired[graph_key] = message(
+                "its compiled graph differed from eager when it was first used on this machine"
+            )
+        return self._retired.get(graph_key)
+
+    def useful(self, graph_key: str) -> bool:
+        """Whether this graph may serve, and is not known to be slower than another that does."""
+        if graph_key not in self._aside and self._store and self._store.recall(_SLOWER, graph_key) is True:
+            self._aside.add(graph_key)
+        return graph_key not in self._aside and self.retired(graph_key) is None
+
+    def put_aside(self, graph_key: str) -> None:
+        """Remember, on this machine, that another graph serves the same calls faster."""
+        self._aside.add(graph_key)
+        self._cache.discard(graph_key)
+        if self._store:
+            self._store.note(_SLOWER, graph_key, True)
+
+    def retire(self, graph_key: str, reason: str) -> None:
+        """Take a graph that was found wrong out of service, here and on disk.
+
+        It is not made again on this machine: compiling the same graph with the same compiler would
+        cost each restart a minute, for another wrong graph. Other versions have other keys.
+        """
+        self._retired[graph_key] = reason
+        self._proved.pop(graph_key, None)
+        self._cache.discard(graph_key)
+        if self._store:
+            self._store.remove(graph_key)
+            self._store.note(PROVED, graph_key, False)
+        self._metrics.count("retired")
+
+    def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
+        """Whether the graph's output for these values of its symbols was compared with eager's on this machine."""
+        return list(sizes) in self._proofs(graph_key)
+
+    def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
+        """A graph's output for these values of its symbols agreed with eager's: it need not be compared again."""
+        proofs = self._proofs(graph_key)
+        proofs.append(list(sizes))
+        del proofs[:-_MOST_PROVED]
+        self._metrics.count("proved")
+        if self._store:
+            self._store.note(PROVED, graph_key, proofs)
+
+    def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
+        """Remember how long a call that this graph serves took eager: a sample more."""
+        samples = [*self._eager_times(graph_key), [list(sizes), round(seconds, 6)]]
+        self._timed[graph_key] = samples[-_MOST_TIMED:]
+        if self._store:
+            # One entry for each sample, in the form that notes had when there was only one: either reads the other's.
+            self._store.note(_EAGER_SECONDS, graph_key, self._timed[graph_key])
+
+    def eager_samples(self, graph_key: str, sizes: Sequence[int]) -> list[float]:
+        """Seconds of eager calls that this graph serves now, in this process and earlier ones."""
+        return [seconds for known, seconds in self._eager_times(graph_key) if known == list(sizes)]
+
+    def _eager_times(self, graph_key: str) -> list[list[Any]]:
+        if graph_key not in self._timed:
+            noted = self._store.recall(_EAGER_SECONDS, graph_key) if self._store else None
+            self._timed[graph_key] = [sample for sample in noted or () if _is_sample(sample)]
+        return self._timed[graph_key]
+
+    def _proofs(self, graph_key: str) -> list[list[int]]:
+        if graph_key not in self._proved:
+            noted = self._store.recall(PROVED, graph_key) if self._store else None
+            # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
+            self._proved[graph_key] = noted if isinstance(noted, list) else []
+        return self._proved[graph_key]
+
+    def is_retired_here(self, graph_key: str) -> bool:
+        """Return True if this process found the graph wrong; asks no store."""
+        return graph_key in self._retired
+
+    def compiled_anew(self, graph_key: str) -> None:
+        """Forget proofs: they were of another compilation of this graph."""
+        self._proved[graph_key] = []
+
+    def loaded_anew(self, graph_key: str) -> None:
+        """Ask the store for proofs again: another process may have compiled this graph since."""
+        self._proved.pop(graph_key, None)

@@ -1,0 +1,1 @@
+"""What identifies a module and the code it runs: equal for equal computation, in every process."""

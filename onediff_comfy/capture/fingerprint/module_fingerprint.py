@@ -1,0 +1,170 @@
+"""The fingerprint of a module: equal for two checkpoints, different for all that computes something else.
+
+Classes and their functions count, attributes, weight names, shapes, dtypes and layouts. Weight values do not, nor
+tensors that a forward only notes on itself and that nothing reads (left_behind.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+
+from ...messages import Message, first_line, message
+from ..target.tensor_parts import WeightFormat, format_of
+from .reachable_code import HostCode, Reached
+from .unread_attributes import is_tensors, stored_by
+from .value_text import Describer, Indescribable
+
+NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
+"""nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart."""
+
+
+class Inspected(NamedTuple):
+    """What a module is.
+
+    Attributes:
+        fingerprint: sha256 over code and weight metadata.
+        refusal: why no capture of the module could be relied on, if so.
+        left: names of attributes that are no part of it, because nothing reads them.
+    """
+
+    fingerprint: str
+    refusal: Message | None
+    left: frozenset[str] = frozenset()
+
+
+def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequence[WeightFormat]) -> Inspected:
+    """Return the fingerprint of a module, all of whose layers these are, and why it must be refused, if it must."""
+    if _global_forward_hooks or _global_forward_pre_hooks:
+        return Inspected("", message("another extension has set a forward hook on all layers"))
+    for path, layer in layers.items():
+        if "forward" in layer.__dict__ and not _is_own_forward(layer):
+            return Inspected(
+                "", message("the forward of layer {layer} was replaced by another extension", layer=named(path))
+            )
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return Inspected("", message("layer {layer} has a forward hook from another extension", layer=named(path)))
+    describer = Describer({id(layer): path for path, layer in layers.items()})
+    bases = _bases({type(layer) for layer in layers.values()})
+    stored = stored_by(bases) - NOT_DESCRIBED
+    lines: list[str] = []
+    aside: list[tuple[str, str, Any]] = []
+    weights: dict[int, str] = {}
+    for path, layer in layers.items():
+        apart = {name for name in stored.intersection(layer.__dict__) if is_tensors(layer.__dict__[name])}
+        try:
+            lines += _layer_lines(path, layer, describer, apart)
+            lines += _weight_lines(path, layer, describer, weights, formats)
+        except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
+            return Inspected("", _cannot_be_part(path, error))
+        aside += [(path, name, layer.__dict__[name]) for name in sorted(apart)]
+    try:
+        reached = _reached(bases, describer, host)
+        while read := _read_of({name for _, name, _ in aside}, reached, describer, lines):
+            for path, name, value in aside:
+                if name in read:
+                    try:
+                        lines.append(f"\n  {path}: {name} = {describer.describe(value)}")
+                    except Exception as error:
+                        return Inspected("", _cannot_be_part(path, error))
+            aside = [attribute for attribute in aside if attribute[1] not in read]
+            reached.follow()
+        lines += [f"\n{line}" for line in reached.lines()]
+        if reached.refusal is not None:
+            return Inspected("", reached.refusal)
+    except Exception as error:
+        return Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return Inspected(digest, None, frozenset(name for _, name, _ in aside))
+
+
+def _cannot_be_part(path: str, error: Exception) -> Message:
+    return message(
+        "layer {layer} holds {error}, which cannot be part of a graph's identity",
+        layer=named(path),
+        error=error if isinstance(error, Indescribable) else _unreadable(error),
+    )
+
+
+def _unreadable(error: Exception) -> Message:
+    return message(
+        "something unreadable ({kind}: {first_line})", kind=type(error).__name__, first_line=first_line(error)
+    )
+
+
+def named(path: str) -> str:
+    """Return how people are told of a layer, by its path."""
+    return path or message("(root)")
+
+
+def _is_own_forward(layer: torch.nn.Module) -> bool:
+    """Whether the forward that was set on a layer is its class's: hosts put it back so, after another extension's."""
+    forward = layer.__dict__["forward"]
+    return getattr(forward, "__self__", None) is layer and getattr(forward, "__func__", None) is type(layer).forward
+
+
+def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, aside: set[str]) -> Iterator[str]:
+    """Class, attributes and children of one layer, but for attributes of the names in ``aside``."""
+    yield f"\nlayer {path} {type(layer).__module__}.{type(layer).__qualname__} {layer.training}"
+    attributes = vars(layer)
+    for name in sorted(attributes.keys() - NOT_DESCRIBED - aside):
+        yield f"\n  {name} = {describer.describe(attributes[name])}"
+    for name, child in layer._modules.items():
+        yield f"\n  child {name} = {describer.describe(child)}"
+
+
+def _weight_lines(
+    path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], formats: Sequence[WeightFormat]
+) -> Iterator[str]:
+    """The weights of one layer; ``weights`` collects first names by identity."""
+    for holder in (layer._parameters, layer._buffers):
+        for name, tensor in holder.items():
+            if tensor is None:
+                yield f"\n  weight {name} None"
+            elif id(tensor) in weights:
+                yield f"\n  weight {name} is {weights[id(tensor)]}"
+            else:
+                weights[id(tensor)] = f"{path}.{name}"
+                form = format_of(tensor, formats)
+                if form is None:
+                    yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
+                    continue
+                describer.code.append(type(tensor))
+                yield f"\n  weight {name} {describer.describe([type(tensor), form.context(tensor)])}"
+                for part, plain in zip(form.names(tensor), form.parts(tensor), strict=True):
+                    yield f"\n    {part} {tuple(plain.shape)} {plain.stride()} {plain.dtype}"
+
+
+def _bases(kinds: set[type]) -> list[type]:
+    """The classes of layers and all that these are derived from."""
+    return sorted(
+        {base for kind in kinds for base in kind.__mro__}, key=lambda kind: (kind.__module__, kind.__qualname__)
+    )
+
+
+def _reached(bases: list[type], describer: Describer, host: HostCode) -> Reached:
+    """The code of the layers' classes and of all that they hold, and what that code reaches.
+
+    Other extensions replace methods and functions of the host while it runs. What they replaced
+    must not be served by a graph of what was there before.
+    """
+    reached = Reached(describer, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
+    for kind in bases:
+        reached.add_layer_class(kind)
+    reached.follow()
+    return reached
+
+
+def _read_of(names: set[str], reached: Reached, describer: Describer, lines: list[str]) -> set[str]:
+    """Which attributes of these names may be read, also by a name that is itself the value of an attribute."""
+    if not names:
+        return names
+    for code in describer.code:  # with what was met on the way
+        reached.reads.add_value(code)
+    text = "".join(lines)
+    return {name for name in names if reached.reads.may_read(name) or re.search(rf"\b{re.escape(name)}\b", text)}

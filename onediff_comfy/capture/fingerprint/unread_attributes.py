@@ -1,0 +1,209 @@
+"""Tensors that a forward leaves behind on its layers: it sets them, and nothing that it reaches ever reads them.
+
+ComfyUI's Cosmos Predict2 notes tensors of each call on itself, for logs that nobody writes. Such attributes are no part
+of what a model computes. In doubt an attribute is read: by any code in the files of what is reached, of any object, or
+by its name as a string. And an attribute that is more than tensors, a switch for example, counts whoever reads it.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+import torch
+
+from .value_text import is_foundation
+
+_LOOKS_UP = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))  # by a name that may be put together
+_FINDS_ALL = frozenset(("vars", "dir", "getmembers", "__getattribute__"))
+_RUNS_TEXT, _GLOBALS = ("eval", "exec"), ("LOAD_GLOBAL", "LOAD_NAME")  # nn.Module has an eval too
+_OF_DICT = frozenset(("get", "setdefault", "pop"))
+_BETWEEN = frozenset(("EXTENDED_ARG", "PUSH_NULL", "CACHE"))
+_DEEPEST = 4  # tables of tables; what is nested deeper is not looked into
+_FIELDS = re.compile(r"%[-+ #0]*[\d.*]*[a-zA-Z]|\{[^{}]*\}")  # of strings that names are formatted by
+
+
+def stored_by(kinds: Iterable[type]) -> frozenset[str]:
+    """Names of the attributes that methods of these classes set after construction."""
+    found: set[str] = set()
+    for kind in kinds:
+        if not is_foundation(kind.__module__):
+            for name, member in vars(kind).items():
+                if name != "__init__":
+                    for code in _codes_in(member):
+                        found |= _stores(code)
+    return frozenset(found)
+
+
+def is_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a value is nothing but tensors, or will be: None, tensors, and containers of them."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return depth < _DEEPEST and all(is_tensors(part, depth + 1) for part in value)
+    return value is None or isinstance(value, torch.Tensor)
+
+
+class Reads:
+    """Collects what code may read of the objects that it meets. Cheap until it is asked."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._pieces: set[str] = set()
+        self._all = False
+        self._values: list[Any] = []
+        self._functions: list[types.FunctionType] = []
+
+    def add(self, function: types.FunctionType) -> None:
+        """``function`` runs, and so may others of its file, out of a table for example."""
+        self._functions.append(function)
+
+    def add_value(self, value: Any) -> None:
+        """Code meets ``value``: the functions and strings in it count."""
+        self._values.append(value)
+
+    def add_everything(self) -> None:
+        """Any attribute may be read."""
+        self._all = True
+
+    def may_read(self, name: str) -> bool:
+        """Whether what was added so far may read an attribute of this name."""
+        try:
+            while self._values and not self._all:
+                self._look_at(self._values.pop())
+            while self._functions and not self._all:
+                self._look_around(self._functions.pop())
+        except Exception:  # of whatever an extension's object does when it is looked at
+            self._all = True
+        return self._all or name in self._names or any(_may_be_made_of(piece, name) for piece in self._pieces)
+
+    def _look_at(self, value: Any) -> None:
+        for leaf in _leaves(value):
+            if isinstance(leaf, str):
+                self._names.update(leaf.split("."))
+        for code in _codes_in(value):
+            self._names |= _reads(code)[0]
+
+    def _look_around(self, function: types.FunctionType) -> None:
+        own = tuple(_with_nested(function.__code__))
+        self._count(own)
+        scope = function.__globals__
+        name, loader = str(scope.get("__name__")), getattr(scope.get("__spec__"), "loader", None)
+        around = _codes_of_module(name, loader, str(scope.get("__file__")))
+        self._all = self._all or not around or any(map(_finds_all, own))
+        self._count(around)
+
+    def _count(self, codes: Iterable[types.CodeType]) -> None:
+        for code in codes:
+            names, pieces = _reads(code)
+            self._names |= names
+            self._pieces |= pieces
+
+
+def _may_be_made_of(piece: str, name: str) -> bool:
+    """Whether a name that code puts together out of ``piece`` and others may be this one: a word stands at an end."""
+    return name.startswith(piece) or name.endswith(piece) or ("_" in piece and piece in name)
+
+
+@functools.lru_cache(maxsize=512)
+def _codes_of_module(name: str, loader: Any, file: str) -> tuple[types.CodeType, ...]:
+    """The functions in a module's source, lambdas among them; none where it cannot be read."""
+    try:
+        whole = (loader if hasattr(loader, "get_code") else SourceFileLoader(name, file)).get_code(name)
+    except Exception:  # of loaders of all kinds
+        return ()
+    # Of modules and classes themselves nothing runs any more, and the names of parameters are strings there.
+    return tuple(c for c in _with_nested(whole) if c.co_flags & inspect.CO_OPTIMIZED) if inspect.iscode(whole) else ()
+
+
+def functions_within(value: Any) -> Iterator[types.FunctionType]:
+    """The functions that a value is made of."""
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, types.FunctionType))
+
+
+def _codes_in(value: Any) -> Iterator[types.CodeType]:
+    for function in functions_within(value):
+        yield from _with_nested(function.__code__)
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    """What a value is made of, as far as it is containers, or wrappers of functions."""
+    if isinstance(value, (staticmethod, classmethod, types.MethodType)):
+        inner: Iterable[Any] = (value.__func__,)
+    elif isinstance(value, property):
+        inner = (value.fget, value.fset, value.fdel)
+    elif isinstance(value, functools.partial):
+        inner = (value.func, value.args, value.keywords)
+    elif isinstance(value, functools.cached_property):
+        inner = (value.func,)
+    elif isinstance(value, functools._lru_cache_wrapper):
+        inner = (value.__wrapped__,)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner = tuple(value)
+    elif isinstance(value, dict):
+        inner = (*value.keys(), *value.values())
+    else:
+        yield value
+        return
+    if depth < _DEEPEST:
+        for part in inner:
+            yield from _leaves(part, depth + 1)
+
+
+def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _with_nested(constant)
+
+
+@functools.lru_cache(maxsize=8192)
+def _stores(code: types.CodeType) -> frozenset[str]:
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR")
+
+
+@functools.lru_cache(maxsize=16384)
+def _reads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of attributes that code itself may read, and, where it looks some up, what names may begin or end with."""
+    names = {
+        i.argval for i in dis.get_instructions(code) if i.opcode in dis.hasname and not i.opname.startswith("STORE_")
+    }
+    strings = {leaf for leaf in _leaves(code.co_consts) if isinstance(leaf, str)}
+    pieces = {piece for text in strings for piece in (text, *_FIELDS.split(text))} if names & _LOOKS_UP else set[str]()
+    return frozenset(names.union(*(text.split(".") for text in strings))), frozenset(pieces - {""})
+
+
+@functools.lru_cache(maxsize=8192)
+def _finds_all(code: types.CodeType) -> bool:
+    """Whether code may read attributes without their names: all in turn, or in a module that it imports itself."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
+    for number, instruction in enumerate(instructions):
+        if instruction.opcode not in dis.hasname:
+            continue
+        if instruction.argval in _FINDS_ALL or (instruction.argval in _RUNS_TEXT and instruction.opname in _GLOBALS):
+            return True
+        if instruction.opname == "IMPORT_NAME" and not _is_of_library(instructions[:number], instruction.argval):
+            return True
+        if instruction.argval == "__dict__" and not _is_one_name(instructions[number + 1 : number + 3]):
+            return True
+    return False
+
+
+def _is_of_library(before: list[dis.Instruction], module: str) -> bool:
+    """Whether an import is of Python's or torch's modules, which know no names of a model's attributes."""
+    level = before[-2].argval  # how many dots stand before the name
+    return level == 0 and (module.partition(".")[0] in sys.stdlib_module_names or is_foundation(module))
+
+
+def _is_one_name(after: list[dis.Instruction]) -> bool:
+    """Whether this is what follows in ``layer.__dict__.get("name")``, a name like any other."""
+    methods = [i.argval for i in after if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    names = [i.argval for i in after if i.opname == "LOAD_CONST"]
+    return len(methods) == len(names) == 1 and methods[0] in _OF_DICT and isinstance(names[0], str)

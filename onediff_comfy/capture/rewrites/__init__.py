@@ -1,0 +1,1 @@
+"""What is computed otherwise than the model writes it, decided while capturing."""

@@ -1,0 +1,96 @@
+"""The module that is accelerated: its weights as they are now, and what identifies its code.
+
+Weights are inputs of a compiled graph, so their values do not matter here: two checkpoints of one architecture have
+the same fingerprint. Everything else that can change what the forward computes does matter: see ``inspection``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from ..fingerprint.module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
+from ..fingerprint.reachable_code import NO_HOST, HostCode
+from ..fingerprint.unread_attributes import is_tensors
+from ..fingerprint.value_text import Describer
+from .attribute_guard import AttributeGuard
+from .tensor_parts import TensorSubclasses, WeightFormat
+from .weight_table import WeightTable
+
+_FORMATS = (TensorSubclasses(),)
+
+
+class Target:
+    """A module seen as code plus weights.
+
+    Built once per module and cheap to ask again: ``weights`` reads the tensors that are in place *now* (a LoRA replaces
+    them, an offload moves them), ``guard_holds`` notices what replaced an object, ``is_current`` whether the module's
+    code is still what was fingerprinted.
+
+    Args:
+        module: to be served.
+        host: the host's own code.
+        formats: the ways in which one weight may be several tensors.
+
+    Attributes:
+        layers: the module and all its submodules.
+        formats: as given.
+        specs: as of ``WeightTable``.
+        weights: as of ``WeightTable``.
+        fingerprint: sha256 over code and weight metadata.
+        refusal: why no capture of the module could be relied on, if so.
+        guard_holds: returns True if no attribute, child or hook of a layer is another object than before. What happens
+            inside of an attribute is seen by ``is_current`` alone.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, host: HostCode = NO_HOST, formats: Sequence[WeightFormat] = _FORMATS
+    ) -> None:
+        self.module = module
+        self.layers = tuple(module.modules())
+        self.formats = formats
+        self._host = host
+        self._table = WeightTable(module, formats)
+        self.specs, self.weights = self._table.specs, self._table.weights
+        self._use(AttributeGuard(self.layers))
+        self.fingerprint, self.refusal, self._unread = self._inspected()
+
+    def is_current(self) -> bool:
+        """Return True if the layers are the same objects with the same code. Takes milliseconds: ask once a run."""
+        layers = tuple(self.module.modules())
+        if len(layers) != len(self.layers) or not all(map(operator.is_, layers, self.layers)):
+            return False
+        guard = self._guard if self._guard.holds() else AttributeGuard(self.layers, self._guard.left)
+        found = self._inspected()
+        if (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
+            return False
+        self._unread = found.left
+        self._use(guard)
+        if guard.leaves_out(found.left):
+            return True
+        self._use(AttributeGuard(self.layers, found.left))
+        return self.is_current()  # what is compared is less now, and may have changed meanwhile
+
+    def attributes(self) -> dict[tuple[str, str], str]:
+        """Return what the attributes of the layers are that count, by layer and name. As dear as ``is_current``."""
+        layers = {id(layer): path for path, layer in self.module.named_modules()}
+        describer = Describer(layers)
+        return {
+            (named(layers[id(layer)]), name): describer.describe_or_name(value)
+            for layer in self.layers
+            for name, value in layer.__dict__.items()
+            if name not in NOT_DESCRIBED and not (name in self._unread and is_tensors(value))
+        }
+
+    def forget_addresses(self) -> None:
+        """Look at every weight again at the next call: another run begins."""
+        self._table.forget_addresses()
+
+    def _use(self, guard: AttributeGuard) -> None:
+        self._guard = guard
+        self.guard_holds = guard.holds  # asked at every call, so not by way of a method of this class
+
+    def _inspected(self) -> Inspected:
+        return inspect(dict(self.module.named_modules()), self._host, self.formats)

@@ -1,0 +1,193 @@
+"""The weights of a module by name, as they are now: read at every call."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from ...messages import Message, message
+from ..call import NotCovered
+from .tensor_parts import PLAIN, WeightFormat, format_of, kind_of_file, part_name
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """A weight's name in the module and what compiled code assumes of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class _Wanted:
+    """Weights that a graph takes: the dict that holds each, and its name there; dtypes and shapes.
+
+    ``found`` is the device and the addresses that they were last looked at with, in the same run. Where some of the
+    weights are parts of others, ``parted`` says which.
+    """
+
+    holders: list[dict[str, Any]]
+    names: list[str]
+    metadata: list[tuple[torch.dtype, tuple[int, ...]]]
+    parted: _Parted | None = None
+    found: tuple[torch.device, list[int]] | None = None
+
+
+class _Whole(NamedTuple):
+    """How a weight is several tensors, and how many."""
+
+    kind: type
+    form: WeightFormat
+    context: Any
+    size: int
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """What to make of weights some of which are several tensors.
+
+    Attributes:
+        wholes: those of the weights; None for one that is a single tensor.
+        order: of all tensors of all weights, those that a graph takes, as it takes them.
+    """
+
+    wholes: list[_Whole | None]
+    order: list[int]
+
+    def tensors(self, weights: Sequence[Any]) -> list[Any] | None:
+        """What a graph takes; None if a weight is of another class than it was."""
+        found: list[Any] = []
+        for weight, whole in zip(weights, self.wholes, strict=True):
+            if whole is None:
+                found.append(weight)
+            elif type(weight) is whole.kind:
+                found += whole.form.parts(weight)
+            else:
+                return None
+        return [found[i] for i in self.order]
+
+    def is_same(self, weights: Sequence[Any]) -> bool:
+        """Return True if the parts of each weight mean what they meant."""
+        wholes = zip(weights, self.wholes, strict=True)
+        return all(whole is None or whole.form.context(weight) == whole.context for weight, whole in wholes)
+
+
+class WeightTable:
+    """Where each weight of a module is held, and what compiled code assumes of it.
+
+    Args:
+        module: whose weights, buffers included.
+        formats: the ways in which one weight may be several tensors.
+
+    Attributes:
+        specs: every weight by name; of a weight with several names, each; of one with several parts, each of them.
+    """
+
+    def __init__(self, module: torch.nn.Module, formats: Sequence[WeightFormat]) -> None:
+        self.formats = formats
+        self.specs: dict[str, WeightSpec] = {}
+        self._slots: dict[str, tuple[dict[str, Any], str]] = {}
+        self._part_of: dict[str, tuple[str, int]] = {}  # of a part's name, its weight and which one it is
+        self._wholes: dict[str, _Whole] = {}
+        self._wanted_of: dict[tuple[str, ...], _Wanted] = {}
+        for path, owner in module.named_modules():
+            for holder in (owner._parameters, owner._buffers):
+                for name, tensor in holder.items():
+                    if tensor is not None:
+                        full = f"{path}.{name}" if path else name
+                        self._slots[full] = (holder, name)
+                        self._note(full, tensor)
+
+    def weights(self, names: tuple[str, ...], device: torch.device) -> list[torch.Tensor]:
+        """Return the named weights as they are in place now, all on ``device``.
+
+        Raises:
+            NotCovered: a weight is gone, is on another device, or is of another dtype, shape or class.
+        """
+        try:
+            wanted = self._wanted_of.get(names) or self._wanted(names)
+            tensors = weights = list(map(operator.getitem, wanted.holders, wanted.names))
+        except KeyError as error:
+            raise NotCovered(message("a weight of the model was removed")) from error
+        if wanted.parted is not None:
+            parts = wanted.parted.tensors(weights)
+            if parts is None:
+                raise NotCovered(_replaced())
+            tensors = parts
+        # All at once and one aspect after the other: for every call, and a model has a thousand.
+        if not set(map(type, tensors)) <= PLAIN:
+            raise NotCovered(self._misfit(names, tensors, device))
+        found = device, list(map(torch.Tensor.data_ptr, tensors))
+        if found == wanted.found:  # where they were a call ago they are what they were
+            return tensors
+        if {tensor.device for tensor in tensors} - {device} or [
+            (tensor.dtype, tensor.shape) for tensor in tensors
+        ] != wanted.metadata:
+            raise NotCovered(self._misfit(names, tensors, device))
+        if wanted.parted is not None and not wanted.parted.is_same(weights):
+            raise NotCovered(_replaced())
+        wanted.found = found
+        return tensors
+
+    def forget_addresses(self) -> None:
+        """Look at every weight again at the next call: what was found by their addresses counts no more."""
+        for wanted in self._wanted_of.values():
+            wanted.found = None
+
+    def _wanted(self, names: tuple[str, ...]) -> _Wanted:
+        specs = [self.specs[name] for name in names]
+        weights = list(dict.fromkeys(self._part_of.get(name, (name, 0))[0] for name in names))
+        slots = [self._slots[name] for name in weights]
+        holders, own_names = [holder for holder, _ in slots], [name for _, name in slots]
+        metadata = [(spec.dtype, spec.shape) for spec in specs]
+        wanted = self._wanted_of[names] = _Wanted(holders, own_names, metadata, self._parted(names, weights))
+        return wanted
+
+    def _parted(self, names: tuple[str, ...], weights: Sequence[str]) -> _Parted | None:
+        """How tensors of these names come from these weights; None if each is a weight of its own."""
+        if self._part_of.keys().isdisjoint(names):
+            return None
+        wholes = [self._wholes.get(name) for name in weights]
+        counts = (1 if whole is None else whole.size for whole in wholes)
+        first = dict(zip(weights, accumulate(counts, initial=0), strict=False))
+        places = (self._part_of.get(name, (name, 0)) for name in names)
+        return _Parted(wholes, [first[name] + index for name, index in places])
+
+    def _misfit(self, names: tuple[str, ...], tensors: Sequence[Any], device: torch.device) -> Message:
+        """What is wrong with the first weight that cannot be used as it is."""
+        for name, tensor in zip(names, tensors, strict=True):
+            spec = self.specs[name]
+            if tensor is None or tensor.dtype != spec.dtype or tensor.shape != spec.shape:
+                break
+            if tensor.device != device:
+                return message("weights are not resident on {device} (offloaded)", device=device)
+            if type(tensor) not in PLAIN:
+                file = kind_of_file(type(tensor), getattr(tensor, "quant_type", None))
+                return message("weights are those of {file}, which no graph can take yet", file=file)
+        return _replaced()
+
+    def _note(self, name: str, weight: torch.Tensor) -> None:
+        form = format_of(weight, self.formats)
+        if form is None:
+            self.specs[name] = _weight_spec(name, weight)
+            return
+        names = form.names(weight)
+        self._wholes[name] = _Whole(type(weight), form, form.context(weight), len(names))
+        for index, (part, tensor) in enumerate(zip(names, form.parts(weight), strict=True)):
+            self._part_of[part_name(name, part)] = (name, index)
+            self.specs[part_name(name, part)] = _weight_spec(part_name(name, part), tensor)
+
+
+def _replaced() -> Message:
+    return message("a weight of the model was replaced by one of another shape or dtype")
+
+
+def _weight_spec(name: str, tensor: torch.Tensor) -> WeightSpec:
+    return WeightSpec(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)

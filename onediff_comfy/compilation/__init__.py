@@ -1,0 +1,1 @@
+"""Produce a graph: here, in a queue, or in another process."""

@@ -1,0 +1,215 @@
+"""Making one graph: capture, key, compile. The same here and in the process that compiles in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ..cache.keys import CallKey, Compiler, GraphKey, Manner
+from ..cache.serialization import Origin
+from ..capture.call import Call, NotCovered, Signature
+from ..capture.export import capture, foreign_operators
+from ..capture.fingerprint.reachable_code import NO_HOST, HostCode
+from ..capture.rewrites.fp8_linear import IN_FP8
+from ..capture.rewrites.op_substitutions import Forms
+from ..capture.rewrites.step_cache_split import with_brief
+from ..capture.target.target import Target
+from ..capture.target.tensor_parts import TensorSubclasses, WeightFormat
+from ..compilation.graph_builder import waiting_for_turn
+from ..compilation.library import GraphLibrary
+from ..engines.base import CompiledGraph, Engine
+from ..messages import Message, message
+from . import weightless_pickle
+from .background import Job, signature_fields
+from .job_queue import Waited
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostServices:
+    """What the core needs of the host, so that it need not import it.
+
+    Attributes:
+        identity: the host's code and the settings that steer a capture, for the call key.
+        options_name: the name of the forward's open-ended bag of options.
+        capture_options: entries put into that bag while capturing.
+        check_interrupted: raises when the person wants the run to end; cheap.
+        refuse: raises NotCovered when a layer would not simply use its weights as they are. Asked in each run, and
+            where a layer holds another object than before.
+        watched: what layers hold that ``refuse`` is asked again for once one of it is not empty.
+        side_multiple: what a function of a module likes the sides of its images to be multiples of (its patch,
+            or what its levels shrink them by). A hint: general graphs are better where it holds. Given the module
+            and the function's qualified name.
+        prepare: makes layers fit to be traced, by setting attributes; they are put back after the capture.
+        settings: what another process must take over to see the same host.
+        stream: given the bag of options of a call, what it has in common with the same call in other steps of a run:
+            which prompts it is for. None if that is not known; then nothing is reused.
+        interruption: what ``check_interrupted`` raises.
+        code: the host's own code, of which ``identity`` is made.
+        recordable: operators of other libraries, ``library::operator``, that were seen to be replayed rightly from a
+            CUDA graph. Graphs with any others are launched kernel by kernel.
+        formats: the ways in which one weight of its models may be several tensors.
+        fused: operators that its models call, in the form that a compiler for a device fuses.
+    """
+
+    identity: str
+    options_name: str
+    capture_options: Mapping[str, Any]
+    check_interrupted: Callable[[], None]
+    refuse: Callable[[Iterable[torch.nn.Module]], None]
+    watched: Callable[[Iterable[torch.nn.Module]], Sequence[Sized]] = lambda _layers: ()
+    side_multiple: Callable[[torch.nn.Module, str], int] = lambda _module, _function: 1
+    prepare: Callable[[Iterable[torch.nn.Module]], None] = lambda _layers: None
+    settings: Callable[[], Mapping[str, Any]] = dict
+    stream: Callable[[Mapping[str, Any]], Hashable] = lambda _options: ()
+    interruption: type[BaseException] = KeyboardInterrupt
+    code: HostCode = NO_HOST
+    recordable: frozenset[str] = frozenset()
+    formats: Sequence[WeightFormat] = (TensorSubclasses(),)
+    fused: Callable[[torch.device], Forms] = lambda _device: {}
+
+
+@dataclass(frozen=True)
+class Maker:
+    """An engine on a device, with what identifies the code that comes out of it."""
+
+    engine: Engine
+    device: torch.device
+    compiler: Compiler
+    host: HostServices
+
+    @property
+    def manner(self) -> Manner:
+        """What a person chose to give up for speed."""
+        return Manner.of(self.compiler.options)
+
+    def _forms(self) -> Forms:
+        fused = self.host.fused(self.device) if self.engine.fuses else {}
+        return {**self.engine.forms(), **fused, **(IN_FP8 if self.manner.fp8 else {})}
+
+    def call_key(self, target: Target, call: Call, general: bool) -> str:
+        """Under which name a graph for this call, or for calls like it of all sizes, is known."""
+        return CallKey(target.fingerprint, _scope(call, general), self.host.identity, self.compiler).digest
+
+    def job(self, target: Target, forward: Callable[..., Any], call: Call, general: bool) -> Job:
+        """The same as ``make``, for another process to do.
+
+        Raises:
+            Unpicklable: the target cannot be sent to another process.
+            AttributeError: ``forward`` is not a method of the target's.
+        """
+        name = forward.__name__
+        if getattr(target.module, name) != forward:
+            raise AttributeError(f"{name} is not a method of the model")
+        return Job(
+            module=weightless_pickle.to_bytes(target.module, self.host.formats),
+            forward=name,
+            fingerprint=target.fingerprint,
+            signature=signature_fields(call.signature),
+            compiler=asdict(self.compiler),
+            device=str(self.device),
+            general=general,
+            settings=self.host.settings(),
+        )
+
+    def make(
+        self,
+        library: GraphLibrary,
+        target: Target,
+        forward: Callable[..., Any],
+        call: Call,
+        options: Mapping[str, Any],
+        general: bool,
+        show: Callable[[str], None],
+    ) -> tuple[str, CompiledGraph]:
+        """Capture ``forward`` and compile it, or find that what it computes was compiled before.
+
+        Args:
+            library: takes the graph.
+            target: the module that ``forward`` runs.
+            forward: called with arguments by name.
+            call: the call that the graph is for.
+            options: its open-ended bag of options.
+            general: for calls like it of all sizes.
+            show: told what is going on.
+
+        Returns:
+            The graph's key and the graph. Its range need not include ``call``.
+
+        Raises:
+            OptionRead: the forward reads an option that is not part of the call's structure.
+            NotCovered: it cannot be captured, or its graph was found wrong before.
+            EngineError: it cannot be compiled here.
+        """
+
+        expected: float | None = None
+
+        def while_waiting(waited: Waited) -> None:
+            self.host.check_interrupted()
+            show(waiting_for_turn(waited) if waited.for_turn else _compiling(waited, expected))
+
+        with library.builder.while_no_graph_is_made(while_waiting):
+            show(message("capturing"))
+            start = time.monotonic()
+            captured = capture(
+                target,
+                forward,
+                call,
+                options_name=self.host.options_name,
+                options=options,
+                overrides=self.host.capture_options,
+                check=self.host.check_interrupted,
+                general=general,
+                forms=self._forms(),
+                multiple=self.host.side_multiple(target.module, call.signature.function),
+                prepare=self.host.prepare,
+            )
+            library.metrics.count("captured")
+            if foreign_operators(captured) - self.host.recordable:  # a recording that fails may end the process
+                captured = replace(captured, binding=replace(captured.binding, waits=True))
+            if self.manner.reusable:
+                captured = with_brief(captured)
+            log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
+        key = GraphKey(captured.digest, self.compiler)
+        wrong = library.verdicts.retired(key.digest)
+        if wrong is not None:
+            raise NotCovered(wrong)
+        origin = Origin(
+            target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}{self.manner}",
+            fingerprint=target.fingerprint,
+            signature=_scope(call, general).lines(),
+            call_key=self.call_key(target, call, general),
+            options_read=sorted(library.index.options_read(target.fingerprint)),
+        )
+        expected = library.builder.expected_seconds(self.engine, self.device, len(captured.graph.graph.nodes))
+        graph = library.builder.compiled(key, captured, self.engine, self.device, origin, while_waiting)
+        library.index.serve_with(origin.call_key, key.digest, graph.shapes)
+        return key.digest, graph
+
+
+def _compiling(seconds: float, expected: float | None) -> Message:
+    """What a waiting person is shown; nothing is promised that has proved wrong."""
+    if expected is None or seconds > expected:
+        return message("compiling, {seconds:.0f} s", seconds=seconds)
+    return message("compiling, {seconds:.0f} s of about {expected:.0f} s", seconds=seconds, expected=expected)
+
+
+def _what(target: Target, forward: Callable[..., Any]) -> str:
+    """What is compiled, for people: the class, and the method where that is one of several."""
+    name, method = type(target.module).__name__, getattr(forward, "__name__", "forward")
+    return name if method.strip("_") == "forward" else f"{name} {method}"
+
+
+def describe(signature: Signature) -> str:
+    """The largest tensor of such calls for people: ``float16[2x4x128x128]@cuda:0``."""
+    return str(max(signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
+
+
+def _scope(call: Call, general: bool) -> Signature:
+    return call.signature.any_sizes() if general else call.signature

@@ -1,0 +1,241 @@
+"""Graphs by key: from memory, from the store, from the job under way, or compiled now."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from ..cache.keys import GraphKey
+from ..cache.memory import GraphCache
+from ..cache.serialization import Origin, from_artifact, to_artifact
+from ..cache.verdicts import Verdicts
+from ..capture.export import Capture
+from ..engines.base import CompiledGraph, Engine
+from ..messages import Message, message
+from ..metrics import Metrics
+from ..runtime.cuda_graphs import RecordedGraph, RecordingPool
+from ..runtime.step_cache import ReusableGraph
+from ..store.store import GraphStore
+from .job_queue import Jobs, Waited
+
+log = logging.getLogger(__name__)
+
+_COMPILE_RATES = "compile_rates"
+_RATES_KEPT = 8
+"""Compilations that a guess of the next one's duration goes by."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A graph that is on its way.
+
+    Attributes:
+        reason: why it does not serve yet, for people.
+        progress: tells how far it is, cheaply; None once it is worth looking for it again.
+    """
+
+    reason: str
+    progress: Callable[[], str | None] = lambda: None
+
+
+class GraphBuilder:
+    """Loads and compiles, one graph at a time.
+
+    Args:
+        cache: takes the graphs.
+        verdicts: say which graphs were found wrong.
+        metrics: told of everything that is made.
+        store: where graphs are loaded from and kept; None for nowhere.
+        recordings: the CUDA graphs of this process.
+    """
+
+    def __init__(
+        self,
+        cache: GraphCache,
+        verdicts: Verdicts,
+        metrics: Metrics,
+        store: GraphStore | None,
+        recordings: RecordingPool,
+    ) -> None:
+        self._cache, self._verdicts, self._metrics, self._store = cache, verdicts, metrics, store
+        self._recordings = recordings
+        self._jobs: Jobs[CompiledGraph | None] = Jobs()
+        self._loading: dict[str, Future[CompiledGraph | None]] = {}
+
+    def while_no_graph_is_made(
+        self, while_waiting: Callable[[Waited], None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """For captures: torch.export and a compiler at work on another thread disturb each other."""
+        return self._jobs.between_jobs(while_waiting)
+
+    def loaded(
+        self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[Waited], None]
+    ) -> CompiledGraph | None:
+        """The graph from the cache or the store; None if neither has it.
+
+        Raises:
+            BaseException: whatever ``while_waiting`` raises; the loading goes on and is kept.
+        """
+        graph = self._cache.get(graph_key)
+        if graph is None and self._store is not None and not self._verdicts.is_retired_here(graph_key):
+            return self._jobs.run(graph_key, lambda: self._load(graph_key, engine, device), while_waiting)
+        return graph
+
+    def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | Pending | None:
+        """As ``loaded``, without waiting: what is on its way, where it is being loaded."""
+        graph = self._cache.get(graph_key)
+        if graph is not None or self._store is None or self._verdicts.is_retired_here(graph_key):
+            return graph
+        loading = self._loading.get(graph_key)
+        if loading is None:
+            loading = self._loading[graph_key] = self._jobs.begin(
+                graph_key, lambda: self._load(graph_key, engine, device)
+            )
+        if not loading.done():
+            begun = time.monotonic()
+            return Pending(message("a compiled graph is being loaded"), lambda: _progress(loading, begun))
+        del self._loading[graph_key]
+        return loading.result()
+
+    def compiled(
+        self,
+        key: GraphKey,
+        capture: Capture,
+        engine: Engine,
+        device: torch.device,
+        origin: Origin,
+        while_waiting: Callable[[Waited], None],
+    ) -> CompiledGraph:
+        """The compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
+
+        Raises:
+            EngineError: the engine cannot compile here.
+            BaseException: whatever ``while_waiting`` raises; the compilation goes on and is kept.
+        """
+        graph = self._cache.get(key.digest)
+        if graph is not None:
+            return graph
+
+        def load_or_compile() -> CompiledGraph:
+            # Another process may be compiling this very graph, or have done so while we waited.
+            with self._store.compiling(key.digest) if self._store else contextlib.nullcontext():
+                loaded = self._load(key.digest, engine, device)
+                return loaded or self._compile(key, capture, engine, device, origin)
+
+        made = self._jobs.run(key.digest, load_or_compile, while_waiting)
+        # The job that we joined may have been one that only looks into the store.
+        return made or self._jobs.run(key.digest, load_or_compile, while_waiting)  # type: ignore[return-value]
+
+    def _load(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | None:
+        start = time.monotonic()
+        artifact = self._store.find(graph_key) if self._store else None
+        if artifact is None:
+            return None
+        manifest = artifact.manifest
+        try:
+            graph = from_artifact(artifact, engine, device)
+        except Exception as error:
+            # Whatever a compiler's loader raises: the graph is only a saving of time.
+            log.warning(
+                "OneDiff: the stored graph of %s cannot be loaded (%s: %s) and is compiled again",
+                manifest.target,
+                type(error).__name__,
+                error,
+            )
+            log.debug("loading %s failed", graph_key, exc_info=True)
+            return None
+        seconds = time.monotonic() - start
+        self._verdicts.loaded_anew(graph_key)
+        graph = self._put(graph_key, graph, engine, device)
+        self._metrics.made("loaded", graph_key, engine.name, manifest.target, seconds)
+        log.info(
+            "OneDiff: loaded %s in %.1f s (compiled %s, %.0f s)",
+            manifest.target,
+            seconds,
+            manifest.created[:10],
+            manifest.compile_seconds,
+        )
+        return graph
+
+    def _compile(
+        self, key: GraphKey, capture: Capture, engine: Engine, device: torch.device, origin: Origin
+    ) -> CompiledGraph:
+        log.info("OneDiff: compiling %s with %s", origin.target, engine.name)
+        start = time.monotonic()
+        try:
+            graph = _compiled(capture, engine)
+        except BaseException:
+            self._metrics.count("failed")
+            raise
+        seconds = time.monotonic() - start
+        self._verdicts.compiled_anew(key.digest)
+        self._note_compile_rate(engine, device, seconds, len(capture.graph.graph.nodes))
+        self._metrics.made("compiled", key.digest, engine.name, origin.target, seconds)
+        log.info("OneDiff: compiled %s with %s in %.1f s, for %s", origin.target, engine.name, seconds, graph.shapes)
+        if self._store is not None:
+            self._keep(graph, engine, key, origin, seconds)
+        return self._put(key.digest, graph, engine, device)
+
+    def expected_seconds(self, engine: Engine, device: torch.device, operators: int) -> float | None:
+        """How long compiling so many operators will take, by what it took on this machine; None the first time."""
+        rates = self._store.recall(_COMPILE_RATES, f"{engine.name}-{device.type}") if self._store else None
+        # Per operator, the largest: being done early disappoints nobody.
+        return operators * max(rates) if rates else None
+
+    def _note_compile_rate(self, engine: Engine, device: torch.device, seconds: float, operators: int) -> None:
+        if self._store is not None:
+            name = f"{engine.name}-{device.type}"
+            rates = self._store.recall(_COMPILE_RATES, name) or []
+            self._store.note(_COMPILE_RATES, name, [*rates, seconds / operators][-_RATES_KEPT:])
+
+    def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
+        """Into the cache, recorded where that helps."""
+        if engine.recorded and device.type == "cuda" and not graph.binding.waits:
+            if isinstance(graph, ReusableGraph):
+                graph = ReusableGraph(self._recorded(graph.whole), self._recorded(graph.brief))
+            else:
+                graph = self._recorded(graph)
+        self._cache.put(graph_key, graph)
+        return graph
+
+    def _recorded(self, graph: CompiledGraph) -> RecordedGraph:
+        return RecordedGraph(graph, self._recordings, lambda: self._metrics.count("recorded"))
+
+    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, seconds: float) -> None:
+        assert self._store is not None
+        try:
+            artifact = to_artifact(graph, engine, key, origin, seconds)
+            if artifact is not None:
+                path = self._store.save(artifact)
+                log.info("OneDiff: kept %s (%.1f MB)", path, path.stat().st_size / 2**20)
+        except Exception as error:
+            # A full disk, a read-only folder, a graph its compiler cannot serialise: it serves all
+            # the same, but the next start will compile again, and the person should know.
+            self._metrics.count("not_kept")
+            log.warning("OneDiff: the compiled graph could not be kept for the next start: %s", error)
+            log.debug("keeping %s failed", key.digest, exc_info=True)
+
+
+def waiting_for_turn(seconds: float) -> Message:
+    """What a person is shown whose own work is not begun; what is under way may be for the same graph."""
+    return message("waiting for a compilation that is under way, {seconds:.0f} s", seconds=seconds)
+
+
+def _progress(loading: Future[CompiledGraph | None], begun: float) -> Message | None:
+    if loading.done():
+        return None
+    return message("loading the compiled graph") if loading.running() else waiting_for_turn(time.monotonic() - begun)
+
+
+def _compiled(capture: Capture, engine: Engine) -> CompiledGraph:
+    if capture.brief is None:
+        return engine.compile(capture)
+    # The brief one first: compiling may narrow the sizes that both hold for, and the whole one's range is asked.
+    brief = engine.compile(capture.brief)
+    return ReusableGraph(engine.compile(capture), brief)

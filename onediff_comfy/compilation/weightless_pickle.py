@@ -1,0 +1,111 @@
+"""A module without its weights, as bytes: what another process needs to capture it.
+
+Weights are gigabytes and a capture looks at none of their values. So each is replaced by its shape,
+strides and dtype; what comes back has the same classes, attributes and fingerprint, with weights that
+are all views of one small buffer. Of a weight that is several tensors, each of them is replaced.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..capture.target.tensor_parts import PLAIN, WeightFormat, format_of
+
+_WEIGHT, _WHOLE = "weight", "whole"
+
+
+class Unpicklable(Exception):
+    """The module holds something that another process cannot have."""
+
+
+def to_bytes(module: torch.nn.Module, formats: Sequence[WeightFormat] = ()) -> bytes:
+    """Pickle ``module`` without the values of its parameters and buffers.
+
+    Args:
+        module: to be captured elsewhere.
+        formats: the ways in which one of its weights may be several tensors.
+
+    Raises:
+        Unpicklable: says what is in the way.
+    """
+    weights: dict[int, int] = {}
+    for layer in module.modules():
+        for holder in (layer._parameters, layer._buffers):
+            for tensor in holder.values():
+                if tensor is not None:
+                    weights.setdefault(id(tensor), len(weights))
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, weights, formats).dump(module)
+    except Exception as error:  # anything may be in a module, and fail in its own way
+        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+    return stream.getvalue()
+
+
+def from_bytes(data: bytes, device: torch.device, formats: Sequence[WeightFormat] = ()) -> torch.nn.Module:
+    """The module that ``to_bytes`` was given with these formats, with weights of arbitrary values on ``device``.
+
+    Runs what is in ``data``: only for bytes of our own making.
+    """
+    module: torch.nn.Module = _Unpickler(io.BytesIO(data), device, formats).load()
+    return module
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, weights: dict[int, int], formats: Sequence[WeightFormat]) -> None:
+        super().__init__(stream)
+        self._weights = weights
+        self._formats = formats
+
+    def persistent_id(self, value: Any) -> Any:
+        index = self._weights.get(id(value)) if isinstance(value, torch.Tensor) else None
+        if index is None:
+            return None
+        kind = "parameter" if isinstance(value, torch.nn.Parameter) else "buffer"
+        form = format_of(value, self._formats)
+        if form is not None:
+            parts = zip(form.names(value), map(_metadata, form.parts(value)), strict=True)
+            return _WHOLE, index, kind, (self._formats.index(form), type(value), form.context(value), tuple(parts))
+        if type(value) not in PLAIN:
+            raise pickle.PicklingError("its weights are of a format that is not known")
+        return _WEIGHT, index, kind, (*_metadata(value), value.requires_grad)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, device: torch.device, formats: Sequence[WeightFormat]) -> None:
+        super().__init__(stream)
+        self._device = device
+        self._formats = formats
+        self._weights: dict[int, torch.Tensor] = {}
+        self._buffers: dict[torch.dtype, torch.Tensor] = {}
+
+    def persistent_load(self, key: Any) -> Any:
+        what, index, kind, description = key
+        if index not in self._weights:
+            tensor, requires_grad = self._whole(*description) if what == _WHOLE else self._tensor(*description)
+            self._weights[index] = torch.nn.Parameter(tensor, requires_grad) if kind == "parameter" else tensor
+        return self._weights[index]
+
+    def _whole(self, form: int, kind: type, context: Any, parts: Sequence[Any]) -> tuple[Any, bool]:
+        tensors = {name: self._tensor(*metadata)[0] for name, metadata in parts}
+        return self._formats[form].whole(kind, tensors, context), False
+
+    def _tensor(
+        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, requires_grad: bool = False
+    ) -> tuple[torch.Tensor, bool]:
+        return torch.as_strided(self._buffer(dtype, shape, stride), shape, stride), requires_grad
+
+    def _buffer(self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+        needed = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
+        if dtype not in self._buffers or self._buffers[dtype].numel() < needed:
+            self._buffers[dtype] = torch.zeros(max(1, needed), dtype=dtype, device=self._device)
+        return self._buffers[dtype]
+
+
+def _metadata(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype

@@ -1,0 +1,1 @@
+"""PyTorch Inductor as an engine."""

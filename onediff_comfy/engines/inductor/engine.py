@@ -1,0 +1,303 @@
+"""PyTorch Inductor: fused Triton kernels on a GPU, fused C++ on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbols
+
+from ...capture.export import Binding, Capture
+from ...capture.rewrites.op_substitutions import FOR_INDUCTOR, Forms, wide_attention
+from ...capture.rewrites.scaled_fp8 import (
+    cast_fp8,
+    fuses_fp8,
+    leave_fp8_to_eager,
+    quantize_before_flattening,
+    rows_of_fp8,
+)
+from ...capture.shape_range import ShapeRange
+from ...messages import Message, first_line, message
+from ..base import CompiledGraph, Engine, EngineError
+from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
+from .passes.upsampling import fold_upsampling
+from .row_reductions import rows_in_one_pass
+from .triton_launch import by_address
+
+# Eager rounds to 16 bits after every operator, a fused kernel only at its end. Mostly that is more
+# exact, but it is not always the same picture: Flux computes cos(1000 * guidance) with the product
+# rounded to bfloat16, and without that rounding the embedding is another one (off by 0.2). Rounding
+# where eager rounds costs 3% of a step (measured, SDXL), so it is done where rounding is that coarse.
+_ROUND_LIKE_EAGER = torch.bfloat16
+
+# The oldest PyTorch that graphs with shared regions were compiled, saved and compared with eager in.
+_REGIONS_SINCE = (2, 11)
+
+_ARTIFACT = "artifact"
+_KERNELS = "kernels/"
+# As torch/_inductor/codecache.py names what it compiles (get_path): a folder of the name's second and third character,
+# the name of 51 characters of base 32 after a c, and "main" where there is a second file of its own for the kernels.
+_KERNEL = re.compile(r"([a-z2-7]{2})/c(?=\1)[a-z2-7]{51}(?:\.main)?\.so")
+
+log = logging.getLogger(__name__)
+
+
+class InductorGraph(CompiledGraph):
+    """An Inductor artifact, with the machine code that the artifact itself leaves to a cache folder."""
+
+    def __init__(self, binding: Binding, shapes: ShapeRange, artifact: Any, kernels: Mapping[str, bytes]) -> None:
+        super().__init__(binding, shapes)
+        self.artifact = artifact
+        self.kernels = kernels
+        self.code_bytes = sum(map(len, kernels.values()))
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.artifact(*self.binding.feed(weights, tensors))
+
+    def recordable(self) -> contextlib.AbstractContextManager[None]:
+        return by_address()
+
+
+class InductorEngine(Engine):
+    name = "inductor"
+    general = True
+    recorded = True
+    fuses = True
+
+    def unavailable(self, device: torch.device) -> Message | None:
+        if device.type == "cuda" and _version_of("triton") is None and _version_of("triton-windows") is None:
+            return message("Triton is not installed; install the triton package that fits this torch")
+        if device.type not in ("cpu", "cuda", "xpu"):
+            return message("Inductor has no backend for {device} devices", device=device.type)
+        return unusable()
+
+    def prepare(self) -> None:
+        import torch._inductor.compile_fx
+        import torch._inductor.standalone_compile  # noqa: F401
+
+    def specialises(self, device: torch.device) -> bool:
+        return device.type == "cuda"
+
+    def forms(self) -> Forms:
+        return FOR_INDUCTOR
+
+    def options(self) -> Mapping[str, str]:
+        return {
+            "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
+            "layout": "channels_last",
+            "operands": "written once, and their parts",
+            "regions": "shared" if _shares_regions() else "none",
+            "rows": "one pass",
+            "upsampling": "folded",
+        }
+
+    def versions(self, device: torch.device) -> Mapping[str, str]:
+        return {"triton": _version_of("triton") or _version_of("triton-windows") or "none"}
+
+    def compile(self, capture: Capture) -> CompiledGraph:
+        # On the CPU an Inductor artifact holds the source of its kernels and expects to find the shared objects in the
+        # cache folder. To keep them with the artifact we must know which ones they are. (On a GPU they are in it.)
+        on_cpu = _on_cpu(capture)
+        with in_new_code_folder() if on_cpu else in_code_folder() as folder:
+            try:
+                artifact = _compiled(capture)
+            except Exception as error:
+                raise _explained(error) from error
+            kernels = _shared_objects(folder) if on_cpu else {}
+            return InductorGraph(capture.binding, capture.shapes, artifact, kernels)
+
+    def to_parts(self, graph: CompiledGraph) -> Mapping[str, bytes] | None:
+        assert isinstance(graph, InductorGraph)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, _ARTIFACT)
+            graph.artifact.save(path=path, format="binary")
+            parts = {_ARTIFACT: Path(path).read_bytes()}
+        parts.update((_KERNELS + name, content) for name, content in graph.kernels.items())
+        graph.code_bytes = sum(map(len, parts.values()))
+        return parts
+
+    def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
+        kernels = {name.removeprefix(_KERNELS): code for name, code in parts.items() if name.startswith(_KERNELS)}
+        if not all(map(_KERNEL.fullmatch, kernels)) or set(parts) != {
+            _ARTIFACT,
+            *(_KERNELS + name for name in kernels),
+        }:
+            raise EngineError(message("its machine code has names that Inductor does not give"))
+        for operator in (wide_attention, cast_fp8, rows_of_fp8):
+            operator()  # must be there before code that calls it is
+        try:
+            with in_code_folder() as folder:
+                artifact = _loaded(parts[_ARTIFACT], kernels, folder)
+        except Exception as error:
+            # What else lies in the folder (sources, a GPU's kernels) may be cut short, or it is one where no code runs.
+            log.info("OneDiff: loading once more, in an empty folder (%s: %s)", type(error).__name__, first_line(error))
+            log.debug("loading from the folder of machine code failed", exc_info=True)
+            empty_own_folder()
+            with in_new_code_folder() as folder:
+                artifact = _loaded(parts[_ARTIFACT], kernels, folder)
+        graph = InductorGraph(binding, shapes, artifact, kernels)
+        graph.code_bytes = sum(map(len, parts.values()))
+        return graph
+
+
+def _loaded(artifact: bytes, kernels: Mapping[str, bytes], folder: Path) -> Any:
+    import torch._inductor.config as inductor_config
+    from torch._inductor.standalone_compile import CompiledArtifact
+
+    for name, code in kernels.items():
+        put_code(folder / name, code)
+    with tempfile.TemporaryDirectory() as passing:
+        path = Path(passing, _ARTIFACT)
+        path.write_bytes(artifact)
+        with inductor_config.patch(_compiled_headers()):
+            return CompiledArtifact.load(path=str(path), format="binary")
+
+
+def _shares_regions() -> bool:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= _REGIONS_SINCE
+
+
+def _compiled(capture: Capture) -> Any:
+    """The artifact. What asks Inductor in a way that Inductor does not promise is left out where it fails."""
+    graph = quantize_before_flattening(fold_upsampling(capture.graph))
+    if not all(map(fuses_fp8, _devices(capture))):
+        graph = leave_fp8_to_eager(graph)
+    try:
+        from .passes.operands import write_operands_once
+
+        written = write_operands_once(graph)
+        if written is not graph:
+            return _compile_in_regions(capture, written) or _compile(capture, written)
+    except Exception as error:
+        log.info("OneDiff: operands are left to Inductor (%s: %s)", type(error).__name__, first_line(error))
+        log.debug("compiling with operands in memory failed", exc_info=True)
+    return _compile_in_regions(capture, graph) or _compile(capture, graph)
+
+
+def _compile_in_regions(capture: Capture, whole: torch.fx.GraphModule) -> Any | None:
+    """With what repeats compiled once: in a half or a third of the time. None where nothing repeats, or it fails."""
+    if not _shares_regions():
+        return None
+    from .passes.regions import share_regions
+
+    try:
+        graph = share_regions(whole)
+        return None if graph is whole else _compile(capture, graph)
+    except Exception as error:
+        log.info("OneDiff: repeated blocks are compiled one by one (%s: %s)", type(error).__name__, first_line(error))
+        log.debug("compiling with shared regions failed", exc_info=True)
+        return None
+
+
+def _compile(capture: Capture, graph: torch.fx.GraphModule) -> Any:
+    import torch._functorch.config as functorch_config
+    from torch._inductor import standalone_compile
+
+    # standalone_compile looks for the graph's fake tensors under the name that Dynamo gives them.
+    output = next(iter(reversed(graph.graph.nodes)))
+    for node in output.args[0]:
+        if isinstance(node, torch.fx.Node):
+            node.meta["example_value"] = node.meta["val"]
+    # PyTorch 2.13's AOTAutograd cache can return the graph of another shape without an error. It
+    # cannot be switched off (an artifact is serialised through it), but the tag is part of its
+    # keys: with the capture's own digest in them, graphs cannot be mixed up. A general graph is
+    # never taken from there at all: what it was found valid for is only known where it is compiled.
+    tag = f"{capture.digest} {uuid.uuid4() if capture.shapes.general else ''}"
+    with (
+        torch.no_grad(),
+        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+        symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]
+        functorch_config.patch(enable_autograd_cache=True),
+        rows_in_one_pass(),
+    ):
+        return standalone_compile(
+            graph,
+            capture.examples(),
+            dynamic_shapes="from_graph",
+            aot=True,
+            options={"config_patches": _config(capture)},
+        )
+
+
+def _config(capture: Capture) -> dict[str, bool]:
+    config = {"emulate_precision_casts": _computes_in(capture, _ROUND_LIKE_EAGER), **_compiled_headers()}
+    if not _on_cpu(capture):
+        # Inductor turns convolutions to channels-last by itself, except where sizes are symbols or channels
+        # few. Measured on SDXL, H200, symbols: 36.4 ms a step with it, 37.8 without.
+        config["force_layout_optimization"] = True
+    return config
+
+
+def _compiled_headers() -> dict[str, bool]:
+    """Keep Inductor from compiled headers that others may have made. Its names of kernels tell whether it uses any."""
+    return {} if headers_are_ours() else {"cpp_cache_precompile_headers": False}
+
+
+def _computes_in(capture: Capture, dtype: torch.dtype) -> bool:
+    values = (node.meta.get("val") for node in capture.graph.graph.nodes)
+    return any(isinstance(value, torch.Tensor) and value.dtype == dtype for value in values)
+
+
+def _on_cpu(capture: Capture) -> bool:
+    return all(device.type == "cpu" for device in _devices(capture))
+
+
+def _devices(capture: Capture) -> set[torch.device]:
+    return {example.device for example in capture.examples() if isinstance(example, torch.Tensor)}
+
+
+def _shared_objects(folder: Path) -> dict[str, bytes]:
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.so"))}
+    return {name: path.read_bytes() for name, path in found.items() if _KERNEL.fullmatch(name)}
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _explained(error: Exception) -> EngineError:
+    text = str(error)
+    first_line = (text.strip().splitlines() or [type(error).__name__])[0]
+    if "InvalidCxxCompiler" in text or type(error).__name__ == "InvalidCxxCompiler":
+        tried = os.environ.get("CXX") or "g++, clang++"
+        return EngineError(
+            message(
+                "no working C++ compiler was found (tried {tried}), and Inductor needs one; install g++ "
+                "(Debian/Ubuntu: apt install g++; Windows: Visual Studio Build Tools) or set CXX to one",
+                tried=tried,
+            )
+        )
+    if "Failed to find C compiler" in text or (not _c_compiler() and "gcc" in text):
+        return EngineError(
+            message(
+                "no C compiler was found, and Triton needs one to launch its kernels; install gcc "
+                "(Debian/Ubuntu: apt install gcc) or set CC to one"
+            )
+        )
+    if "Python.h" in text:
+        return EngineError(
+            message(
+                "the headers of this Python are missing, and compiled code needs them; install them "
+                "(Debian/Ubuntu: apt install python3-dev)"
+            )
+        )
+    return EngineError(
+        message("Inductor failed: {kind}: {first_line}", kind=type(error).__name__, first_line=first_line)
+    )
+
+
+def _c_compiler() -> str | None:
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -1,0 +1,1 @@
+"""Rewrites of a captured graph before Inductor compiles it."""

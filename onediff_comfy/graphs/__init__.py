@@ -1,1 +1,0 @@
-"""Naming compiled graphs, keeping them, and choosing the one that serves a call."""

@@ -1,0 +1,92 @@
+"""What attaching a dispatcher to an object of the host's takes, whatever kind of object it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from comfy.patcher_extension import CallbacksMP
+
+from ...engines import prepare
+from ...messages import Message, message
+from ...serving.dispatcher import Dispatcher, Options
+from ..process.process import Origin, accelerated, library, metrics
+from ..process.services import host_services
+from ..report.status import status_of
+
+log = logging.getLogger(__name__)
+
+KEY = "onediff"
+"""What is ours on a patcher of the host's, by this name."""
+
+
+def dispatcher_for(
+    kind: str,
+    engine: str,
+    node_id: str | None,
+    options: Options,
+    dispatcher: type[Dispatcher] = Dispatcher,
+) -> Dispatcher:
+    """What is to serve an object, known to the report.
+
+    Args:
+        kind: the host's name for such objects: MODEL, VAE, CLIP, CONTROL_NET.
+        engine: one of ``settings.ENGINE_NAMES``.
+        node_id: the node that shows what is going on.
+        options: what was chosen.
+        dispatcher: the class.
+    """
+    if not options.in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
+        prepare(engine)
+    made = dispatcher(engine, library(), host_services(), status_of(node_id), options)
+    library().recordings.record_on_this_thread()
+    accelerated()[made] = Origin(kind, node_id)
+    return made
+
+
+def unfit(name: str, thing: Any, wanted: Message) -> Message:
+    """Return why nothing of what came to a node's input can be captured, for people.
+
+    Args:
+        name: of the input.
+        thing: what came to it.
+        wanted: what it should be.
+    """
+    if thing is None:
+        return message("the node before this one gave nothing to the input {name}", name=name)
+    return message(
+        "what the node before this one gave to the input {name} is not {wanted} (its type is {kind})",
+        name=name,
+        wanted=wanted,
+        kind=type(thing).__qualname__,
+    )
+
+
+def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "it") -> Any:
+    """``thing`` as it came, after a warning that says why nothing of it can be captured.
+
+    Args:
+        name: what the log calls it.
+    """
+    metrics().fell_back(reason)
+    status_of(node_id)(message("not accelerated: {reason}", reason=reason))
+    log.warning("OneDiff: %s; %s passes through unchanged", reason, name)
+    return thing
+
+
+def release_on_detach(patcher: Any) -> None:
+    """Have recordings go when the host takes the weights of ``patcher`` off the device, and when its model dies.
+
+    They hold addresses of weights that are about to go, and memory that the host wants. The host also *detaches*
+    whatever it is about to load, a model that is there already included, before every image: then weights stay where
+    they are, and so do recordings. Making them anew took 0.2 s an image (H200, SDXL).
+    """
+    recordings = library().recordings
+    patcher.remove_callbacks_with_key(CallbacksMP.ON_DETACH, KEY)
+    patcher.add_callback_with_key(CallbacksMP.ON_DETACH, KEY, _release_if_unloaded)
+    recordings.release_with(patcher.model)
+
+
+def _release_if_unloaded(_patcher: Any, weights_go: bool) -> None:
+    if weights_go:
+        library().recordings.release()

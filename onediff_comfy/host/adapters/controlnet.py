@@ -1,0 +1,219 @@
+"""Attach a dispatcher to a copy of a ComfyUI CONTROL_NET.
+
+A ControlNet calls its network once a step and hands what comes out to the diffusion model. The copy holds a
+stand-in for the network; the patcher that manages the weights, the strength, the range of steps and the chain of
+several ControlNets stay the host's. Nodes that apply a ControlNet copy it again, and the stand-in goes along.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from comfy.controlnet import ControlLora, ControlNet
+from comfy.model_patcher import ModelPatcher
+
+from ...capture.target.target import Target
+from ...messages import message
+from ...serving.dispatcher import Dispatcher, Options
+from ..process.services import host_services
+from ..weights.dynamic_vram import is_dynamic
+from .attach import dispatcher_for, pass_through, release_on_detach, unfit
+from .module_proxy import ServedModule, module_behind, server_behind
+
+log = logging.getLogger(__name__)
+
+
+def accelerate_control(control: Any, engine: str, node_id: str | None = None, in_background: bool = False) -> Any:
+    """A copy of ``control`` whose network is served by compiled graphs.
+
+    Args:
+        control: a ComfyUI CONTROL_NET.
+        engine: one of ``settings.ENGINE_NAMES``.
+        node_id: the node that shows what is going on.
+        in_background: let another process compile, and make images without acceleration meanwhile.
+
+    Returns:
+        The accelerated copy; or, where nothing can be captured, ``control`` itself, after a warning that
+        says why.
+    """
+    lora = type(control) in (ControlLora, _ServedControlLora)
+    if not lora and not (isinstance(control, ControlNet) and hasattr(control, "control_model_wrapped")):
+        reason = unfit("control_net", control, message("a ControlNet whose own network runs at every step"))
+        return pass_through(control, reason, node_id)
+    dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, Options(in_background=in_background))
+    server = _Server(dispatcher)
+    if lora:
+        served = _ServedControlLora.of(control, server)
+    else:
+        served = control.copy()
+        served.control_model_wrapped = _resident_patcher(control)
+        served.control_model = ServedModule(served.control_model_wrapped.model, server, ["forward"])
+    served.previous_controlnet = control.previous_controlnet
+    return served
+
+
+def find_control_dispatcher(control: Any) -> Dispatcher | None:
+    """What serves the network of an accelerated CONTROL_NET; None if it is not accelerated."""
+    if isinstance(control, _ServedControlLora):
+        return control.networks.server.dispatcher
+    server = server_behind(getattr(control, "control_model", None))
+    return server.dispatcher if isinstance(server, _Server) else None
+
+
+class _Server:
+    """Hands the calls of a network to a dispatcher and its outputs back in the form that the host relies on."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self._hints: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def __call__(
+        self, module: torch.nn.Module, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        # The host says nothing to a network about runs, but scales the hint anew for each.
+        hint = kwargs.get("hint")
+        if isinstance(hint, torch.Tensor):
+            if self._is_new(hint):
+                self.dispatcher.begin_run()
+            kwargs = {**kwargs, "hint": _for_each_image(hint, kwargs.get("x"))}
+        return _shared(self.dispatcher(module, method, args, kwargs))
+
+    def _is_new(self, hint: torch.Tensor) -> bool:
+        known = self._hints.get(id(hint))
+        if known is not None and known() is hint:
+            return False
+        self._hints = {key: reference for key, reference in self._hints.items() if reference() is not None}
+        self._hints[id(hint)] = weakref.ref(hint)
+        return True
+
+
+def _for_each_image(hint: torch.Tensor, latent: Any) -> torch.Tensor:
+    """A hint for each image of the batch, as the host itself makes of two hints or more.
+
+    One hint for all is broadcast by the network, which makes it another computation for every graph.
+    """
+    batch = len(latent) if isinstance(latent, torch.Tensor) else 1
+    return hint.expand(batch, *hint.shape[1:]) if len(hint) == 1 < batch else hint
+
+
+def _shared(output: Any) -> Any:
+    """``output`` with one tensor object for each piece of memory.
+
+    A network may give one tensor for several layers. The host multiplies each tensor *object* by the strength, in
+    place and once; two objects over the same memory would have it twice.
+    """
+    first: dict[Any, torch.Tensor] = {}
+
+    def same(tensor: torch.Tensor) -> torch.Tensor:
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        return first.setdefault(place, tensor)
+
+    return pytree.tree_map_only(torch.Tensor, same, output)
+
+
+def _resident_patcher(control: ControlNet) -> ModelPatcher:
+    """A patcher of its own for the network of ``control``, whose weights stay in place while they are used."""
+    patcher = control.control_model_wrapped.clone()
+    if is_dynamic(patcher):
+        # The host makes resident forms from a loader, and keeps none for a ControlNet: so from the network itself.
+        try:
+            network = _own_network(patcher.model)
+            patcher = ModelPatcher(network, load_device=patcher.load_device, offload_device=patcher.offload_device)
+        except Exception as error:  # whatever another extension has put into the network
+            log.warning("OneDiff: this ControlNet has no resident form (%s); it stays in Dynamic VRAM", error)
+    release_on_detach(patcher)
+    return patcher
+
+
+# What Dynamic VRAM notes on a network and its layers.
+_DYNAMIC = ("_v", "_v_signature", "_pin_state", "dynamic_vbars", "dynamic_pins", "dynamic_patchers")
+
+
+def _own_network(network: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a network without what Dynamic VRAM noted on it. Weights are shared until one of the two moves."""
+    shared: dict[int, Any] = {}
+    for layer in network.modules():
+        for holder in (layer._parameters, layer._buffers):
+            for tensor in holder.values():
+                if isinstance(tensor, torch.nn.Parameter):
+                    shared[id(tensor)] = torch.nn.Parameter(tensor.data, requires_grad=False)
+                elif tensor is not None:
+                    shared[id(tensor)] = tensor.detach()
+        shared |= {id(layer.__dict__[name]): layer.__dict__[name] for name in _DYNAMIC if name in layer.__dict__}
+    own: torch.nn.Module = copy.deepcopy(network, shared)
+    for layer in own.modules():
+        for name in _DYNAMIC:
+            layer.__dict__.pop(name, None)
+    return own
+
+
+class _ServedControlLora(ControlLora):
+    """A ControlLora, of which the host builds a network anew from the diffusion model's weights at each run."""
+
+    networks: _Networks
+    control_model: Any
+
+    @classmethod
+    def of(cls, control: ControlLora, server: _Server | _Networks) -> _ServedControlLora:
+        """A copy of ``control`` that is served."""
+        served = cls(control.control_weights, global_average_pooling=control.global_average_pooling)
+        control.copy_to(served)
+        served.networks = server if isinstance(server, _Networks) else _Networks(server)
+        # A run that was stopped cleans nothing up.
+        weakref.finalize(served, served.networks.give_back, id(served)).atexit = False
+        return served
+
+    def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
+        super().pre_run(model, percent_to_timestep_function)
+        self.control_model = self.networks.take(self, self.control_model)
+
+    def copy(self) -> _ServedControlLora:
+        return _ServedControlLora.of(self, self.networks)
+
+    def cleanup(self) -> None:
+        self.networks.give_back(id(self))
+        super().cleanup()
+
+
+class _Networks:
+    """Stand-ins that outlive a run, for a dispatcher knows the modules that it has served and keeps them.
+
+    Between runs they hold no weights.
+    """
+
+    def __init__(self, server: _Server) -> None:
+        self.server = server
+        self._idle: dict[str, list[ServedModule]] = {}
+        self._taken: dict[int, tuple[str, ServedModule]] = {}
+
+    def take(self, control: ControlLora, built: torch.nn.Module) -> Any:
+        """A stand-in for ``built``, over a network like it that was served before if there is one."""
+        self.give_back(id(control))
+        host = host_services()
+        target = Target(built, host.code, host.formats)
+        if target.refusal is not None:
+            self.server.dispatcher.metrics.fell_back(target.refusal)
+            return built
+        idle = self._idle.setdefault(target.fingerprint, [])
+        stand_in = idle.pop() if idle else ServedModule(built, self.server, ["forward"])
+        for layer, other in zip(module_behind(stand_in).modules(), built.modules(), strict=True):
+            layer._parameters.update(other._parameters)
+        self._taken[id(control)] = target.fingerprint, stand_in
+        return stand_in
+
+    def give_back(self, control: int) -> None:
+        """The run of the ControlLora with this ``id`` is over."""
+        if control not in self._taken:
+            return
+        fingerprint, stand_in = self._taken.pop(control)
+        for layer in module_behind(stand_in).modules():
+            for name, weight in layer._parameters.items():
+                if weight is not None:
+                    layer._parameters[name] = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
+        self._idle[fingerprint].append(stand_in)

@@ -1,0 +1,147 @@
+"""A stand-in for one of the host's modules, for objects that have no wrappers of their own.
+
+A MODEL has wrappers around its forward; a VAE, a ControlNet or a text encoder simply calls methods of a
+module that it holds. A copy of such an object that holds a stand-in instead is accelerated, and the module
+itself, which other copies share and the host's memory management moves about, stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...messages import message
+from ..process.process import metrics
+
+Serve = Callable[[torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+"""A dispatcher: called with the module, its bound method, and the call's arguments."""
+
+
+class ServedModule:
+    """Calls of some methods of a module are served; everything else about it is the module itself.
+
+    Attributes are read from the module, set on it and deleted from it, and ``isinstance`` answers as for
+    the module. It is no ``nn.Module`` and has no state of its own: its weights are the module's, counted once.
+    A copy or a pickle of it is one of the module.
+
+    Args:
+        module: stood in for.
+        serve: a ``Dispatcher``, or something that is called like one.
+        methods: names of the methods that go through it. Calling the module itself is its "forward".
+    """
+
+    def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str]) -> None:
+        own = object.__getattribute__(self, "__dict__")
+        own.update(_onediff_module=module, _onediff_serve=serve, _onediff_methods=frozenset(methods))
+        own.update(_onediff_image=_Image(module))
+
+    @property  # type: ignore[misc]  # what isinstance() asks after the type
+    def __class__(self) -> type:
+        return type(self._onediff_module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_onediff"):
+            raise AttributeError(name)
+        attribute = getattr(self._onediff_module, name)
+        return self._served(name) if name in self._onediff_methods else attribute
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._onediff_module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._onediff_module, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._onediff_module
+        if "forward" not in self._onediff_methods:
+            return module(*args, **kwargs)
+        if module._forward_hooks or module._forward_pre_hooks:  # a method has none: only calling the module runs them
+            metrics().fell_back(message("the module has a forward hook from another extension"))
+            return module(*args, **kwargs)
+        return self._served("forward")(*args, **kwargs)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._onediff_module)
+
+    def __repr__(self) -> str:
+        return f"served {self._onediff_module!r}"
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return _itself, (self._onediff_module,)
+
+    def _served(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._onediff_module, name)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
+                return method(*args, **kwargs)
+            with self._onediff_image.current() as image:
+                return self._onediff_serve(image, getattr(image, name), args, kwargs)
+
+        return call
+
+
+class _Image:
+    """A module as it computes: without what the host's memory management notes on it.
+
+    The notes are another in each process and change with every load, and some cannot be sent to another process;
+    a graph's identity is to know nothing of them. The image is another object of the module's class that has the
+    same attributes, and shares layers, weights and hooks with it.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._image: torch.nn.Module = object.__new__(type(module))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[torch.nn.Module]:
+        """The image with the module's attributes as they are now. What is set or deleted inside is so on the module."""
+        theirs, own = vars(self._module), vars(self._image)
+        shown = {name: value for name, value in theirs.items() if name not in _NOTES}
+        for name in own.keys() - shown.keys():
+            del own[name]
+        own.update(shown)
+        try:
+            yield self._image
+        finally:
+            theirs.update(own)
+            for name in shown.keys() - own.keys():
+                theirs.pop(name, None)
+
+
+# What comfy.model_patcher sets on the module that it moves about.
+_NOTES = frozenset(
+    (
+        *("model_loaded_weight_memory", "model_offload_buffer_memory", "model_lowvram", "lowvram_patch_counter"),
+        *("current_weight_patches_uuid", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
+    )
+)
+
+
+def module_behind(module: Any) -> Any:
+    """The module that a stand-in stands for; a module that is none as it is."""
+    return module._onediff_module if type(module) is ServedModule else module
+
+
+def server_behind(module: Any) -> Any:
+    """What serves a stand-in's methods; None for a module that is none."""
+    return module._onediff_serve if type(module) is ServedModule else None
+
+
+def served_instead(stand_in: ServedModule, serve: Serve) -> ServedModule:
+    """Return a stand-in for the same module and methods whose calls ``serve`` serves."""
+    return ServedModule(stand_in._onediff_module, serve, stand_in._onediff_methods)
+
+
+def serves(module: Any, method: str) -> bool:
+    """Whether ``module`` is a stand-in that serves ``method``."""
+    return type(module) is ServedModule and method in module._onediff_methods
+
+
+def _itself(module: torch.nn.Module) -> torch.nn.Module:
+    return module

@@ -1,0 +1,205 @@
+"""Attach a dispatcher to a clone of a ComfyUI CLIP.
+
+A CLIP holds one or more text encoders. Each turns tokens into embeddings, runs a stack of layers over them
+and picks what it needs of the result; the stack is where the time goes, and it is what is served. Prompt
+weights, embeddings put between tokens and the layer that is chosen are all above or below it, so the host's own
+code goes on doing them.
+
+The CLIP that came in is not touched. The clone has its own shallow copies of the few modules between it and the
+stacks, with a stand-in for each stack at the end; layers, weights and the patcher that manages them are the host's.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import functools
+import inspect
+import itertools
+import logging
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ...messages import message
+from ...serving.dispatcher import Dispatcher, Options
+from ..weights.dynamic_vram import is_dynamic, resident_clone
+from .attach import dispatcher_for, pass_through, release_on_detach, unfit
+from .module_proxy import ServedModule, module_behind, server_behind
+
+log = logging.getLogger(__name__)
+
+
+def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_background: bool = False) -> Any:
+    """A clone of ``clip`` whose text encoders are served by compiled graphs.
+
+    Args:
+        clip: a ComfyUI CLIP.
+        engine: one of ``settings.ENGINE_NAMES``.
+        node_id: the node that shows what is going on.
+        in_background: let another process compile, and encode without acceleration meanwhile.
+
+    Returns:
+        The accelerated clone; or, where nothing can be captured, ``clip`` itself, after a warning that
+        says why.
+    """
+    encoders = getattr(clip, "cond_stage_model", None)
+    if not isinstance(encoders, torch.nn.Module) or not _stacks(encoders):
+        reason = unfit("clip", clip, message("a CLIP with layers of a text encoder"))
+        return pass_through(clip, reason, node_id)
+    dispatcher = dispatcher_for("CLIP", engine, node_id, Options(in_background=in_background))
+    clone = _resident_clone(clip)
+    serve = _Server(dispatcher)
+    stand_ins = {path: ServedModule(stack, serve, ["forward"]) for path, stack in _stacks(clone.cond_stage_model)}
+    clone.cond_stage_model = _with_replaced(clone.cond_stage_model, stand_ins)
+    release_on_detach(clone.patcher)
+    return clone
+
+
+def find_clip_dispatcher(clip: Any) -> Dispatcher | None:
+    """What serves the text encoders of an accelerated CLIP; None if it is not accelerated."""
+    encoders = getattr(clip, "cond_stage_model", None)
+    if isinstance(encoders, torch.nn.Module):
+        for path, _ in _stacks(encoders):
+            server = server_behind(encoders.get_submodule(path))
+            if isinstance(server, _Server):
+                return server.dispatcher
+    return None
+
+
+def stacks_of(clip: Any) -> list[torch.nn.Module]:
+    """The modules of a CLIP that are served once it is accelerated; none of something that cannot be."""
+    encoders = getattr(clip, "cond_stage_model", None)
+    return [stack for _, stack in _stacks(encoders)] if isinstance(encoders, torch.nn.Module) else []
+
+
+def _resident_clone(clip: Any) -> Any:
+    """A clone whose weights stay in place while they are used, where there is one."""
+    patcher = resident_clone(clip.patcher, "CLIP") if is_dynamic(clip.patcher) else None
+    clone = clip.clone()
+    if patcher is not None:  # the host's clone() takes none that it is to use
+        clone.patcher, clone.cond_stage_model = patcher, patcher.model
+    return clone
+
+
+def _stacks(encoders: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The stacks of layers in the text encoders of a CLIP, with their paths.
+
+    The host calls every encoder ``transformer``. Its stack is the module that holds its list of layers: of
+    several lists (an encoder may see images too) the one that is nearest to the embeddings of tokens, then the
+    one with the most weights.
+    """
+    found = []
+    for path, encoder in encoders.named_modules():
+        if path.rpartition(".")[2] != "transformer":
+            continue
+        tokens = _path_of_tokens(encoder)
+        lists = [
+            (_common(inside, tokens), sum(weight.numel() for weight in layers.parameters()), inside)
+            for inside, layers in encoder.named_modules()
+            if isinstance(layers, torch.nn.ModuleList)
+        ]
+        if lists:
+            *_, inside = max(lists)
+            stack = ".".join(filter(None, (path, inside.rpartition(".")[0])))
+            found.append((stack, module_behind(encoders.get_submodule(stack))))
+    return found
+
+
+def _path_of_tokens(encoder: Any) -> str:
+    embeddings = encoder.get_input_embeddings() if hasattr(encoder, "get_input_embeddings") else None
+    return next((path for path, module in encoder.named_modules() if module is embeddings), "")
+
+
+def _common(path: str, other: str) -> int:
+    """How many steps from the root two paths have in common."""
+    steps = zip(path.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], steps))
+
+
+def _with_replaced(
+    module: torch.nn.Module, replacements: Mapping[str, ServedModule], path: str = ""
+) -> torch.nn.Module:
+    """A shallow copy of a module tree with other modules at some paths; everything off these paths is shared."""
+    twin = copy.copy(module)
+    twin.__dict__["_modules"] = dict(module._modules)
+    for name in module._modules:
+        full = f"{path}.{name}" if path else name
+        if full in replacements:
+            twin._modules[name] = replacements[full]  # type: ignore[assignment]  # a stand-in for a module
+        elif any(other.startswith(f"{full}.") for other in replacements):
+            child = module._modules[name]
+            assert child is not None
+            twin._modules[name] = _with_replaced(child, replacements, full)
+    return twin
+
+
+class _Server:
+    """Hands the calls of stacks to a dispatcher, in a form that says no more than what matters."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+
+    def __call__(
+        self, module: torch.nn.Module, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        self.dispatcher.begin_run()  # a prompt is one or two calls, with whole images between it and the next
+        args, kwargs = _read_arguments(method, args, kwargs)
+        return self.dispatcher(module, _on_own_tensors(method), args, kwargs)
+
+
+def _on_own_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` on copies of the tensors it is given.
+
+    Layers add to their input in place, the first one to what the caller handed in. A graph does not, and eager
+    may run on the same input after it.
+    """
+
+    @functools.wraps(method)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        return method(*args, **kwargs)
+
+    return forward
+
+
+def _read_arguments(
+    method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call, less those that the method's code never looks at.
+
+    The host tells every encoder how many tokens each prompt has and where embeddings were put. Most do not ask,
+    and then a graph must not be for one number of tokens.
+    """
+    parameters = inspect.signature(method).parameters
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters.values()):
+        return args, kwargs
+    optional = {name for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    unread = optional & _unread_names(method)
+    named = inspect.signature(method).bind(*args, **kwargs).arguments
+    return (), {name: value for name, value in named.items() if name not in unread}
+
+
+def _unread_names(method: Callable[..., Any]) -> frozenset[str]:
+    """Names of parameters that the code of a plain Python method mentions nowhere."""
+    function = getattr(method, "__func__", method)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType) or hasattr(function, "__wrapped__"):
+        return frozenset()
+    return _unread(code)
+
+
+@functools.lru_cache(maxsize=64)
+def _unread(code: types.CodeType) -> frozenset[str]:
+    if {"locals", "vars", "eval", "exec"} & set(code.co_names):
+        return frozenset()
+    mentioned: set[str] = set(code.co_cellvars)
+    for instruction in dis.get_instructions(code):
+        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        if not instruction.opname.startswith("STORE"):
+            mentioned.update(name for name in names if isinstance(name, str))
+    count = code.co_argcount + code.co_kwonlyargcount
+    return frozenset(code.co_varnames[:count]) - mentioned

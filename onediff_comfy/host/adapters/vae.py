@@ -1,0 +1,201 @@
+"""Accelerate a copy of a ComfyUI VAE.
+
+A VAE has neither ``clone`` nor wrappers. The copy holds a stand-in for the VAE's module whose ``decode`` and
+``encode`` are served; all else, the host's patcher, its memory management and its tiling among it, is the host's
+own code at work. The VAE that came in is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...buckets import BucketSet
+from ...capture.call import Signature
+from ...capture.shape_range import batch_tensor
+from ...engines.cudagraph import CudaGraphEngine
+from ...messages import Message, message
+from ...serving.dispatcher import Dispatcher, Options, no_sizes
+from ..process.process import metrics
+from ..weights.dynamic_vram import is_dynamic, resident_clone
+from .attach import dispatcher_for, pass_through, unfit
+from .module_proxy import ServedModule, module_behind, served_instead, server_behind, serves
+
+log = logging.getLogger(__name__)
+
+
+def accelerate_vae(
+    vae: Any,
+    engine: str,
+    node_id: str | None = None,
+    in_background: bool = False,
+    buckets: BucketSet | None = None,
+    methods: Collection[str] = ("decode", "encode"),
+) -> Any:
+    """A copy of ``vae`` whose decoding and encoding are served by compiled graphs.
+
+    Args:
+        vae: a ComfyUI VAE.
+        engine: one of ``settings.ENGINE_NAMES``.
+        node_id: the node that shows what is going on.
+        in_background: let another process compile, and decode without acceleration meanwhile.
+        buckets: sizes of images that get graphs of their own.
+        methods: which of "decode" and "encode" are served.
+
+    Returns:
+        The accelerated copy; or, where nothing can be captured, ``vae`` itself, after a warning that says why.
+        A workflow never fails because it could not be made faster.
+    """
+    module = module_behind(getattr(vae, "first_stage_model", None))
+    reason = _impossible(vae, module)
+    if reason is not None:
+        return pass_through(vae, reason, node_id, name="the VAE")
+    options = Options(
+        specialize=no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode()),
+        in_background=in_background,
+        # Launching kernels is a small part of what a large image costs. A recording would keep the memory of all its
+        # activations, gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
+        record_only_launch_bound=engine != CudaGraphEngine.name,
+    )
+    dispatcher = dispatcher_for("VAE", engine, node_id, options, _VAEDispatcher)
+    kind: type = type(vae)
+    copy: Any = object.__new__(_with_runs(kind))
+    vars(copy).update(vars(vae))
+    copy.patcher, module = _resident(vae, module)
+    copy.first_stage_model = ServedModule(module, dispatcher, methods)
+    return copy
+
+
+def vae_served_by(vae: Any, dispatcher: Dispatcher) -> Any:
+    """Return a copy of an accelerated VAE whose calls ``dispatcher`` serves."""
+    copy: Any = object.__new__(type(vae))
+    vars(copy).update(vars(vae))
+    copy.first_stage_model = served_instead(vae.first_stage_model, dispatcher)
+    return copy
+
+
+def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
+    """What serves the calls of an accelerated VAE; None if it is not accelerated."""
+    server = server_behind(getattr(vae, "first_stage_model", None))
+    return server if isinstance(server, Dispatcher) else None
+
+
+def _impossible(vae: Any, module: Any) -> Message | None:
+    """Why nothing of a VAE can be captured, or None."""
+    if not isinstance(module, torch.nn.Module):
+        return unfit("vae", vae, message("a VAE with layers of its own"))
+    if getattr(module, "comfy_has_chunked_io", False):
+        # LTX. It also draws random numbers while it decodes.
+        return message(
+            "a {kind} writes its images piece by piece into a buffer, which no graph can yet",
+            kind=type(module).__qualname__,
+        )
+    return None
+
+
+class _VAEDispatcher(Dispatcher):
+    """A dispatcher that leaves videos to the host.
+
+    Video VAEs work through the frames in pieces and hand caches from one to the next. A capture would write that
+    out piece by piece: minutes of compiling for each number of frames.
+    """
+
+    def __call__(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        data = args[0] if args else None
+        if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
+            self.passed_by(
+                module, message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
+            )
+            return forward(*args, **kwargs)
+        return super().__call__(module, forward, args, kwargs)
+
+
+_VIDEO_AXES = 5  # batch, channels, frames, height, width
+
+
+def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
+    """The patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
+
+    The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays dynamic.
+    """
+    patcher = resident_clone(vae.patcher, "VAE") if is_dynamic(vae.patcher) else None
+    if patcher is None:
+        return vae.patcher, module
+    # Loaded for Dynamic VRAM its weights have the file's dtype, and layers cast them; whole, they need the VAE's.
+    # A form that is shared has it already, and nothing happens to it.
+    return patcher, patcher.model.to(vae.vae_dtype)
+
+
+class _Runs:
+    """Over a VAE class: each of its calls by a node is one run of the dispatcher, however many tiles it has."""
+
+    first_stage_model: Any
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("decode"):
+            return super().decode(*args, **kwargs)  # type: ignore[misc]
+
+    def decode_tiled(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("decode"):
+            return super().decode_tiled(*args, **kwargs)  # type: ignore[misc]
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("encode"):
+            return super().encode(*args, **kwargs)  # type: ignore[misc]
+
+    def encode_tiled(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run("encode"):
+            return super().encode_tiled(*args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _run(self, method: str) -> Iterator[None]:
+        module = self.first_stage_model
+        dispatcher = server_behind(module)
+        if dispatcher is None:
+            metrics().fell_back(message("a node behind OneDiff VAE Speedup has given the VAE another module"))
+        elif serves(module, method):
+            before = _calls(dispatcher)
+            dispatcher.begin_run()
+            yield
+            if _calls(dispatcher) > before:
+                dispatcher.end_run(
+                    module_behind(module), message("decoded") if method == "decode" else message("encoded")
+                )
+            else:
+                dispatcher.metrics.fell_back(
+                    message("this VAE does not {method} by the method of that name", method=method)
+                )
+            return
+        yield
+
+
+@functools.cache
+def _with_runs(kind: type) -> type:
+    """A class of VAEs like ``kind`` whose calls are runs."""
+    return kind if issubclass(kind, _Runs) else type(kind.__name__, (_Runs, kind), {"__module__": kind.__module__})
+
+
+def _calls(dispatcher: Dispatcher) -> int:
+    counted = dispatcher.metrics.snapshot()
+    return int(counted["served"] + sum(counted["fallbacks"].values()))
+
+
+def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
+    """Whether a call is for images of a size that is in ``buckets``; of latents, ``ratio`` is what a side grows by."""
+
+    def wanted(signature: Signature) -> bool:
+        index = batch_tensor(signature.tensors)
+        shape = signature.tensors[index].shape if index is not None else ()
+        if len(shape) < 4:
+            return False
+        factor = ratio if signature.function.endswith(".decode") else 1
+        return buckets.holds(shape[-1] * factor, shape[-2] * factor, shape[0])
+
+    return wanted

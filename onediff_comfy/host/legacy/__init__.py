@@ -1,0 +1,1 @@
+"""Workflows of the earlier OneDiff."""

@@ -1,0 +1,1 @@
+"""Prepare sizes before the first image."""

@@ -1,0 +1,1 @@
+"""What exists once per process, and what is carried to another."""

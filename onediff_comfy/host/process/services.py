@@ -1,0 +1,135 @@
+"""ComfyUI's answers to what the core needs of a host."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Hashable, Iterable, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy.ldm.modules.attention import attention_pytorch
+from comfy.ldm.modules.diffusionmodules import model as vae_layers
+
+from ...capture.call import NotCovered
+from ...capture.fingerprint.reachable_code import HostCode
+from ...compilation.compile_graph import HostServices
+from ...messages import message
+from ..preparation.latents import patch_side
+from ..weights.quantised import RECORDABLE_OPERATORS, fused_operators, kernels, weight_formats
+from .host_settings import settings
+
+log = logging.getLogger(__name__)
+
+_VAE_LEVELS = 4  # of those that do not say: eight pixels to a latent one
+
+
+def _attention(_chosen: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Keep attention whole in the capture, whichever implementation the host was started with.
+
+    The engine picks the kernel. The others cannot be captured: some read free memory while they
+    run, some call libraries that tracing cannot see into.
+    """
+    return attention_pytorch(*args, **kwargs)
+
+
+def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
+    """A layer of ComfyUI's that changes its weight on the way (a LoRA on an offloaded layer) cannot be captured yet.
+
+    Raises:
+        NotCovered: some layer carries weight functions, or its weights live in Dynamic VRAM.
+    """
+    for layer in layers:
+        state = layer.__dict__
+        if state.get("weight_function") or state.get("bias_function"):
+            raise NotCovered(message("layers patch their weights while running (a LoRA on offloaded weights)"))
+        if "_v" in state:
+            raise NotCovered(
+                message("weights live in ComfyUI's Dynamic VRAM, and this loader has no resident form of them")
+            )
+
+
+def _weight_functions(layers: Iterable[torch.nn.Module]) -> list[Sized]:
+    """Return the lists in which the host puts what changes a layer's weight: it appends to them in place."""
+    held = (layer.__dict__.get(name) for layer in layers for name in ("weight_function", "bias_function"))
+    return [functions for functions in held if isinstance(functions, Sized)]
+
+
+def _whole_vae_attention(layers: Iterable[torch.nn.Module]) -> None:
+    """As ``_attention``, for VAEs: there each layer holds the implementation that the host was started with.
+
+    One that somebody else has put there stays, and is captured or refused as it is.
+    """
+    for layer in layers:
+        if layer.__dict__.get("optimized_attention") in _VAE_ATTENTION:
+            layer.optimized_attention = vae_layers.pytorch_attention
+
+
+_VAE_ATTENTION = (vae_layers.normal_attention, vae_layers.xformers_attention, vae_layers.pytorch_attention)
+
+
+def _side_multiple(module: torch.nn.Module, function: str) -> int:
+    """A UNet halves its image at every level but the first; a transformer cuts it into square patches.
+
+    A VAE's encoder halves it too, and the host crops images for it; its decoder takes latents of any size.
+    """
+    if function.endswith(".encode"):
+        levels = getattr(getattr(module, "encoder", None), "num_resolutions", _VAE_LEVELS)
+        if getattr(module, "bn", None) is not None:  # Flux 2: latents are put together two by two
+            levels += 1
+        return int(2 ** (levels - 1))
+    if function.endswith(".decode"):
+        return 1
+    levels = getattr(module, "channel_mult", None)
+    if isinstance(levels, (list, tuple)) and levels:
+        return 2 ** (len(levels) - 1)
+    return patch_side(module)
+
+
+def _prompts(options: Mapping[str, Any]) -> Hashable:
+    """Which conditionings a call is for, in the order of its batch, and of which frames; None if it does not say."""
+    if not options.get("uuids"):
+        return None
+    window = getattr(options.get("context_window"), "index_list", ())  # of a long video, computed piece by piece
+    return tuple(options["uuids"]), tuple(options.get("cond_or_uncond") or ()), tuple(window)
+
+
+# Where weights lie, and when they come and go: callbacks and caches that are others in every process.
+_MACHINERY = frozenset(
+    f"comfy.{name}" for name in ("model_management", "memory_management", "pinned_memory", "model_patcher")
+)
+
+
+@functools.cache
+def _identity() -> str:
+    """sha256 over the host's model code: whatever steers a capture, any edit of it gives another."""
+    root = Path(comfy.model_management.__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        digest.update(source.relative_to(root).as_posix().encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def host_services() -> HostServices:
+    """The services of the ComfyUI that this process runs."""
+    return HostServices(
+        identity=f"{_identity()} {kernels()}",
+        options_name="transformer_options",
+        capture_options={"optimized_attention_override": _attention},
+        check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
+        refuse=_refuse_patched_layers,
+        watched=_weight_functions,
+        side_multiple=_side_multiple,
+        prepare=_whole_vae_attention,
+        settings=settings,
+        stream=_prompts,
+        interruption=comfy.model_management.InterruptProcessingException,
+        code=HostCode(comfy.__name__, _MACHINERY),
+        recordable=RECORDABLE_OPERATORS,
+        formats=weight_formats(),
+        fused=fused_operators,
+    )

@@ -1,0 +1,185 @@
+"""Models in Dynamic VRAM, and the form of each whose weights stay in place while it is loaded.
+
+In Dynamic VRAM, the host's default on NVIDIA, layers fetch their weights one by one while they run, which no graph
+can take. The host makes a resident form for those who ask, by running the model's loader once more: the whole file
+is read, and there is another model in memory. So each dynamic model gets one resident form here, which all its
+accelerated clones share as ordinary clones of the host share a model, and which outlives the last of them for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..adapters.attach import release_on_detach
+
+log = logging.getLogger(__name__)
+
+# The host drops a node's old output when a prompt starts. The new one is made when the nodes before it have run.
+_KEPT_SECONDS = 300.0
+_RETRY_SECONDS = 1.0
+_ON_OTHER_GPUS = "multigpu"  # by this name the host keeps them on a patcher
+
+
+def is_dynamic(patcher: Any) -> bool:
+    """Whether layers fetch their weights one by one while they run."""
+    return hasattr(patcher, "is_dynamic") and bool(patcher.is_dynamic())
+
+
+def resident_on_other_gpus(patcher: Any) -> int:
+    """Have the models on other GPUs, which ComfyUI's MultiGPU CFG Split keeps beside a MODEL, resident too.
+
+    The host makes them from the loader, or takes what another workflow has loaded there, and so in Dynamic VRAM.
+
+    Args:
+        patcher: an accelerated MODEL whose run is about to begin.
+
+    Returns:
+        How many there are.
+    """
+    others = patcher.get_additional_models_with_key(_ON_OTHER_GPUS)
+    if any(map(_fetches_weights, others)):
+        found = [resident_clone(other, "MODEL") if _fetches_weights(other) else other for other in others]
+        patcher.set_additional_models(_ON_OTHER_GPUS, [new or old for new, old in zip(found, others, strict=True)])
+    return len(others)
+
+
+def _fetches_weights(patcher: Any) -> bool:
+    """As ``is_dynamic``; also of a model in Dynamic VRAM that was given to a patcher of another class."""
+    return is_dynamic(patcher) or any("_v" in vars(layer) for layer in patcher.model.modules())
+
+
+def resident_clone(patcher: Any, kind: str) -> Any | None:
+    """A clone of a patcher in Dynamic VRAM that shares the resident form of its model.
+
+    Args:
+        patcher: a ModelPatcher of the host's; it and its model stay as they are.
+        kind: the host's name for what it belongs to: MODEL, VAE, CLIP.
+
+    Returns:
+        The clone; or None where the loader gives no resident form, after a warning. Such a model stays dynamic,
+        and its calls run eager with that reason.
+    """
+    form = _forms().setdefault(patcher.model, _ResidentForm())
+    base = form.base()
+    try:
+        if base is None:
+            base = _loaded(patcher, kind)
+            form.found_by(base)
+        clone = patcher.clone(disable_dynamic=True, model_override=base.get_clone_model_override())
+    except Exception as error:  # whatever a loader raises: of another extension, or its file is gone
+        log.warning("OneDiff: this %s's loader gives no resident form (%s); it stays in Dynamic VRAM", kind, error)
+        return None
+    # The host manages memory through the parent once a clone is gone. The dynamic patcher could not: it has
+    # another model. And whoever clones the clone holds the base by this.
+    clone.parent = base
+    clone.hook_backup = base.hook_backup  # original weights too, which the host's clone() leaves with the dynamic model
+    weakref.finalize(clone, _ResidentForm.outlive, weakref.ref(form)).atexit = False
+    return clone
+
+
+def _loaded(patcher: Any, kind: str) -> Any:
+    """What the loader of ``patcher`` gives when asked for no Dynamic VRAM: the base of all clones.
+
+    The host's ``clone`` would do the same and drop this patcher. But it is what knows the originals of patched
+    weights, and what the host has in its list if the loader has put the model on the device already.
+
+    Raises:
+        LookupError: nobody has said how to load this model again.
+        Exception: the loader's.
+    """
+    if patcher.cached_patcher_init is None:
+        raise LookupError("it has not told ComfyUI how to load the model again")
+    began = time.perf_counter()
+    load, arguments, *place = patcher.cached_patcher_init
+    base = load(*arguments, disable_dynamic=True)
+    if place:  # of several things that it loads
+        base = base[place[0]]
+    base.load_device, base.offload_device = patcher.load_device, patcher.offload_device  # a node may have chosen others
+    release_on_detach(base)
+    seconds = time.perf_counter() - began
+    log.info("OneDiff: loaded a %s (%s) in its resident form in %.1f s", kind, type(base.model).__name__, seconds)
+    return base
+
+
+class _ResidentForm:
+    """The resident form of one dynamic model: how it is found, and what keeps it when no clone does.
+
+    The form's base is a patcher without patches and parent, and holds nothing of the dynamic one. The clones hold it,
+    as their ``parent``. This object dies with the dynamic model, and with it what it keeps.
+    """
+
+    def __init__(self) -> None:
+        self._base: weakref.ref[Any] | None = None
+        self._kept: Any = None
+        self._timer: threading.Timer | None = None
+
+    def base(self) -> Any | None:
+        """The base of all clones, as long as anything holds it."""
+        return None if self._base is None else self._base()
+
+    def found_by(self, base: Any) -> None:
+        """``base`` is what ``base()`` gives from now on; it is not kept for that."""
+        self._base = weakref.ref(base)
+
+    @staticmethod
+    def outlive(reference: weakref.ref[_ResidentForm]) -> None:
+        """A clone is dying: the base, which it still holds, is kept for a while.
+
+        A weak reference finds the base here, for one from a finalizer could never be collected if the model
+        referred to the clone, as it does during a run.
+        """
+        form = reference()
+        if form is not None:
+            form._kept = form.base()
+            form._let_go_in(_KEPT_SECONDS)
+
+    def _let_go_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, self._let_go, [weakref.ref(self)])
+        self._timer.daemon = True
+        self._timer.start()
+
+    @staticmethod
+    def _let_go(reference: weakref.ref[_ResidentForm]) -> None:
+        form = reference()
+        if form is None:
+            return
+        with _between_prompts() as between:
+            if between:
+                form._kept = None
+        if not between:
+            form._let_go_in(_RETRY_SECONDS)
+
+
+@contextlib.contextmanager
+def _between_prompts() -> Iterator[bool]:
+    """Whether the host is running no prompt; if so it starts none in here.
+
+    When a model goes the host takes it out of its list of loaded models, on the thread where that happens. A
+    prompt may be walking through that list.
+    """
+    server = getattr(sys.modules.get("server"), "PromptServer", None)  # not imported: it is there, or there is none
+    queue: Any = getattr(getattr(server, "instance", None), "prompt_queue", None)
+    if not hasattr(queue, "mutex") or not hasattr(queue, "currently_running"):
+        yield True
+        return
+    with queue.mutex:
+        yield not queue.currently_running
+
+
+@functools.cache
+def _forms() -> WeakKeyDictionary[torch.nn.Module, _ResidentForm]:
+    """The resident forms in this process, by the dynamic model."""
+    return WeakKeyDictionary()

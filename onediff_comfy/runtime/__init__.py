@@ -1,0 +1,1 @@
+"""Run a compiled graph: replayed as CUDA graphs, or its deep half left out."""

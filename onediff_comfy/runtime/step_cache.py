@@ -1,0 +1,240 @@
+"""Step cache: calls whose deep layers are taken from an earlier step, where little has changed since.
+
+A ``ReusableGraph`` is a forward compiled twice, whole and brief (see ``capture.reuse``). During a sampling run the
+``StepCache`` decides before each step which of the two runs. It goes by how fast the first block's result changes,
+relative to its size, and expects it to go on changing at that rate:
+
+    (steps since the deep layers were computed) · (change per step) < threshold
+
+A step is one prediction that the sampler asks for, as ``begin_step`` is told; the model may be called several times
+for it.
+
+The change is a number on the device. To wait for it would leave the device idle at every step, so a step is decided
+by what was measured two steps earlier and more: that is there by the time it is asked for, or the device still has
+a whole step of work to do. It is asked for as late as possible, when all that the CPU does before a call is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..capture.rewrites.step_cache_split import FEATURES
+from ..engines.base import CompiledGraph
+from ..messages import message
+
+_KNOWN_AFTER = 2  # steps
+
+
+class ReusableGraph(CompiledGraph):
+    """A forward compiled whole, and brief, for calls that are given what a whole one found.
+
+    Args:
+        whole: its last outputs are its features.
+        brief: takes the second of them as one more tensor, and has the first as its last output.
+    """
+
+    def __init__(self, whole: CompiledGraph, brief: CompiledGraph) -> None:
+        super().__init__(whole.binding, whole.shapes)
+        self.whole, self.brief = whole, brief
+        positions = {name: index for index, name in enumerate(whole.binding.weight_names)}
+        self._brief_weights = [positions[name] for name in brief.binding.weight_names]
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes + self.brief.nbytes
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.compute(weights, tensors)[0]
+
+    def compute(
+        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], Features]:
+        """The outputs of the whole forward, and what a brief one may reuse."""
+        outputs = self.whole(weights, tensors)
+        return outputs[:-FEATURES], Features(*outputs[-FEATURES:])
+
+    def reuse(
+        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], features: Features
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """The outputs with the deep layers' work taken from ``features``, and this call's early result."""
+        *outputs, early = self.brief([weights[i] for i in self._brief_weights], [*tensors, features.deep])
+        return outputs, early
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a whole call found.
+
+    Attributes:
+        early: the first block's result; of any shape.
+        deep: what the brief graph takes for the deep layers' work.
+    """
+
+    early: torch.Tensor
+    deep: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a stream's last whole call found, and the number of the step that it was in."""
+
+    features: Features
+    step: int
+
+
+@dataclass
+class StepCache:
+    """Of one sampling run: decides in each step whether the deep layers are computed, and keeps what they found.
+
+    Calls come in streams: what differs in nothing but the step. In one step every stream is called at most once, and
+    all are treated alike, for a guided image is made of the difference of two. Where that cannot be, nothing is reused.
+
+    Attributes:
+        calls: how many there were of graphs that can reuse something.
+        others: how many calls could not reuse anything, whatever changed, by the reason.
+        reused: how many calls took their deep layers from an earlier step.
+
+    Args:
+        threshold: the largest expected change of the first block's result, relative to its size, at which deep
+            layers are not computed again. At 0 they always are.
+    """
+
+    threshold: float
+    calls: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    reused: int = 0
+    _streams: dict[Hashable, _Known] = field(default_factory=dict)
+    _in_this_step: set[Hashable] = field(default_factory=set)
+    _reusing: bool = False
+    _decided: bool = False  # whether that was asked in this step
+    _deciding: threading.Lock = field(default_factory=threading.Lock)
+    _measured: deque[tuple[int, int, _Later]] = field(default_factory=deque)
+    _step: int = 0  # its number, from 1; 0 before the first
+    _computed: int = 0  # the last step that was
+    _rate: float = float("inf")  # change per step
+    _refusal: str | None = None
+
+    def begin_step(self) -> None:
+        """The sampler asks for a prediction."""
+        self._step += 1
+        self._decided = False
+        self._in_this_step.clear()
+
+    def start_over(self) -> None:
+        """An answer was thrown away before anybody saw it, and its call comes again: nothing is known of this run."""
+        self.forget()
+        self._in_this_step.clear()
+        self.calls, self._computed = 0, 0
+
+    def _decide(self) -> None:
+        """Whether deep layers are computed in this step. Waits for the device, where it is two steps behind."""
+        while self._measured and self._step - self._measured[0][0] >= _KNOWN_AFTER:
+            _, steps, change = self._measured.popleft()
+            self._rate = change.value() / steps
+        self._reusing = (self._step - self._computed) * self._rate < self.threshold
+        # What is older than that may have changed by more: a window of a long video, say, that was left for some steps.
+        self._streams = {stream: known for stream, known in self._streams.items() if known.step >= self._computed}
+
+    def features(self, stream: Hashable) -> Features | None:
+        """What the stream's last whole call found, if it is not too old."""
+        known = self._streams.get(stream)
+        return known.features if known is not None else None
+
+    def forget(self) -> None:
+        """The run has ended: nobody needs its features any more."""
+        self._streams.clear()
+        self._measured.clear()
+
+    def refuse(self, reason: str) -> None:
+        """Reuse nothing in the rest of this run; of several reasons the first counts."""
+        self._refusal = self._refusal or reason
+        self.forget()
+
+    def cannot_reuse(self, reason: str) -> None:
+        """A call was answered by a graph that computes everything."""
+        self.others[reason] += 1
+
+    def reuses(self, stream: Hashable) -> bool:
+        """Whether the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
+        if not self._step:
+            self.refuse(message("the sampler does not say when a step begins"))
+        elif stream in self._in_this_step:
+            # Tiles of an image, say: one would reuse what was found for another. Nor do the other streams go on, for
+            # all are to be treated alike.
+            self.refuse(message("the model is called several times for one prompt in a step"))
+        self._in_this_step.add(stream)
+        self.calls += 1
+        if self._refusal is not None:
+            self.cannot_reuse(self._refusal)
+            return False
+        with self._deciding:  # of a run over several GPUs each has a thread, and all prompts are treated alike
+            if not self._decided:
+                self._decide()
+                self._decided = True
+        return self._reusing and stream in self._streams
+
+    def call(
+        self,
+        graph: ReusableGraph,
+        stream: Hashable,
+        weights: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        reuse: bool,
+    ) -> Sequence[torch.Tensor]:
+        """The outputs for a call.
+
+        Args:
+            stream: what the call has in common with those in other steps.
+            reuse: what ``reuses`` answered; False computes everything in any case.
+        """
+        known = self._streams.get(stream)
+        if known is not None and reuse:
+            outputs, early = graph.reuse(weights, tensors, known.features)
+            self._measure(known, early)
+            self.reused += 1
+            return outputs
+        outputs, features = graph.compute(weights, tensors)
+        if self._refusal is not None:
+            return outputs
+        if known is not None:
+            self._measure(known, features.early)
+        self._streams[stream] = _Known(features, self._step)
+        if not self._reusing:
+            self._computed = self._step
+        return outputs
+
+    def _measure(self, known: _Known, early: torch.Tensor) -> None:
+        if not self._measured or self._measured[-1][0] < self._step:  # the others in this step are of the same noise
+            later = _Later(change(early, known.features.early))
+            self._measured.append((self._step, self._step - known.step, later))
+
+
+def change(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """sum |now - before| / sum |before|, summed in float32, on the device."""
+    return _sum_of_sizes(now - before) / _sum_of_sizes(before)
+
+
+def _sum_of_sizes(values: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(values, 1, dtype=torch.float32)
+
+
+class _Later:
+    """A number on a device that is asked for once it is there."""
+
+    def __init__(self, number: torch.Tensor) -> None:
+        self._number, self._arrived = number, None
+        if number.device.type == "cuda":
+            self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._number.copy_(number, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(number.device))
+
+    def value(self) -> float:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return float(self._number)

@@ -1,0 +1,570 @@
+"""cuda_graphs.py: what is replayed is what a direct call gives, and memory comes back. Most of it needs a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy.capture.export import Binding
+from onediff_comfy.capture.shape_range import ShapeRange
+from onediff_comfy.engines.base import CompiledGraph
+from onediff_comfy.engines.eager import EagerGraph
+from onediff_comfy.runtime import cuda_graphs
+from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph, RecordingPool
+from onediff_comfy.runtime.launch_bound import Launching
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+MANY = 1 << 40  # bytes
+MB = 1 << 20
+
+
+class Function(CompiledGraph):
+    """A graph that runs ``function(weight, x)``, and counts how often its Python runs: not in a replay."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], size: int = 7) -> None:
+        tree = torch.utils._pytree.tree_structure([0])
+        super().__init__(Binding((), {}, tree), ShapeRange(((4,),), {}))
+        self.function, self.code_bytes = function, size
+        self.calls = 0
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.calls += 1
+        return [self.function(weights[0], tensors[0])]
+
+
+class Recorded:
+    """A recorded graph, called with one weight and one tensor."""
+
+    def __init__(
+        self,
+        function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda w, x: torch.tanh(x @ w) * 3,
+        pool: RecordingPool | None = None,
+    ) -> None:
+        self.pool = pool if pool is not None else RecordingPool(lambda: MANY)
+        self.inner = Function(function)
+        self.made = 0
+        self.graph = RecordedGraph(self.inner, self.pool, self._count)
+
+    def _count(self) -> None:
+        self.made += 1
+
+    def __call__(self, weight: torch.Tensor, x: torch.Tensor, sparing: bool = False) -> torch.Tensor:
+        (output,) = self.graph.run([weight], [x], sparing)
+        return output
+
+    def right(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
+        """Whether one call gives what a direct one gives."""
+        torch.testing.assert_close(self(weight, x), self.inner.function(weight, x))
+        return True
+
+
+def on_gpu(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# -- without a GPU -----------------------------------------------------------------------------
+
+
+def test_calls_on_the_cpu_are_handed_on() -> None:
+    run = Recorded()
+    weight = torch.randn(4, 4)
+    for batch in (2, 2, 2, 3):
+        assert run.right(weight, torch.randn(batch, 4))
+    assert (run.inner.calls, run.made, run.graph.recordings, run.pool.nbytes) == (4, 0, 0, 0)
+
+
+def test_the_inner_graphs_own_outputs_are_handed_on() -> None:
+    """Nothing is copied where nothing is cuda_graphs."""
+    x = torch.randn(2, 4)
+    assert Recorded(lambda _w, x: x)(torch.randn(4, 4), x) is x
+
+
+def test_it_is_called_like_the_graph_inside(capture_of: Any) -> None:
+    captured = capture_of(nn.Linear(4, 4), torch.randn(2, 4), general=True)
+    inner = EagerGraph(captured.capture)
+    graph = RecordedGraph(inner, RecordingPool(lambda: MANY), lambda: None)
+    assert (graph.binding, graph.shapes) == (inner.binding, inner.shapes)
+    assert graph.shapes.general, "the cache lets graphs for one set of sizes go before it"
+
+
+def test_its_size_is_that_of_the_graph_inside_as_it_is_now() -> None:
+    """Recordings are counted by their pool, which is shared."""
+    run = Recorded()
+    assert run.graph.nbytes == 7
+    run.inner.code_bytes = 9
+    assert run.graph.nbytes == 9
+
+
+def test_releasing_what_is_not_there_gives_nothing_back() -> None:
+    run = Recorded()
+    assert run.pool.release() == 0
+    assert run.right(torch.randn(4, 4), torch.randn(2, 4))
+
+
+def test_an_error_of_the_graph_inside_comes_out() -> None:
+    def fail(_weight: torch.Tensor, _x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no kernel")
+
+    with pytest.raises(RuntimeError, match="no kernel"):
+        Recorded(fail)(torch.randn(4, 4), torch.randn(2, 4))
+
+
+def test_a_pool_does_not_keep_graphs_alive() -> None:
+    """An evicted graph is gone, with its recordings."""
+    run = Recorded()
+    graph = weakref.ref(run.graph)
+    del run.graph
+    gc.collect()
+    assert graph() is None
+    run.pool.budget_changed()  # which asks all that are there
+
+
+class Card:
+    """In the place of ``torch``: a GPU whose memory is a number, on which recording takes what a graph is said to need.
+
+    Attributes:
+        needs: bytes that the call takes which is being cuda_graphs.
+        fails: what a replay raises, if anything.
+    """
+
+    OutOfMemoryError = torch.OutOfMemoryError
+
+    def __init__(self) -> None:
+        self.needs = self.held = 0
+        self.fails: Exception | None = None
+        nothing = contextlib.nullcontext()
+        stream = SimpleNamespace(wait_stream=lambda _other: None)
+        self.cuda = SimpleNamespace(
+            CUDAGraph=lambda: SimpleNamespace(
+                capture_begin=lambda **_options: None, capture_end=self._take, replay=self._replay
+            ),
+            Stream=lambda _device: stream,
+            current_stream=lambda _device: stream,
+            device=lambda _device: nothing,
+            empty_cache=self._give_back,
+            get_allocator_backend=lambda: "native",
+            get_rng_state=lambda _device: None,
+            graph_pool_handle=object,
+            mem_get_info=lambda _device: (MANY - self.held, MANY),
+            stream=lambda _stream: nothing,
+            synchronize=lambda _device: None,
+        )
+        self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
+
+    def empty_like(self, tensor: Any, device: object) -> Any:
+        return tensor.clone()
+
+    def _take(self) -> None:
+        self.held += self.needs
+
+    def _replay(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+
+    def _give_back(self) -> None:
+        self.held = 0
+
+
+class OnCard:
+    """A tensor of one row there, without values."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, columns: int) -> None:
+        self.shape = (1, columns)
+
+    def clone(self) -> OnCard:
+        return OnCard(self.shape[1])
+
+    def copy_(self, _other: OnCard) -> None: ...
+
+    def to(self, _device: str) -> OnCard:
+        return self
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+class Part:
+    """A model's part on the card: the graph, what its recording needs there, and how often it was cuda_graphs."""
+
+    def __init__(self, card: Card, pool: RecordingPool, nbytes: int) -> None:
+        def run(_weight: Any, x: Any) -> Any:
+            card.needs = nbytes
+            return x
+
+        self._run = Recorded(run, pool)
+
+    @property
+    def made(self) -> int:
+        return self._run.made
+
+    @property
+    def recordings(self) -> int:
+        return self._run.graph.recordings
+
+    def calls(self, count: int = 1, columns: int = 4) -> None:
+        for _ in range(count):
+            self._run.graph.run([OnCard(1)], [OnCard(columns)])  # type: ignore[list-item]
+
+    def replays(self, columns: int = 4) -> bool:
+        """Whether a call launches nothing kernel by kernel."""
+        before = self._run.inner.calls
+        self.calls(columns=columns)
+        return self._run.inner.calls == before
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    card = Card()
+    monkeypatch.setattr(cuda_graphs, "torch", card)
+    monkeypatch.setattr(Launching, "measured", lambda *_args: contextlib.nullcontext())
+    return card
+
+
+def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> None:
+    """A garbage collection may find a dead model at any time."""
+    pool = RecordingPool(lambda: 1000 * MB)
+    dies: list[int] = []
+
+    def run(_weight: Any, x: Any) -> Any:
+        card.needs = 100 * MB
+        if dies:
+            dies.pop()
+            assert pool.release() == 0
+            assert pool.nbytes == 100 * MB, "memory of the other is given back while this one is recorded"
+        return x
+
+    other, part = Part(card, pool, 100 * MB), Recorded(run, pool)
+    other.calls(2)
+    assert pool.nbytes == 100 * MB
+    for _ in range(2):  # the second is recorded
+        dies += [1] * (part.inner.calls == 1)
+        part.graph.run([OnCard(1)], [OnCard(4)])  # type: ignore[list-item]
+    assert (part.made, part.graph.recordings, pool.nbytes) == (1, 0, 0)
+    other.calls()
+    assert other.replays()
+
+
+def test_what_other_threads_call_is_replayed_and_not_recorded(card: Card) -> None:
+    pool = RecordingPool(lambda: 1000 * MB)
+    pool.record_on_this_thread()
+    before, new = Part(card, pool, 100 * MB), Part(card, pool, 100 * MB)
+    before.calls(2)
+    replayed = []
+    other = threading.Thread(target=lambda: replayed.append((new.calls(5), before.replays())))
+    other.start()
+    other.join()
+    assert (new.made, replayed) == (0, [(None, True)])
+    new.calls(1)
+    assert new.made == 1 and new.replays()
+
+
+def test_two_that_exceed_the_budget_together_do_not_take_turns_for_ever(
+    card: Card, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A ControlNet and a UNet, say, one after the other in every step."""
+    pool = RecordingPool(lambda: 1000 * MB)
+    control, unet = Part(card, pool, 500 * MB), Part(card, pool, 700 * MB)
+    for _ in range(20):
+        control.calls()
+        unet.calls()
+    assert (control.made, unet.made) == (3, 2)
+    assert control.replays() and not unet.replays()
+    (warning,) = warnings(caplog)
+    assert "would take 1200 MB and may take 1000 MB" in warning and "cache_budget_mb" in warning
+
+
+def test_what_did_not_fit_is_recorded_when_the_budget_is_larger(card: Card, caplog: pytest.LogCaptureFixture) -> None:
+    budget = 0
+    pool = RecordingPool(lambda: budget)
+    control, unet = Part(card, pool, 500 * MB), Part(card, pool, 700 * MB)
+    for megabytes, replayed, told in [(1000, False, 1), (1000, False, 1), (1100, False, 2), (2000, True, 2)]:
+        budget = megabytes * MB
+        pool.budget_changed()
+        for _ in range(10):
+            control.calls()
+            unet.calls()
+        assert control.replays()
+        assert (unet.replays(), len(warnings(caplog))) == (replayed, told)
+
+
+def test_a_recording_that_was_of_use_is_made_again_however_often_others_took_its_place(card: Card) -> None:
+    """In days of many sizes each is once the one that was too much."""
+    pool = RecordingPool(lambda: 1000 * MB)
+    parts = [Part(card, pool, size * MB) for size in (600, 900)]
+    for _ in range(5):
+        for part in parts:
+            part.calls(20)
+            assert part.replays()
+
+
+# -- with one ----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_replay_gives_what_a_direct_call_gives() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    for _ in range(5):
+        assert run.right(weight, on_gpu(2, 4))
+    # Directly, in the recording, and never again.
+    assert (run.inner.calls, run.made, run.graph.recordings) == (2, 1, 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_sparingly_only_what_is_bound_by_launching_is_recorded() -> None:
+    def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(200):
+            x = torch.tanh(x)
+        return x @ weight
+
+    small, large = Recorded(many_small), Recorded(lambda w, x: x @ w @ w @ w)
+    for run, side in ((small, 4), (large, 8192)):
+        weight, x = on_gpu(side, side), on_gpu(side, side)
+        for _ in range(7):
+            output = run(weight, x, sparing=True)
+            torch.cuda.synchronize()
+        torch.testing.assert_close(output, run.inner.function(weight, x))
+    assert (small.made, large.made) == (1, 0)
+    assert large.pool.nbytes == 0
+    assert small.inner.calls == 5, "measured in three calls after the first, then recorded"
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_output_may_be_kept_after_later_calls_of_any_size() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    inputs = [on_gpu(batch, 4) for batch in (2, 3, 2, 3, 2, 3, 2, 3)]
+    outputs = [run(weight, x) for x in inputs]
+    for x, output in zip(inputs, outputs, strict=True):
+        torch.testing.assert_close(output, run.inner.function(weight, x))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_call_does_not_write_to_what_it_is_given() -> None:
+    run, weight, x = Recorded(), on_gpu(4, 4), on_gpu(2, 4)
+    before = x.clone()
+    for other in (x, x, on_gpu(2, 4), on_gpu(2, 4)):
+        run(weight, other)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_input_that_is_not_contiguous_is_copied_as_it_reads() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    for x in (on_gpu(2, 4), on_gpu(2, 4), on_gpu(4, 2).T, on_gpu(2, 8)[:, ::2]):
+        assert run.right(weight, x)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_weight_that_moved_makes_a_new_recording() -> None:
+    run = Recorded()
+    first, second = on_gpu(4, 4), on_gpu(4, 4)
+    for weight in (first, second):
+        for _ in range(4):
+            assert run.right(weight, on_gpu(2, 4))
+    assert (run.made, run.graph.recordings) == (2, 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_weight_that_is_edited_in_place_is_seen() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    for _ in range(4):
+        assert run.right(weight, on_gpu(2, 4))
+        weight.mul_(2)
+    assert run.made == 1
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_many_sizes_share_one_pool() -> None:
+    """Which is about as large as the largest needs, not as all together."""
+
+    def hungry(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x.repeat(1, 1000) * 2).reshape(*x.shape, 1000).sum(-1) @ weight
+
+    weight = on_gpu(4, 4)
+    largest = Recorded(hungry)
+    for _ in range(3):
+        assert largest.right(weight, on_gpu(5000, 4))
+    alone = largest.pool.nbytes
+    largest.pool.release()
+    del largest
+    torch.cuda.empty_cache()
+    run = Recorded(hungry)
+    for size in range(5000, 4000, -100):
+        for _ in range(3):
+            assert run.right(weight, on_gpu(size, 4))
+    assert run.graph.recordings == 10
+    assert alone > 5000 * 4000 * 4
+    assert run.pool.nbytes < 3 * alone
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_two_graphs_of_one_pool_do_not_disturb_each_other() -> None:
+    pool, weight = RecordingPool(lambda: MANY), on_gpu(4, 4)
+    one, other = Recorded(pool=pool), Recorded(lambda w, x: (x @ w).exp().sum(-1), pool=pool)
+    for _ in range(4):
+        assert one.right(weight, on_gpu(2, 4))
+        assert other.right(weight, on_gpu(2, 4))
+    assert (one.made, other.made) == (1, 1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_more_than_the_budget_releases_everything_and_the_bytes_come_back() -> None:
+    def large(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).repeat(1, 4_000_000).sum(-1)  # 128 MB for two rows
+
+    budget = MANY
+    pool, weight = RecordingPool(lambda: budget), on_gpu(4, 4)
+    run = Recorded(large, pool)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        assert run.right(weight, on_gpu(2, 4))
+    assert pool.nbytes >= 128_000_000
+    assert torch.cuda.memory_reserved() - before >= 128_000_000
+    budget = pool.nbytes + 1_000_000
+    for _ in range(3):
+        assert run.right(weight, on_gpu(6, 4))  # needs three times as much
+    assert pool.nbytes <= budget
+    assert pool.release() <= budget
+    assert (run.graph.recordings, pool.nbytes) == (0, 0)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < 128_000_000
+    assert run.right(weight, on_gpu(2, 4))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_size_that_is_too_large_alone_stays_plain() -> None:
+    def large(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).repeat(1, 4_000_000).sum(-1)
+
+    torch.cuda.empty_cache()
+    run, weight = Recorded(large, RecordingPool(lambda: 1_000_000)), on_gpu(4, 4)
+    for _ in range(5):
+        assert run.right(weight, on_gpu(2, 4))
+    assert (run.made, run.graph.recordings, run.pool.nbytes) == (1, 0, 0)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_graph_that_cannot_be_recorded_runs_plainly_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It waits for the GPU in the middle."""
+    run, weight = Recorded(lambda w, x: (x @ w) * float(x.sum().item())), on_gpu(4, 4)
+    for batch in (2, 2, 2, 2, 3, 3, 3):
+        assert run.right(weight, on_gpu(batch, 4))
+    assert (run.made, run.graph.recordings) == (0, 0)
+    assert len(warnings(caplog)) == 1
+    assert "cannot be recorded" in warnings(caplog)[0]
+    # And others are recorded as before.
+    other = Recorded(pool=run.pool)
+    for _ in range(3):
+        assert other.right(weight, on_gpu(2, 4))
+    assert other.made == 1
+
+
+def test_the_least_recently_used_recording_goes_first(card: Card) -> None:
+    part = Part(card, RecordingPool(lambda: MANY), MB)
+    for columns in range(1, MOST_RECORDINGS + 1):
+        part.calls(2, columns)
+    part.calls(1, 1)  # used again before another comes
+    part.calls(2, MOST_RECORDINGS + 1)
+    assert (part.made, part.recordings) == (MOST_RECORDINGS + 1, MOST_RECORDINGS)
+    assert part.replays(1) and not part.replays(2)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_graph_that_is_gone_takes_its_recordings_with_it() -> None:
+    run, weight = Recorded(), on_gpu(4, 4)
+    assert run.right(weight, on_gpu(2, 4))
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        assert run.right(weight, on_gpu(2, 4))
+    assert torch.cuda.memory_reserved() > before
+    del run.graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+
+
+_AS_THE_SERVER_DOES = """
+import torch
+from test_recorded import MANY, Recorded, on_gpu
+assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+from onediff_comfy.runtime.cuda_graphs import RecordingPool
+pool, weight = RecordingPool(lambda: MANY), on_gpu(256, 256).half()
+one = Recorded(pool=pool)
+other = Recorded(lambda w, x: (x @ w).softmax(-1).repeat(1, 1000).sum(-1) @ (x @ w), pool=pool)
+kept = []
+for _ in range(2):
+    for rows in (64, 256, 64, 256, 64, 256, 64):
+        x = on_gpu(rows, 256).half()
+        kept.append((x, one(weight, x)))
+        if rows == 256:
+            assert other.right(weight, x)
+    moved, weight = weight, weight.clone()
+    for x, output in kept:
+        torch.testing.assert_close(output, one.inner.function(moved, x), rtol=1e-2, atol=1e-2)
+    kept.clear()
+    assert pool.nbytes >= 0 and pool.release() >= 0 and pool.nbytes == 0
+torch.cuda.synchronize()
+print("right", one.made, other.made)
+"""
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_with_the_allocator_that_the_server_chooses() -> None:
+    """In a process of its own: to free what a recording allocated at the wrong time ends the process."""
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTHONFAULTHANDLER": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    command = [sys.executable, "-c", _AS_THE_SERVER_DOES]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.stdout.split() == ["right", "4", "2"], run.stderr[-4000:]
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+        (RuntimeError("CUDA error: an illegal memory access"), RuntimeError),
+    ],
+)
+def test_the_drivers_want_of_memory_is_pytorchs(card: Card, raised: Exception, expected: type[Exception]) -> None:
+    part = Part(card, RecordingPool(lambda: MANY), MB)
+    part.calls(2)
+    assert part.replays()
+    card.fails = raised
+    with pytest.raises(RuntimeError) as caught:
+        part.calls()
+    assert caught.type is expected

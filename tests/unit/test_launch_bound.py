@@ -1,0 +1,107 @@
+"""runtime/launch_bound.py: which calls a GPU waits in for a CPU that launches their kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onediff_comfy.runtime import launch_bound
+from onediff_comfy.runtime.launch_bound import Launching
+
+
+class Gpu:
+    """In place of torch's events and of the clock: each call takes what a test says, on the CPU and on the GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.run, self.passed = 0.0, 0.0, True
+        self.events = 0
+
+        def event(enable_timing: bool) -> Gpu:
+            assert enable_timing
+            self.events += 1
+            return self
+
+        monkeypatch.setattr(torch.cuda, "Event", event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
+        monkeypatch.setattr(launch_bound.time, "perf_counter", lambda: self.now)
+
+    def record(self, _stream: object) -> None: ...
+
+    def query(self) -> bool:
+        return self.passed
+
+    def elapsed_time(self, _behind: object) -> float:
+        return 1000 * self.run
+
+    def call(self, launching: Launching, kind: Any, launch: float, run: float) -> None:
+        self.run = run
+        with launch_bound.measured(kind, torch.device("cuda")):
+            self.now += launch
+        launch_bound.bound(kind)  # reads what has passed, as the next call does
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("launch", "run", "bound"),
+    [(0.010, 0.0105, True), (0.010, 0.004, True), (0.005, 0.0115, True), (0.005, 0.032, False)],
+)
+def test_after_four_calls_it_is_known(gpu: Gpu, launch: float, run: float, bound: bool) -> None:
+    times = Launching()
+    for _ in range(3):
+        gpu.call(times, "512", launch, run)
+        assert not times.bound("512")
+    gpu.call(times, "512", launch, run)
+    assert times.bound("512") is bound
+    assert not times.bound("another size")
+
+
+def test_a_first_call_that_loads_kernels_and_a_thread_that_had_to_wait_say_nothing(gpu: Gpu) -> None:
+    times = Launching()
+    for launch in (5.0, 0.01, 2.0, 0.01):
+        gpu.call(times, "2048", launch, 0.15)
+    assert not times.bound("2048")
+
+
+def test_nothing_is_measured_once_it_is_known(gpu: Gpu) -> None:
+    times = Launching()
+    for _ in range(10):
+        gpu.call(times, "512", 0.01, 0.005)
+    assert gpu.events == 2 * 3
+
+
+def test_nobody_waits_for_the_gpu(gpu: Gpu) -> None:
+    times, gpu.passed = Launching(), False
+    for _ in range(4):
+        gpu.call(times, "512", 0.01, 0.005)
+    assert not times.bound("512")
+    gpu.passed = True
+    assert times.bound("512")
+
+
+def test_a_call_that_fails_is_not_counted(gpu: Gpu) -> None:
+    times = Launching()
+    gpu.call(times, "512", 0.01, 0.005)
+    with pytest.raises(RuntimeError), times.measured("512", torch.device("cuda")):
+        raise RuntimeError("out of memory")
+    gpu.call(times, "512", 0.01, 0.005)
+    gpu.call(times, "512", 0.01, 0.005)
+    assert not times.bound("512")
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 1.0), st.floats(1e-4, 1.0)), min_size=4, max_size=4))
+def test_the_fastest_of_each_count(calls: list[tuple[float, float]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        gpu, times = Gpu(patch), Launching()
+        for launch, run in calls:
+            gpu.call(times, None, launch, run)
+        launch, run = min(launch for launch, _ in calls[1:]), min(run for _, run in calls[1:])
+        if abs(3 * launch - run) > 1e-6:
+            assert times.bound(None) is (3 * launch > run)
