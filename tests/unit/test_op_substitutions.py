@@ -157,3 +157,18 @@ def test_compilers_take_an_operator_of_ours_to_pieces() -> None:
     operators = [node.target for node in traced.graph.nodes if node.op == "call_function"]
     assert operators == [torch.ops.aten.add.Tensor]
     assert torch.equal(doubled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gelu_by_a_sigmoid_is_gelu_by_a_tanh(dtype: torch.dtype) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 4001), torch.tensor([0.0, -0.0, 60000.0, -60000.0]))).to(dtype)
+    exact = F.gelu(x.double(), approximate="tanh")
+    ours, eager = op_substitutions.gelu(x, approximate="tanh"), F.gelu(x, approximate="tanh")
+    assert ours.dtype == dtype
+    assert (ours - exact).norm() <= 1.5 * (eager - exact).norm()
+    torch.testing.assert_close(ours, eager, rtol=1e-3 if dtype == torch.float16 else 1e-2, atol=1e-6)
+
+
+def test_gelu_by_the_error_function_stays_as_it_is() -> None:
+    x = torch.linspace(-5, 5, 101)
+    assert torch.equal(op_substitutions.gelu(x), F.gelu(x))

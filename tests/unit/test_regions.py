@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from onediff_comfy.capture.export import Capture
-from onediff_comfy.engines.inductor.engine import InductorEngine, engine
+from onediff_comfy.engines.inductor import engine as inductor
+from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.engines.inductor.passes.regions import share_regions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -171,8 +172,8 @@ def test_inductor_compiles_saves_and_loads_them(
     made = captured_of(module, general=True)
     captured, engine = made.capture, InductorEngine()
     compiled = []
-    whole = engine._compile
-    monkeypatch.setattr(engine, "_compile", lambda c, graph: compiled.append(graph) or whole(c, graph))
+    whole = inductor._compile
+    monkeypatch.setattr(inductor, "_compile", lambda c, graph: compiled.append(graph) or whole(c, graph))
     graph = engine.compile(captured)
     assert [bool(_calls(each)) for each in compiled] == [True]
     with torch.no_grad():
@@ -220,7 +221,7 @@ def test_inputs_whose_sizes_are_each_others_do_not_keep_it_from_compiling(captur
     module = Controlled().eval()
     captured = capture_of(module, multiple=2, general=True, **tensors)
     assert captured.capture.shapes.general
-    artifact = engine._compile_in_regions(captured.capture, captured.capture.graph)
+    artifact = inductor._compile_in_regions(captured.capture, captured.capture.graph)
     assert artifact is not None
     binding = captured.capture.binding
     weights = captured.target.weights(binding.weight_names, torch.device("cpu"))
@@ -241,7 +242,7 @@ def test_where_it_fails_the_graph_is_compiled_as_it_is(
             raise RuntimeError("no subgraphs today")
         return "whole"
 
-    monkeypatch.setattr(engine, "_compile", compile_)
+    monkeypatch.setattr(inductor, "_compile", compile_)
     with caplog.at_level("INFO"):
         assert InductorEngine().compile(captured).artifact == "whole"
     assert len(seen) == 2

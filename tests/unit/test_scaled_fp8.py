@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from onediff_comfy.capture.rewrites import scaled_fp8
-from onediff_comfy.engines.inductor.engine import InductorEngine, engine
-from onediff_comfy.engines.inductor.passes import operands
+from onediff_comfy.engines.inductor import engine as inductor
+from onediff_comfy.engines.inductor.engine import InductorEngine
+from onediff_comfy.engines.inductor.passes import few_bits, operands
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CPU = torch.device("cpu")
@@ -91,14 +92,49 @@ def test_what_is_not_handed_over_is_as_the_function_has_it() -> None:
 def test_tokens_are_rounded_as_they_lie_and_in_memory_before_they_are_rows(capture_of: Callable[..., Any]) -> None:
     block, given = Block(), (values(2, 12, 64).bfloat16(), values(2, 5, 64).bfloat16())
     found = capture_of(block, *given, forms=FORMS, general=True)
-    graph = operands.write_operands_once(scaled_fp8.quantize_before_flattening(found.capture.graph))
-    rounding = [node for node in graph.graph.nodes if node.target is scaled_fp8._quantize().default]
+    graph = operands.write_operands_once(few_bits.quantize_where_computed(found.capture.graph))
+    rounding = [node for node in graph.graph.nodes if node.target is scaled_fp8.quantize_operator().default]
     assert [node.args[0].meta["val"].ndim for node in rounding] == [3, 3]
     assert [user.target for node in rounding for user in node.users] == [operands.in_memory()] * 2
     weights = found.target.weights(found.capture.binding.weight_names, CPU)
     with torch.no_grad():
         output = graph(*found.capture.binding.feed(weights, found.call.tensors))[0]
         assert torch.equal(output, block(*given))
+
+
+class Together(Block):
+    """One product in 8 bits of two tensors side by side, as a Flux block makes it of attention and activation."""
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        x = torch.cat((text, image), 1)
+        rows, activation = x.split((48, 80), -1)
+        heads = rows.unflatten(-1, (4, 12)).transpose(1, 2).softmax(-1).transpose(1, 2).flatten(2)
+        return self.product(torch.cat((heads, F.gelu(activation)), 2), self.narrow)
+
+
+def test_what_is_put_together_is_rounded_part_by_part(capture_of: Callable[..., Any]) -> None:
+    net, given = Together(), (values(2, 12, 128).bfloat16(), values(2, 5, 128).bfloat16())
+    found = capture_of(net, *given, forms=FORMS, general=True)
+    graph = operands.write_operands_once(few_bits.quantize_where_computed(found.capture.graph))
+    rounding = [node for node in graph.graph.nodes if node.target is scaled_fp8.quantize_operator().default]
+    assert [node.args[0].meta["val"].shape[-1] for node in rounding] == [48, 80]
+    assert {user.target for node in rounding for user in node.users} == {operands.in_memory()}
+    weights = found.target.weights(found.capture.binding.weight_names, CPU)
+    with torch.no_grad():
+        assert torch.equal(graph(*found.capture.binding.feed(weights, found.call.tensors))[0], net(*given))
+
+
+def test_what_others_use_is_put_together_before_it_is_rounded(capture_of: Callable[..., Any]) -> None:
+    class Shared(Block):
+        def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            x = torch.cat((image, text), 2)
+            return self.product(x, self.narrow) + x.sum()
+
+    given = values(2, 12, 48).bfloat16(), values(2, 12, 80).bfloat16()
+    found = capture_of(Shared(), *given, forms=FORMS, general=True)
+    graph = few_bits.quantize_where_computed(found.capture.graph)
+    rounding = [node for node in graph.graph.nodes if node.target is scaled_fp8.quantize_operator().default]
+    assert [node.args[0].meta["val"].shape[-1] for node in rounding] == [128]
 
 
 def test_inductor_rounds_in_the_kernel_that_computes(capture_of: Callable[..., Any]) -> None:
@@ -120,7 +156,7 @@ def test_where_triton_has_no_8_bit_numbers_no_kernel_has_them(
 ) -> None:
     from torch._inductor.utils import run_and_get_code
 
-    monkeypatch.setattr(engine, "fuses_fp8", lambda _device: fuses)
+    monkeypatch.setattr(inductor, "fuses_fp8", lambda _device: fuses)
     net, tokens = Cast(), torch.tensor([[1, 7, 3], [9, 0, 2]])
     found = capture_of(net, tokens, general=True)
     graph, code = run_and_get_code(InductorEngine().compile, found.capture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -99,6 +100,23 @@ def attention(
         if _faster_by_cudnn(query, key, value):
             return cudnn_attention()(query, key, value, scale)
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+
+
+def gelu(values: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+    """``F.gelu``; in its approximation by tanh, as ``x · sigmoid(2u)`` in place of ``x · (1 + tanh(u)) / 2``.
+
+    Both are the same function (Hendrycks and Gimpel, 2016). The sigmoid takes one exponential; the tanh that compilers
+    call takes some twenty instructions, and bounds kernels that do little else: 50 million elements took 88
+    microseconds, for which their bytes take 36 (Flux, fp8, H200). Where u is far below 0 it is also the more exact.
+
+    Args:
+        values: of any shape; computed in float32 where their dtype has 16 bits.
+    """
+    if approximate != "tanh" or not values.is_floating_point():
+        return F.gelu(values, approximate=approximate)
+    x = values.to(torch.promote_types(values.dtype, torch.float32))
+    twice_u = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    return (x * torch.sigmoid(twice_u)).to(values.dtype)
 
 
 def composite(schema: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -214,6 +232,7 @@ SIZELESS: Forms = {torch.linspace: linspace}
 
 FOR_INDUCTOR: Forms = {
     torch.group_norm: group_norm,
+    F.gelu: gelu,
     F.group_norm: group_norm,
     F.scaled_dot_product_attention: attention,
 }

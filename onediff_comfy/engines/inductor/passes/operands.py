@@ -20,30 +20,28 @@ from collections.abc import Callable, Iterator
 import torch
 from torch._inductor.ir import ExternKernel, IRNode, TensorBox
 from torch._inductor.lowering import register_lowering
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from ....capture.shape_range import always_contiguous
+from .rewriting import Replacement, replace_nodes
 
 aten = torch.ops.aten
 
 
 def write_operands_once(graph: GraphModule) -> GraphModule:
-    """``graph`` with such operands in memory before the product, which computes the same; itself where there are none.
+    """Return ``graph`` with such operands in memory before the product; ``graph`` itself where there are none.
 
     Args:
         graph: functional, with fake tensors under ``val`` as ``torch.export`` leaves them.
     """
-    found = {tensor for node in graph.graph.nodes for tensor in _copied(node)}
-    if not found:
-        return graph
-    rewritten, copies = Graph(), dict[Node, Node]()
-    for node in graph.graph.nodes:
-        copies[node] = rewritten.node_copy(node, copies.__getitem__)
-        if node in found:
-            copies[node] = rewritten.call_function(in_memory(), (copies[node],))
-            copies[node].meta = dict(node.meta)
-    rewritten.lint()
-    return GraphModule(graph, rewritten)
+    operands = {tensor for node in graph.graph.nodes for tensor in _copied(node)}
+
+    def find(node: Node) -> Replacement | None:
+        if node not in operands:
+            return None
+        return lambda new, copied: new.call_function(in_memory(), (new.node_copy(node, copied),))
+
+    return replace_nodes(graph, find)
 
 
 @functools.cache

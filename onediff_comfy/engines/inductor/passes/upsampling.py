@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from ....capture.rewrites.op_substitutions import composite
+from .rewriting import Replacement, replace_nodes
 
 aten = torch.ops.aten
 
@@ -29,24 +31,21 @@ _UPSAMPLING = (aten.upsample_nearest2d.vec, aten._upsample_nearest_exact2d.vec) 
 
 
 def fold_upsampling(graph: GraphModule) -> GraphModule:
-    """``graph`` with such convolutions in the place of upsampling and convolution; itself where there are none.
+    """Return ``graph`` with such convolutions in the place of upsampling and convolution.
 
     Args:
         graph: functional, with fake tensors under ``val`` as ``torch.export`` leaves them.
     """
-    found = {node: node.args[0] for node in graph.graph.nodes if _convolves_upsampled(node)}
-    if not found:
-        return graph
-    folded, copies = Graph(), dict[Node, Node]()
-    for node in graph.graph.nodes:
-        if node in found:
-            operands = (found[node].args[0], *node.args[1:3])
-            copies[node] = folded.call_function(conv_of_upsampled().default, tuple(copies.get(n, n) for n in operands))
-            copies[node].meta = dict(node.meta)
-        elif node not in found.values():
-            copies[node] = folded.node_copy(node, copies.__getitem__)
-    folded.lint()
-    return GraphModule(graph, folded)
+    return replace_nodes(graph, _folded)
+
+
+def _folded(node: Node) -> Replacement | None:
+    if not _convolves_upsampled(node):
+        return None
+    upsampled, *others = node.args[:3]
+    assert isinstance(upsampled, Node)
+    operands = (upsampled.args[0], *others)
+    return lambda new, copied: new.call_function(conv_of_upsampled().default, map_arg(operands, copied))
 
 
 def conv_of_upsampled() -> Any:
