@@ -15,9 +15,16 @@ from torch._inductor.virtualized import V
 from onediff_comfy.engines.inductor.row_reductions import MOST_ELEMENTS, rows_in_one_pass
 
 
-def _in_one_pass(elements: int, hint: ReductionHint = ReductionHint.INNER, cooperative: bool = False) -> bool:
+def _in_one_pass(
+    elements: int, hint: ReductionHint = ReductionHint.INNER, cooperative: bool = False, dense: bool = False
+) -> bool:
+    read = SimpleNamespace(is_contiguous=lambda: False, stride1_for_last_dim=lambda: dense)
+    node = SimpleNamespace(read_writes=SimpleNamespace(reads=[read]))
     features: Any = SimpleNamespace(
-        reduction_numel=sympy.Integer(elements), numel=sympy.Integer(4608), get_reduction_hint=lambda: hint
+        reduction_numel=sympy.Integer(elements),
+        numel=sympy.Integer(4608),
+        get_reduction_hint=lambda: hint,
+        reduction_nodes=lambda: [node],
     )
     graph = GraphLowering(torch.fx.symbolic_trace(torch.nn.Identity()))
     with V.set_graph_handler(graph):
@@ -32,6 +39,13 @@ def test_rows_that_fit_into_registers_are_read_once(elements: int, inside: bool,
     with rows_in_one_pass():
         assert _in_one_pass(elements) is inside
     assert _in_one_pass(elements) is outside
+
+
+@pytest.mark.parametrize(("elements", "dense", "inside"), [(128, True, True), (128, False, False), (3072, True, False)])
+def test_heads_within_wider_rows_are_read_once_if_each_is_dense(elements: int, dense: bool, inside: bool) -> None:
+    with rows_in_one_pass():
+        assert _in_one_pass(elements, ReductionHint.DEFAULT, dense=dense) is inside
+    assert not _in_one_pass(elements, ReductionHint.DEFAULT, dense=dense)
 
 
 def test_other_reductions_are_left_to_inductor() -> None:

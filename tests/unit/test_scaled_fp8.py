@@ -124,6 +124,34 @@ def test_what_is_put_together_is_rounded_part_by_part(capture_of: Callable[..., 
         assert torch.equal(graph(*found.capture.binding.feed(weights, found.call.tensors))[0], net(*given))
 
 
+def test_a_scale_of_one_is_made_once_and_divides_nothing(capture_of: Callable[..., Any]) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("wide", "narrow", "scale"):
+                self.register_buffer(name, getattr(Block(), name))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.product(F.gelu(self.product(x, self.wide)), self.narrow)
+
+        def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            one, whole = torch.ones((), dtype=torch.float32), torch.nn.functional.ScalingType.TensorWise
+            rows = scaled_fp8.quantize_fp8(x.reshape(-1, x.shape[-1]), one, E4M3)
+            by = F.scaled_mm(rows, weight.t(), one, whole, self.scale, whole, output_dtype=x.dtype)
+            return by.reshape(*x.shape[:-1], weight.shape[0])
+
+    net, x = Net(), values(2, 12, 64).bfloat16() * 500
+    found = capture_of(net, x, forms=FORMS, general=True)
+    graph = few_bits.share_ones(few_bits.quantize_where_computed(found.capture.graph))
+    targets = [node.target for node in graph.graph.nodes]
+    assert targets.count(torch.ops.aten.ones.default) == 1
+    assert targets.count(scaled_fp8.saturate_operator().default) == 2
+    assert scaled_fp8.quantize_operator().default not in targets
+    weights = found.target.weights(found.capture.binding.weight_names, CPU)
+    with torch.no_grad():
+        assert torch.equal(graph(*found.capture.binding.feed(weights, found.call.tensors))[0], net(x))
+
+
 def test_what_others_use_is_put_together_before_it_is_rounded(capture_of: Callable[..., Any]) -> None:
     class Shared(Block):
         def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:

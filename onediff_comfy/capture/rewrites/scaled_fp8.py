@@ -52,9 +52,18 @@ def quantize_operator() -> Any:
     return composite("quantize_fp8(Tensor values, Tensor scale, ScalarType dtype) -> Tensor", _quantized)
 
 
-def _quantized(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def saturate_operator() -> Any:
+    """Return ``onediff_comfy::saturate_fp8``: ``quantize_fp8`` by a scale of one, without the division."""
+    return composite("saturate_fp8(Tensor values, ScalarType dtype) -> Tensor", _saturated)
+
+
+def _saturated(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     largest = torch.finfo(dtype).max
-    return (values.float() / scale).clamp(-largest, largest).to(dtype)
+    return values.float().clamp(-largest, largest).to(dtype)
+
+
+def _quantized(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return _saturated(values.float() / scale, dtype)
 
 
 def scaled_mm(left: torch.Tensor, right: torch.Tensor, *scaling: Any) -> torch.Tensor:

@@ -24,7 +24,7 @@ from ...capture.shape_range import ShapeRange
 from ...messages import Message, first_line, message
 from ..base import CompiledGraph, Engine, EngineError
 from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
-from .passes.few_bits import cast_fp8, leave_fp8_to_eager, quantize_where_computed, rows_of_fp8
+from .passes.few_bits import cast_fp8, leave_fp8_to_eager, quantize_where_computed, rows_of_fp8, share_ones
 from .passes.upsampling import fold_upsampling
 from .row_reductions import rows_in_one_pass
 from .triton_launch import by_address
@@ -90,11 +90,11 @@ class InductorEngine(Engine):
         return {
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
             "layout": "channels_last",
-            "few bits": "rounded where computed",
+            "few bits": "rounded where computed, by one without division",
             "gelu": "by sigmoid",
             "operands": "written once, and their parts",
             "regions": "shared" if _shares_regions() else "none",
-            "rows": "one pass",
+            "rows": "one pass, heads as well",
             "upsampling": "folded",
         }
 
@@ -166,7 +166,7 @@ def _shares_regions() -> bool:
 
 def _compiled(capture: Capture) -> Any:
     """The artifact. What asks Inductor in a way that Inductor does not promise is left out where it fails."""
-    graph = quantize_where_computed(fold_upsampling(capture.graph))
+    graph = share_ones(quantize_where_computed(fold_upsampling(capture.graph)))
     if not all(map(fuses_fp8, _devices(capture))):
         graph = leave_fp8_to_eager(graph)
     try:

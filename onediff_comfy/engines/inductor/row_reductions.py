@@ -3,6 +3,9 @@
 Inductor keeps a row in registers only up to 1024 elements, and reads longer ones twice: once to sum, once to use the
 sum. Up to 16384 elements one pass is faster: the layer norms of Flux and SDXL took 40.4 and 11.4 µs and take 20.0 and
 6.9 (H200, cold L2; benchmarks/NOTES.md, section 19). The sums are the same, in another order.
+
+Of rows that do not lie one behind the other, such as a query's heads within a wider tensor, Inductor keeps only 64
+elements. Heads of 128 are kept here as well: what matters is that the elements of one row are neighbours.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from typing import Any
 
 MOST_ELEMENTS = 16384
 """Of a row that is kept in registers."""
+
+MOST_ELEMENTS_APART = 1024
+"""The same where rows do not lie one behind the other."""
 
 
 def rows_in_one_pass() -> contextlib.AbstractContextManager[Any]:
@@ -32,10 +38,19 @@ def rows_in_one_pass() -> contextlib.AbstractContextManager[Any]:
     class RowsInOnePass(chosen_before):
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
-            fits = V.graph.sizevars.statically_known_leq(features.reduction_numel, MOST_ELEMENTS)
-            if fits and not cooperative_reduction and features.get_reduction_hint() == ReductionHint.INNER:
+            hint = features.get_reduction_hint()
+            apart = hint == ReductionHint.DEFAULT and _rows_are_dense(features)
+            most = MOST_ELEMENTS if hint == ReductionHint.INNER else MOST_ELEMENTS_APART if apart else 0
+            if not cooperative_reduction and V.graph.sizevars.statically_known_leq(features.reduction_numel, most):
                 return True
             return bool(decide(features, cooperative_reduction))
 
     handler: contextlib.AbstractContextManager[Any] = use(RowsInOnePass())
     return handler
+
+
+def _rows_are_dense(features: Any) -> bool:
+    """Return True if whatever a kernel sums lies with the elements of each row next to one another."""
+    sums = features.reduction_nodes()
+    reads = [read for node in sums for read in node.read_writes.reads if hasattr(read, "stride1_for_last_dim")]
+    return bool(reads) and all(read.is_contiguous() or read.stride1_for_last_dim() for read in reads)

@@ -17,7 +17,6 @@ from ...capture.rewrites.op_substitutions import Forms
 from ...capture.rewrites.scaled_fp8 import dequantize_fp8, fuses_fp8, quantize_fp8, scaled_mm
 from ...capture.target.tensor_parts import TensorSubclasses, WeightFormat
 from .gguf import BlocksOfBytes
-from .rotations import fused_rotations
 
 
 class KitchenTensors(TensorSubclasses):
@@ -75,10 +74,6 @@ def fused_operators(device: torch.device) -> Forms:
     They compute in float32, as the library's kernels for GPUs do.
     """
     operators: Any = torch.ops.comfy_kitchen
-    return {**fused_rotations(operators), **_fused_roundings(operators, device)}
-
-
-def _fused_roundings(operators: Any, device: torch.device) -> Forms:
     if not hasattr(operators, "quantize_fp8") or not fuses_fp8(device):
         return {}
     forms: dict[Any, Any] = {}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from ....capture.rewrites.scaled_fp8 import quantize_operator
+from ....capture.rewrites.scaled_fp8 import quantize_operator, saturate_operator
 from ....capture.shape_range import always_contiguous
 from .rewriting import Copied, Replacement, replace_nodes
 
@@ -37,17 +37,21 @@ def _rounding_moved(node: Node) -> Replacement | None:
         return None
     flat, scale, dtype = node.args
     assert isinstance(flat, Node) and isinstance(scale, Node) and isinstance(dtype, torch.dtype)
+    one = _is_one(scale)
     viewed = flat.target in (aten.view.default, aten.reshape.default)
     source = flat.args[0] if viewed else flat
     if not isinstance(source, Node) or not always_contiguous(source.meta["val"]):
         return None
     parts = source.args[0] if source.target is aten.cat.default and len(source.users) == 1 else None
-    if not viewed and parts is None:
+    if not viewed and parts is None and not one:
         return None
 
     def replacement(new: Graph, copied: Copied) -> Node:
         def rounded(value: Node) -> Node:
-            quantised = new.call_function(quantize_operator().default, (copied(value), copied(scale), dtype))
+            if one:
+                quantised = new.call_function(saturate_operator().default, (copied(value), dtype))
+            else:
+                quantised = new.call_function(quantize_operator().default, (copied(value), copied(scale), dtype))
             quantised.meta = {"val": torch.empty_like(value.meta["val"], dtype=dtype)}
             return quantised
 
@@ -62,6 +66,28 @@ def _rounding_moved(node: Node) -> Replacement | None:
         return new.call_function(flat.target, (together, *map_arg(flat.args[1:], copied)))
 
     return replacement
+
+
+def _is_one(scale: Node) -> bool:
+    """Return True if a scale is one number, and that is 1, whatever a model's weights are."""
+    return scale.target is aten.ones.default and scale.meta["val"].numel() == 1
+
+
+def share_ones(graph: GraphModule) -> GraphModule:
+    """Return ``graph`` with equal tensors of a single 1 made once.
+
+    A product of 8-bit numbers wants its scales in memory. Where a checkpoint has none for what is rounded, each
+    layer makes its own: 228 kernels in a step of Flux.
+    """
+    first: dict[str, Node] = {}
+
+    def find(node: Node) -> Replacement | None:
+        if node.target is not aten.ones.default or not _is_one(node):
+            return None
+        shared = first.setdefault(f"{node.args} {node.kwargs}", node)
+        return None if shared is node else lambda _new, copied: copied(shared)
+
+    return replace_nodes(graph, find)
 
 
 def leave_fp8_to_eager(graph: GraphModule) -> GraphModule:
