@@ -25,87 +25,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def speed_up(
-    model: Any,
-    engine: str,
-    in_background: bool,
-    budget_mb: int,
-    buckets: Any,
-    node_id: str | None,
-    precision: str = "lossless",
-) -> Any:
-    """``model`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
+def speed_up(kind: str, thing: Any, engine: str, node_id: str | None, **chosen: Any) -> Any:
+    """Return an accelerated copy of ``thing``; or ``thing`` itself, after a warning, where that cannot be.
 
     Args:
-        model: a ComfyUI MODEL.
+        kind: a key of ``compatibility.KINDS``.
+        thing: the host's object.
         engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and make images without acceleration meanwhile.
-        budget_mb: megabytes that all graphs together may hold; 0 for a share of the memory.
-        buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
         node_id: the node that shows what is going on.
-        precision: one of ``settings.PRECISIONS``.
+        chosen: what else a person chose on the node, by the names that the kind's ``accelerate`` has for it.
     """
-    if _passes_through("MODEL", node_id):
-        return model
-    from .adapters.model import accelerate
-    from .process.process import set_budget
+    if _passes_through(KINDS[kind], node_id):
+        return thing
+    from .adapters.adapter import adapter_of
 
-    set_budget(budget_mb)
-    return accelerate(model, engine, node_id, in_background, buckets, precision)
-
-
-def speed_up_vae(
-    vae: Any, engine: str, in_background: bool, decode: bool, encode: bool, buckets: Any, node_id: str | None
-) -> Any:
-    """``vae`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
-
-    Args:
-        vae: a ComfyUI VAE.
-        engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and decode without acceleration meanwhile.
-        decode: whether decoding is to be accelerated.
-        encode: whether encoding is.
-        buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
-        node_id: the node that shows what is going on.
-    """
-    if _passes_through("VAE", node_id):
-        return vae
-    from .adapters.vae import accelerate_vae
-
-    methods = [name for name, wanted in (("decode", decode), ("encode", encode)) if wanted]
-    return accelerate_vae(vae, engine, node_id, in_background, buckets, methods)
-
-
-def speed_up_control(control: Any, engine: str, in_background: bool, node_id: str | None) -> Any:
-    """``control`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
-
-    Args:
-        control: a ComfyUI CONTROL_NET.
-        engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and make images without acceleration meanwhile.
-        node_id: the node that shows what is going on.
-    """
-    if _passes_through("CONTROL_NET", node_id):
-        return control
-    from .adapters.controlnet import accelerate_control
-
-    return accelerate_control(control, engine, node_id, in_background)
-
-
-def speed_up_clip(clip: Any, engine: str, in_background: bool, node_id: str | None) -> Any:
-    """``clip`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
-
-    Args:
-        clip: a ComfyUI CLIP.
-        engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and encode without acceleration meanwhile.
-        node_id: the node that shows what is going on.
-    """
-    if _passes_through("CLIP", node_id):
-        return clip
-    from .adapters.text_encoder import accelerate_clip
-
-    return accelerate_clip(clip, engine, node_id, in_background)
+    return adapter_of(kind).accelerate(thing, engine, node_id, **chosen)
 
 
 def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
@@ -132,7 +66,7 @@ def save_compiled(
     The node ``node_id`` shows the same.
 
     Args:
-        things: by keys of ``drift.KINDS``; None for what is not connected.
+        things: by keys of ``compatibility.KINDS``; None for what is not connected.
         name: of the file.
         latent: a LATENT of the size to compile for, or None.
         positive: CONDITIONING to compile a MODEL with, or None.
@@ -161,7 +95,8 @@ def load_compiled(
     Where this installation cannot compile at all, that is said and all come out as they are; but not if ``strict``.
 
     Args:
-        things: by keys of ``drift.KINDS``; None for what is not connected. What uses its copy is told so by the host.
+        things: by keys of ``compatibility.KINDS``; None for what is not connected. The host tells whatever uses the
+            output of such a kind that there is none.
         name: of the file.
         strict: whether a graph that does not fit is an error.
         node_id: the node that shows what is going on.
@@ -300,7 +235,7 @@ def report(things: Mapping[str, Any], node_id: str | None) -> tuple[str, dict[st
     The node ``node_id`` shows the same.
 
     Args:
-        things: by keys of ``drift.KINDS``; None for what is not connected.
+        things: by keys of ``compatibility.KINDS``; None for what is not connected.
         node_id: the node that shows the report.
     """
     reason = why_not("everything")

@@ -10,7 +10,7 @@ from .compatibility import host_changed
 
 
 def why_not(*kinds: str) -> Message | None:
-    """Why this installation cannot do what needs all of ``kinds`` (see ``drift.RELIED_ON``), or None."""
+    """Why this installation cannot do what needs all of ``kinds`` (see ``compatibility.RELIED_ON``), or None."""
     return torch_too_old() or next(filter(None, map(host_changed, kinds)), None)
 
 

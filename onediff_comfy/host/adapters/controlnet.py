@@ -23,6 +23,7 @@ from ...messages import message
 from ...serving.dispatcher import Dispatcher, Options
 from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
+from .adapter import Adapter
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ServedModule, module_behind, server_behind
 
@@ -217,3 +218,16 @@ class _Networks:
                 if weight is not None:
                     layer._parameters[name] = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
         self._idle[fingerprint].append(stand_in)
+
+
+def _modules(control: Any) -> list[torch.nn.Module]:
+    found = getattr(control, "control_model", None)
+    return [found] if isinstance(found, torch.nn.Module) else []
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff ControlNet Speedup"),
+    accelerate=accelerate_control,
+    find_dispatcher=find_control_dispatcher,
+    modules=_modules,
+)

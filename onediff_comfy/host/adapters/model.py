@@ -28,11 +28,12 @@ from ...messages import Message, message
 from ...runtime.step_cache import StepCache
 from ...serving.dispatcher import Dispatcher, Options, no_sizes
 from ..preparation.latents import latent_ratio
-from ..process.process import Origin, accelerated
+from ..process.process import Origin, accelerated, set_budget
 from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
+from .adapter import Adapter
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .conditioning import keep_on_device
 from .module_proxy import ServedModule
@@ -52,6 +53,7 @@ def accelerate(
     in_background: bool = False,
     buckets: BucketSet | None = None,
     precision: str = "lossless",
+    budget_mb: int | None = None,
 ) -> Any:
     """A clone of ``model`` whose diffusion model is served by compiled graphs.
 
@@ -62,13 +64,16 @@ def accelerate(
         in_background: let another process compile, and make images without acceleration meanwhile.
         buckets: sizes that get graphs of their own.
         precision: one of ``settings.PRECISIONS``.
+        budget_mb: megabytes that all graphs together may hold from now on; 0 for a share of the device's memory, None
+            for as many as before.
 
     Returns:
         The accelerated clone; or, where nothing can be captured, ``model`` itself, after a warning
         that says why. A workflow never fails because it could not be made faster.
     """
-    module = getattr(getattr(model, "model", None), "diffusion_model", None)
-    if not isinstance(module, torch.nn.Module):
+    if budget_mb is not None:
+        set_budget(budget_mb)
+    if not _modules(model):
         reason = unfit("model", model, message("a model with a diffusion model in it"))
         return pass_through(model, reason, node_id, name="the model")
     specialize = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
@@ -77,19 +82,34 @@ def accelerate(
     accelerated()[dispatcher] = Origin("MODEL", node_id, latent_ratio(model))
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
-    serve_by(clone, dispatcher)
+    _serve_by(clone, dispatcher)
     release_on_detach(clone)
     say_if_unused(dispatcher, node_id)
     return clone
 
 
-def serve_by(clone: Any, dispatcher: Dispatcher) -> None:
-    """Have ``dispatcher`` serve the calls of a MODEL, in place of what may serve them already.
+def preparing(model: Any, exact: bool = False) -> Any:
+    """Return a clone of an accelerated MODEL whose calls wait for their graphs, whatever was chosen on the node.
 
     Args:
-        clone: a ComfyUI MODEL of our own.
-        dispatcher: for its calls.
+        model: what ``accelerate`` gave, or a clone of it. A MODEL that is not accelerated comes back as it is.
+        exact: wait for the graph of one size too, if the size is in the node's buckets.
     """
+    dispatcher = find_dispatcher(model)
+    if dispatcher is None:
+        return model
+    clone = model.clone()
+    _serve_by(clone, dispatcher.preparing(exact))
+    return clone
+
+
+def _modules(model: Any) -> list[torch.nn.Module]:
+    found = getattr(getattr(model, "model", None), "diffusion_model", None)
+    return [found] if isinstance(found, torch.nn.Module) else []
+
+
+def _serve_by(clone: Any, dispatcher: Dispatcher) -> None:
+    """Have ``dispatcher`` serve the calls of a MODEL of our own, in place of what may serve them already."""
     around_forward = ForwardWrapper(dispatcher)
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
@@ -309,3 +329,14 @@ def _size_of(latent: Any, ratio: int) -> str:
         return ""
     height, width = (side * ratio for side in latent.shape[-2:])
     return f"{width}×{height} b{len(latent)}"
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff Model Speedup"),
+    accelerate=accelerate,
+    find_dispatcher=find_dispatcher,
+    modules=_modules,
+    patcher=lambda model: model,
+    dtype=lambda model: model.model.get_dtype_inference(),
+    preparing=preparing,
+)

@@ -27,6 +27,7 @@ import torch.utils._pytree as pytree
 from ...messages import message
 from ...serving.dispatcher import Dispatcher, Options
 from ..weights.dynamic_vram import is_dynamic, resident_clone
+from .adapter import Adapter
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ServedModule, module_behind, server_behind
 
@@ -203,3 +204,11 @@ def _unread(code: types.CodeType) -> frozenset[str]:
             mentioned.update(name for name in names if isinstance(name, str))
     count = code.co_argcount + code.co_kwonlyargcount
     return frozenset(code.co_varnames[:count]) - mentioned
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff CLIP Speedup"),
+    accelerate=accelerate_clip,
+    find_dispatcher=find_clip_dispatcher,
+    modules=stacks_of,
+)

@@ -21,8 +21,10 @@ from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
 from ...serving.dispatcher import Dispatcher, Options, no_sizes
+from ...store.artifact import Manifest
 from ..process.process import metrics
 from ..weights.dynamic_vram import is_dynamic, resident_clone
+from .adapter import Adapter
 from .attach import dispatcher_for, pass_through, unfit
 from .module_proxy import ServedModule, module_behind, served_instead, server_behind, serves
 
@@ -71,11 +73,19 @@ def accelerate_vae(
     return copy
 
 
-def vae_served_by(vae: Any, dispatcher: Dispatcher) -> Any:
-    """Return a copy of an accelerated VAE whose calls ``dispatcher`` serves."""
+def preparing(vae: Any, exact: bool = False) -> Any:
+    """Return a copy of an accelerated VAE whose calls wait for their graphs, whatever was chosen on the node.
+
+    Args:
+        vae: what ``accelerate_vae`` gave. A VAE that is not accelerated comes back as it is.
+        exact: wait for the graph of one size too, if the size is in the node's buckets.
+    """
+    dispatcher = find_vae_dispatcher(vae)
+    if dispatcher is None:
+        return vae
     copy: Any = object.__new__(type(vae))
     vars(copy).update(vars(vae))
-    copy.first_stage_model = served_instead(vae.first_stage_model, dispatcher)
+    copy.first_stage_model = served_instead(vae.first_stage_model, dispatcher.preparing(exact))
     return copy
 
 
@@ -199,3 +209,33 @@ def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
         return buckets.holds(shape[-1] * factor, shape[-2] * factor, shape[0])
 
     return wanted
+
+
+def _other_latents(vae: Any, manifest: Manifest) -> Message | None:
+    """Return why a decoder's graph is for other latents; decoders of many families have weights of the same names."""
+    decodes = any(line.startswith("function ") and line.endswith(".decode") for line in manifest.signature)
+    channels = manifest.shapes["axes"][0][1] if decodes else None
+    if not isinstance(channels, int) or channels == vae.latent_channels:
+        return None
+    return message(
+        "architecture: compiled for {target} with latents of {theirs} channels, and this VAE's have {ours}",
+        target=manifest.target,
+        theirs=channels,
+        ours=vae.latent_channels,
+    )
+
+
+def _modules(vae: Any) -> list[torch.nn.Module]:
+    found = getattr(vae, "first_stage_model", None)
+    return [found] if isinstance(found, torch.nn.Module) else []
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff VAE Speedup"),
+    accelerate=accelerate_vae,
+    find_dispatcher=find_vae_dispatcher,
+    modules=_modules,
+    dtype=lambda vae: vae.vae_dtype,
+    other_architecture=_other_latents,
+    preparing=preparing,
+)

@@ -72,7 +72,7 @@ def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
 def speed_up_only(model: Any, note: str, node_id: str | None) -> Any:
     """``model`` accelerated as OneDiff Model Speedup does it, and the note in the log."""
     _log(note)
-    return speed_up(model, "auto", False, 0, None, node_id)
+    return speed_up("model", model, "auto", node_id, budget_mb=0)
 
 
 def _log(note: str) -> None:

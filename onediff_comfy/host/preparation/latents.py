@@ -63,20 +63,20 @@ def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:
     return torch.zeros(shape, device=comfy.model_management.intermediate_device(), dtype=dtype)
 
 
-def vae_latent_shape(vae: Any, width: int, height: int, batch: int) -> list[int]:
-    """``[batch, channels, (1,) height, width]``: of the latents that ``vae`` decodes to images of this size.
+def empty_vae_latent(vae: Any, bucket: Bucket) -> torch.Tensor:
+    """Return zeros, ``[least_batch, channels, (1,) height, width]``, that ``vae`` decodes to images of a bucket's size.
 
     Args:
         vae: a VAE; says how many channels and dimensions.
-        width: of the images, in pixels.
-        height: likewise.
-        batch: how many images.
+        bucket: the size in pixels.
 
     Raises:
-        BucketError: what the VAE makes has no width and height.
+        BucketError: what the VAE makes has no width and height, or the bucket is a video's.
     """
+    if bucket.frames is not None:
+        raise BucketError(message("videos are decoded and encoded by ComfyUI itself; disconnect the VAE"))
     if vae.latent_dim not in (2, 3):
         raise BucketError(message("this VAE's latents have no width and height"))
     ratio = vae.spacial_compression_decode()
     frames = [1] if vae.latent_dim == 3 else []
-    return [batch, vae.latent_channels, *frames, height // ratio, width // ratio]
+    return torch.zeros(bucket.least_batch, vae.latent_channels, *frames, bucket.height // ratio, bucket.width // ratio)

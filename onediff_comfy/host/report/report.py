@@ -8,7 +8,7 @@ from typing import Any
 
 from ...messages import Message, joined, message
 from ...serving.dispatcher import Dispatcher
-from ..adapters.kinds import dispatcher_of
+from ..adapters.adapter import dispatcher_of
 from ..compatibility import KINDS, host_changes
 from ..process.process import accelerated, library, metrics
 from .reasons import size_in_their_words
@@ -18,7 +18,7 @@ def report(things: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of objects and of the process, as plain data for JSON.
 
     Args:
-        things: the host's objects, by keys of ``drift.KINDS``.
+        things: the host's objects, by keys of ``compatibility.KINDS``.
 
     Returns:
         ``objects``, as of ``object_report`` for each of ``things``; ``process``, as of ``process_report``; and
