@@ -43,7 +43,7 @@ def speed_up(kind: str, thing: Any, engine: str, node_id: str | None, **chosen: 
 
 
 def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
-    """``model`` with a step cache; or as it came, with a warning, where it is not accelerated.
+    """Return ``model`` with a step cache; or ``model`` itself, after a warning, where it is not accelerated.
 
     Args:
         model: a ComfyUI MODEL.
@@ -61,7 +61,7 @@ def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
 def save_compiled(
     things: Mapping[str, Any], name: str, latent: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, str]:
-    """Save the compiled graphs of accelerated objects: the file's path, and what is inside, for people.
+    """Save the compiled graphs of accelerated objects. Return the file's path, and what is inside, for people.
 
     The node ``node_id`` shows the same.
 
@@ -90,7 +90,7 @@ def save_compiled(
 def load_compiled(
     things: Mapping[str, Any], name: str, strict: bool, node_id: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Accelerated copies of objects with the graphs of a saved file, and what was inside.
+    """Return accelerated copies of objects with the graphs of a saved file, and what was inside, for people.
 
     Where this installation cannot compile at all, that is said and all come out as they are; but not if ``strict``.
 
@@ -98,7 +98,7 @@ def load_compiled(
         things: by keys of ``compatibility.KINDS``; None for what is not connected. The host tells whatever uses the
             output of such a kind that there is none.
         name: of the file.
-        strict: whether a graph that does not fit is an error.
+        strict: make it an error that a graph does not fit.
         node_id: the node that shows what is going on.
 
     Raises:
@@ -128,12 +128,12 @@ def _connected(things: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(things: Mapping[str, Any]) -> list[str]:
-    """The host's names of the kinds of ``things``; of nothing, what concerns all kinds."""
+    """Return the host's names of the kinds of ``things``; of nothing, what concerns all kinds."""
     return [KINDS[kind] for kind in things] or ["everything"]
 
 
 def saved_files() -> list[str]:
-    """The files that can be loaded, as they are now."""
+    """Return the names of the files that can be loaded now."""
     if host_changed("files") is not None:  # the list is part of a node's schema, and the node is to load
         return []
     add_model_folder()
@@ -148,12 +148,12 @@ def add_model_folder() -> None:
 
 
 def bucket_names() -> list[str]:
-    """What can be chosen as a list of buckets: presets, and the person's own."""
+    """Return what can be chosen as a list of buckets: presets, and the person's own."""
     return [*PRESETS, CUSTOM]
 
 
 def bucket_problem(preset: str, text: str, with_model: bool) -> str | None:
-    """Why a list of buckets cannot be, as far as that is known before the model is there; or None.
+    """Return what is wrong with a list of buckets, as far as that is known without the model; None if nothing is.
 
     Args:
         preset: one of ``bucket_names()``.
@@ -171,7 +171,7 @@ def bucket_problem(preset: str, text: str, with_model: bool) -> str | None:
 def shape_bucket(
     preset: str, text: str, width: int, height: int, batch: int, snap: bool, model: Any, node_id: str | None
 ) -> tuple[Any, int, int, int, str]:
-    """A list of buckets, the size for the latent node (width, height, batch), and which bucket that is, for people.
+    """Return a list of buckets, a size for the latent node (width, height, batch), and its bucket, for people.
 
     The node ``node_id`` shows the same.
 
@@ -203,7 +203,7 @@ def shape_bucket(
 def warm_up(
     things: Mapping[str, Any], buckets: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Prepare every bucket of an accelerated MODEL, VAE or both: a summary for people, and the figures of each.
+    """Prepare every bucket of an accelerated MODEL, VAE or both. Return a summary for people, and figures of each.
 
     Where this installation cannot compile at all, that is the summary.
 
@@ -230,7 +230,7 @@ def warm_up(
 
 
 def report(things: Mapping[str, Any], node_id: str | None) -> tuple[str, dict[str, Any], torch.Tensor | None]:
-    """What served the calls of these objects, and of the process: for people, as data for JSON, and as a picture.
+    """Return what served the calls of objects and of the process: as text for people, as JSON data, as a picture.
 
     The node ``node_id`` shows the same.
 
@@ -258,7 +258,7 @@ def report(things: Mapping[str, Any], node_id: str | None) -> tuple[str, dict[st
 
 
 def _passes_through(kind: str, node_id: str | None) -> bool:
-    """Whether this installation cannot accelerate such objects at all; says so where it is."""
+    """Return True if this installation cannot accelerate such objects at all. Say so on the node and in the log."""
     reason = why_not(kind)
     if reason is None:
         return False

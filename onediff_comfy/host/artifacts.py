@@ -1,4 +1,4 @@
-"""Saving the compiled graphs of accelerated objects as one file, and loading such a file."""
+"""Save the compiled graphs of accelerated objects as one file, and load such a file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def save_graphs(
 
 
 def load_graphs(things: Mapping[str, Any], name: str, strict: bool, node_id: str | None) -> tuple[dict[str, Any], str]:
-    """Accelerated copies of objects, with the compiled graphs of a saved file.
+    """Return accelerated copies of objects, with the compiled graphs of a saved file.
 
     Of a file with graphs for several objects, those that are for none of ``things`` are left alone.
 
@@ -116,7 +116,7 @@ def _require_something(things: Mapping[str, Any]) -> None:
 
 
 def _read(name: str) -> list[VerifiedArtifact]:
-    """The graphs in a saved file, checked: whole, and of somebody that this installation trusts.
+    """Return the graphs in a saved file, checked: whole, and of somebody that this installation trusts.
 
     Raises:
         ValueError: the file is missing, damaged or not trusted.
@@ -168,7 +168,7 @@ def _does_not_fit(name: str, kind: str, problem: Message) -> Message:
 
 
 def mismatch(artifact: Artifact, device: Any) -> Message | None:
-    """In what the graph was compiled for something else than this machine, or None: field, both values."""
+    """Return in what field the graph was compiled for another machine than this, with both values; or None."""
     manifest = artifact.manifest
     try:
         here = compiler(choose(manifest.engine, device), device, Manner.of(manifest.options))
@@ -187,7 +187,7 @@ def _other(field: str, theirs: Any, ours: Any) -> Message:
 
 
 def _other_architecture(artifact: Artifact, kind: str, thing: Any) -> Message | None:
-    """Why the graph cannot be of this object's architecture, or None."""
+    """Return why the graph cannot be of this object's architecture, or None."""
     wanted = [name for kind, name, _ in artifact.manifest.binding["inputs"] if kind == "weight"]
     missing = [_first_missing(wanted, module) for module in adapter_of(kind).modules(thing)]
     if missing and None not in missing:
@@ -206,7 +206,7 @@ def _first_missing(wanted: Sequence[str], module: torch.nn.Module) -> str | None
 
 
 def _other_dtype(artifact: Artifact, kind: str, thing: Any) -> Message | None:
-    """In what dtype else than this object's the graph works, or None."""
+    """Return in what other dtype than this object's the graph computes, or None."""
     ours = adapter_of(kind).dtype(thing)
     # One line is "tensor 0 float32[?x?x?x?]@cpu"; images and latents are what has most axes.
     tensors = [line.split()[2].partition("[") for line in artifact.manifest.signature if line.startswith("tensor ")]
@@ -217,7 +217,7 @@ def _other_dtype(artifact: Artifact, kind: str, thing: Any) -> Message | None:
 
 
 def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
-    """What else than the graph the person chose for this accelerated object, so that the graph is not used, or None."""
+    """Return which choice on this object's node keeps the graph from being used, or None."""
     dispatcher = dispatcher_of(kind, made)
     assert dispatcher is not None
     try:
@@ -239,7 +239,7 @@ def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
 
 
 def describe(artifacts: Sequence[Artifact]) -> str:
-    """What is inside a file, for people: a few lines per graph."""
+    """Return what is inside a file, for people: a few lines per graph."""
     lines: list[str] = []
     for artifact in artifacts:
         manifest = artifact.manifest
@@ -305,7 +305,7 @@ def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: An
 
 
 def _path_for(name: str) -> Path:
-    """The file that a person names.
+    """Return the file that a person names.
 
     Raises:
         ValueError: no file can have such a name, or it is outside the folder.

@@ -49,7 +49,7 @@ class Use:
         return f"{self.module}.{self.path}"
 
     def found(self) -> Any:
-        """The thing itself.
+        """Return the thing itself.
 
         Raises:
             Exception: there is no such thing.
@@ -57,7 +57,7 @@ class Use:
         return functools.reduce(getattr, self.path.split("."), importlib.import_module(self.module))
 
     def problem(self) -> Message | None:
-        """What is not as we need it, or None."""
+        """Return what is not as we need it, or None."""
         try:
             found = self.found()
         except Exception as error:  # whatever a module raises that cannot be imported
@@ -75,7 +75,7 @@ class Use:
         return None
 
     def _is_an_extensions(self, function: Any) -> bool:
-        """Whether another extension has put a function of its own in its place, of which we cannot judge."""
+        """Return True if another extension has replaced the function, so that its code says nothing of the host."""
         owner, _, name = self.path.rpartition(".")
         module = importlib.import_module(self.module)
         holder = functools.reduce(getattr, filter(None, owner.split(".")), module)
@@ -93,7 +93,7 @@ _EXTENSION, _PATCHER, _MEMORY = "comfy.patcher_extension", "comfy.model_patcher"
 
 
 def _order_of_wrappers(executor_class: Any) -> bool:
-    """Whether a wrapper can put something in place of what stands at the bottom, and those behind it still run."""
+    """Return True if a wrapper can replace the bottom of the stack, and the wrappers behind it still run."""
     order: list[str] = []
 
     def named(name: str) -> Callable[..., Any]:
@@ -232,9 +232,9 @@ _MEANWHILE = {
 
 @functools.cache
 def host_changed(kind: str) -> Message | None:
-    """What this host no longer has of what is needed for one kind of object; None if all is there.
+    """Return what this host lacks of what is needed for one kind of object; None if all is there.
 
-    Looked at once in a process. The first time that something is missing, the log says so.
+    Look once in a process. The first time that something is missing, the log says so.
 
     Args:
         kind: a key of ``RELIED_ON``; "everything" is part of each.
@@ -259,7 +259,7 @@ def host_changed(kind: str) -> Message | None:
 
 
 def host_changes() -> list[Message]:
-    """All that ``host_changed`` has to say."""
+    """Return all that ``host_changed`` has to say."""
     return list(dict.fromkeys(changed for kind in RELIED_ON if (changed := host_changed(kind)) is not None))
 
 
@@ -292,7 +292,7 @@ def _can_be_called(function: Any, given: tuple[str, ...], named: tuple[str, ...]
 
 
 def _mentioned(function: Any) -> set[str]:
-    """The names in a function's code; none for one that is not written in Python."""
+    """Return the names in a function's code; none for one that is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return set(_names_in(code)) if isinstance(code, types.CodeType) else set()
 

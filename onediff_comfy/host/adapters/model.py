@@ -55,7 +55,7 @@ def accelerate(
     precision: str = "lossless",
     budget_mb: int | None = None,
 ) -> Any:
-    """A clone of ``model`` whose diffusion model is served by compiled graphs.
+    """Return a clone of ``model`` whose diffusion model is served by compiled graphs.
 
     Args:
         model: a ComfyUI MODEL (a ModelPatcher).
@@ -124,14 +124,14 @@ def _serve_by(clone: Any, dispatcher: Dispatcher) -> None:
 
 @dataclass(frozen=True)
 class _StepCacheRequest:
-    """That a patcher's runs are to reuse what deep layers computed, and who asked for it."""
+    """A wish on a patcher: its runs are to reuse what deep layers computed."""
 
     threshold: float
     node_id: str | None
 
 
 def with_step_cache(model: Any, threshold: float, node_id: str | None = None) -> Any:
-    """A clone of an accelerated MODEL whose runs reuse what deep layers computed in an earlier step.
+    """Return a clone of an accelerated MODEL whose runs reuse what deep layers computed in an earlier step.
 
     Args:
         model: what ``accelerate`` gave, or a clone of it.
@@ -152,7 +152,7 @@ def with_step_cache(model: Any, threshold: float, node_id: str | None = None) ->
 
 
 def _around_prediction(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-    """A step of a step cache begins whenever the sampler asks for a prediction, however often the model is called."""
+    """Begin a step of the step cache: the sampler asks for a prediction, however often the model is called for it."""
     dispatcher = find_dispatcher(executor.class_obj.model_patcher)
     if dispatcher is not None:
         dispatcher.begin_step()
@@ -160,7 +160,7 @@ def _around_prediction(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> 
 
 
 def _strengths_change(conditionings: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
-    """Whether hooks change the weights from one step to another, of conditionings as a guider has them.
+    """Return True if hooks change the weights from one step to another.
 
     All keyframes but the first are for later steps. The hooks that the host has registered do not tell: of two of one
     origin, of which one has keyframes, it keeps the first.
@@ -170,7 +170,7 @@ def _strengths_change(conditionings: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 
 def _reused(step_cache: StepCache) -> Message:
-    """What a step cache did in a run, for people."""
+    """Return what a step cache did in a run, for people."""
     if not step_cache.reused and (step_cache.others or not step_cache.calls):
         reason = max(step_cache.others, key=step_cache.others.__getitem__, default="")
         return message("no step was reused: {reason}", reason=reason or message("no compiled graph answered a call"))
@@ -178,7 +178,7 @@ def _reused(step_cache: StepCache) -> Message:
 
 
 def find_dispatcher(model: Any) -> Dispatcher | None:
-    """What serves the calls of an accelerated MODEL; None if it is not accelerated."""
+    """Return what serves the calls of an accelerated MODEL; None if it is not accelerated."""
     if not hasattr(model, "get_wrappers"):
         return None
     for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY):
@@ -188,7 +188,7 @@ def find_dispatcher(model: Any) -> Dispatcher | None:
 
 
 def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
-    """Whether a call is of a size that is in ``buckets``.
+    """Return a test of signatures: True if the call's size is in ``buckets``.
 
     The host runs the positive and the negative prompt together where memory allows, so a batch of n
     images comes as n or 2n.
@@ -289,7 +289,7 @@ def _copied(arguments: Any) -> Any:
 
 
 def _holding(model: Any, diffusion_model: ServedModule) -> Any:
-    """A copy of the host's model object with the same everything, but for its diffusion model."""
+    """Return a shallow copy of the host's model object with another diffusion model."""
     image = copy.copy(model)
     # Found before the layer of that name, which is in a dict that the copy shares.
     vars(image)["diffusion_model"] = diffusion_model
@@ -324,7 +324,7 @@ class _RunWrapper:
 
 
 def _size_of(latent: Any, ratio: int) -> str:
-    """What a latent, ``[batch, channels, (frames,) height, width]``, is as an image: ``1024×1024 b1``."""
+    """Return the image size of a latent ``[batch, channels, (frames,) height, width]``: ``1024×1024 b1``."""
     if not isinstance(latent, torch.Tensor) or latent.ndim < 4:
         return ""
     height, width = (side * ratio for side in latent.shape[-2:])

@@ -1,8 +1,7 @@
 """Accelerate a copy of a ComfyUI VAE.
 
-A VAE has neither ``clone`` nor wrappers. The copy holds a stand-in for the VAE's module whose ``decode`` and
-``encode`` are served; all else, the host's patcher, its memory management and its tiling among it, is the host's
-own code at work. The VAE that came in is not touched.
+A VAE has neither ``clone`` nor wrappers. The copy holds a proxy of the VAE's module whose ``decode`` and ``encode`` are
+served. The patcher, the memory management and the tiling stay the host's. The VAE that came in is not touched.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def accelerate_vae(
     buckets: BucketSet | None = None,
     methods: Collection[str] = ("decode", "encode"),
 ) -> Any:
-    """A copy of ``vae`` whose decoding and encoding are served by compiled graphs.
+    """Return a copy of ``vae`` whose decoding and encoding are served by compiled graphs.
 
     Args:
         vae: a ComfyUI VAE.
@@ -90,13 +89,13 @@ def preparing(vae: Any, exact: bool = False) -> Any:
 
 
 def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
-    """What serves the calls of an accelerated VAE; None if it is not accelerated."""
+    """Return what serves the calls of an accelerated VAE; None if it is not accelerated."""
     server = server_behind(getattr(vae, "first_stage_model", None))
     return server if isinstance(server, Dispatcher) else None
 
 
 def _impossible(vae: Any, module: Any) -> Message | None:
-    """Why nothing of a VAE can be captured, or None."""
+    """Return why nothing of a VAE can be captured, or None."""
     if not isinstance(module, torch.nn.Module):
         return unfit("vae", vae, message("a VAE with layers of its own"))
     if getattr(module, "comfy_has_chunked_io", False):
@@ -131,7 +130,7 @@ _VIDEO_AXES = 5  # batch, channels, frames, height, width
 
 
 def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
-    """The patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
+    """Return the patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
 
     The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays dynamic.
     """
@@ -188,7 +187,7 @@ class _Runs:
 
 @functools.cache
 def _with_runs(kind: type) -> type:
-    """A class of VAEs like ``kind`` whose calls are runs."""
+    """Return a subclass of ``kind``, a class of VAEs, whose calls are runs."""
     return kind if issubclass(kind, _Runs) else type(kind.__name__, (_Runs, kind), {"__module__": kind.__module__})
 
 
@@ -198,7 +197,10 @@ def _calls(dispatcher: Dispatcher) -> int:
 
 
 def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
-    """Whether a call is for images of a size that is in ``buckets``; of latents, ``ratio`` is what a side grows by."""
+    """Return a test of signatures: True if the call is for images of a size in ``buckets``.
+
+    Args:
+        ratio: pixels of an image's side for one latent pixel."""
 
     def wanted(signature: Signature) -> bool:
         index = batch_tensor(signature.tensors)

@@ -1,4 +1,4 @@
-"""Preparing every bucket of a MODEL, a VAE or both before the first image."""
+"""Prepare every bucket of a MODEL, a VAE or both before the first image."""
 
 from __future__ import annotations
 
