@@ -57,7 +57,7 @@ class Bucket:
             if not 1 <= side <= LARGEST_SIDE:
                 raise BucketError(
                     message(
-                        "a {name} of {side} is absurd; write one from 1 to {largest} pixels",
+                        "{name} must be between 1 and {largest} pixels (got {side})",
                         name=name,
                         side=side,
                         largest=LARGEST_SIDE,
@@ -67,7 +67,7 @@ class Bucket:
             if not 1 <= batch <= LARGEST_BATCH:
                 raise BucketError(
                     message(
-                        "a batch of {batch} is absurd; write one from 1 to {largest}",
+                        "the batch size must be between 1 and {largest} (got {batch})",
                         batch=batch,
                         largest=LARGEST_BATCH,
                     )
@@ -82,7 +82,11 @@ class Bucket:
             )
         if self.frames is not None and not 1 <= self.frames <= MOST_FRAMES:
             raise BucketError(
-                message("{frames} frames are absurd; write 1 to {most}", frames=self.frames, most=MOST_FRAMES)
+                message(
+                    "the number of frames must be between 1 and {most} (got {frames})",
+                    frames=self.frames,
+                    most=MOST_FRAMES,
+                )
             )
 
     def __str__(self) -> str:
@@ -219,7 +223,7 @@ def _bucket(text: str) -> Bucket:
     if size is None or rest.strip(" \t,"):
         raise BucketError(
             message(
-                '"{text}" is no size; write WIDTHxHEIGHT and a batch size, such as {examples}',
+                '"{text}" is not a size; write WIDTHxHEIGHT and a batch size, such as {examples}',
                 text=text,
                 examples=_EXAMPLES,
             )
@@ -236,7 +240,7 @@ def _take(pattern: re.Pattern[str], text: str) -> tuple[re.Match[str] | None, st
 
 
 def near_sizes(side: int, multiple_of: int) -> str:
-    """For people: the sides in pixels next to ``side`` that are multiples and not absurd."""
+    """Return the possible sides in pixels next to ``side`` that are multiples, for people."""
     below = side - side % multiple_of
     near = [str(near) for near in (below, below + multiple_of) if 1 <= near <= LARGEST_SIDE]
     return message("{below} or {above}", below=near[0], above=near[1]) if len(near) == 2 else near[0]

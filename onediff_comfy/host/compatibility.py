@@ -62,7 +62,7 @@ class Use:
             found = self.found()
         except Exception as error:  # whatever a module raises that cannot be imported
             log.debug("%s was not found: %r", self, error)
-            return message("it is gone")
+            return message("it no longer exists")
         if self.given is not None and not _can_be_called(found, self.given, self.named):
             return message(
                 "it no longer takes ({names})", names=", ".join([*self.given, *(f"{name}=" for name in self.named)])
@@ -71,7 +71,7 @@ class Use:
             known = None if self._is_an_extensions(found) else _mentioned(found)
             gone = [name for name in self.mentions if known is not None and name not in known]
             if gone:
-                return message("it no longer knows {names}", names=", ".join(gone))
+                return message("it no longer has {names}", names=", ".join(gone))
         return None
 
     def _is_an_extensions(self, function: Any) -> bool:
@@ -254,7 +254,7 @@ def host_changed(kind: str) -> Message | None:
             log.debug("%s was tried and failed", use, exc_info=True)
             works = False
         if not works:
-            return _told(kind, use, message("it works in another way"))
+            return _told(kind, use, message("it works differently now"))
     return None
 
 

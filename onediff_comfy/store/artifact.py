@@ -255,7 +255,7 @@ def _no_number(text: str) -> NoReturn:
 def _header(content: bytes) -> bytes:
     (length,) = struct.unpack_from("<Q", content)
     if length > min(_MAX_HEADER, len(content) - 8):
-        raise ArtifactError(message("the file is cut short or is no artifact"))
+        raise ArtifactError(message("the file is cut short, or is not a compiled graph"))
     return content[8 : 8 + length]
 
 

@@ -301,7 +301,7 @@ def _graph_in(path: Path) -> Artifact:
     """
     artifacts = unpack(read_regular(path, MAX_FILE))
     if [artifact.manifest.key for artifact in artifacts] != [path.stem]:
-        raise ArtifactError(message("it is of another graph than its name says"))
+        raise ArtifactError(message("it holds another graph than its name says"))
     return artifacts[0]
 
 

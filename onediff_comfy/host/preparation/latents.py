@@ -73,7 +73,7 @@ def empty_vae_latent(vae: Any, bucket: Bucket) -> torch.Tensor:
         BucketError: what the VAE makes has no width and height, or the bucket is a video's.
     """
     if bucket.frames is not None:
-        raise BucketError(message("videos are decoded and encoded by ComfyUI itself; disconnect the VAE"))
+        raise BucketError(message("ComfyUI itself decodes and encodes videos; disconnect the VAE"))
     if vae.latent_dim not in (2, 3):
         raise BucketError(message("this VAE's latents have no width and height"))
     ratio = vae.spacial_compression_decode()

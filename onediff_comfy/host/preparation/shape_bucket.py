@@ -70,7 +70,7 @@ def choose_size(
         return bucket.width, bucket.height, size, f"{asked} → {chosen}"
     if buckets.holds(width, height, batch):
         return width, height, batch, f"{wished} b{batch}"
-    lines = [message("{size} is in no bucket: runs on the general graph", size=f"{wished} b{batch}")]
+    lines = [message("{size} is in no bucket; it runs on the general graph", size=f"{wished} b{batch}")]
     cut: list[str] = [str(side) for side in dict.fromkeys((width, height)) if side % multiple_of]
     if cut:
         sides = message("{first} and {second}", first=cut[0], second=cut[1]) if len(cut) == 2 else cut[0]
