@@ -1,4 +1,4 @@
-"""What the nodes call. Imports the core only after checking that this installation can run it."""
+"""What the nodes call. The core is imported only after a check that this installation can run it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def load_compiled(
 ) -> tuple[dict[str, Any], str]:
     """Return accelerated copies of objects with the graphs of a saved file, and what was inside, for people.
 
-    Where this installation cannot compile at all, that is said and all come out as they are; but not if ``strict``.
+    Where this installation cannot compile at all, say so and return all as they are; but not if ``strict``.
 
     Args:
         things: by keys of ``compatibility.KINDS``; None for what is not connected. The host tells whatever uses the
@@ -118,7 +118,9 @@ def load_compiled(
 
     loaded, inside = load_graphs(connected, name, strict, node_id)
     for kind in things.keys() - loaded.keys():
-        nothing = message("nothing comes out of {kind}, for nothing is connected to it; connect it", kind=kind)
+        nothing = message(
+            "the output {kind} is empty because nothing is connected to the input {kind}; connect it", kind=kind
+        )
         loaded[kind] = ExecutionBlocker(in_their_language(nothing))
     return loaded, in_their_language(inside)
 
@@ -158,7 +160,7 @@ def bucket_problem(preset: str, text: str, with_model: bool) -> str | None:
     Args:
         preset: one of ``bucket_names()``.
         text: the person's own list.
-        with_model: whether sizes will be checked against a model anyway.
+        with_model: sizes are checked against a model later.
     """
     try:
         read_buckets(preset, text, 1 if with_model else FACTOR)
@@ -181,7 +183,7 @@ def shape_bucket(
         width: wished for, in pixels.
         height: likewise.
         batch: wished for.
-        snap: whether to go to the nearest bucket.
+        snap: go to the nearest bucket.
         model: a MODEL that sizes must suit, or None.
         node_id: the node that shows the choice.
 

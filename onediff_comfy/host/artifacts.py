@@ -73,7 +73,7 @@ def load_graphs(things: Mapping[str, Any], name: str, strict: bool, node_id: str
         things: the host's objects, by keys of ``compatibility.KINDS``. One that is accelerated already keeps its
             engine.
         name: of the file, as ``actions.saved_files`` lists it.
-        strict: whether it is an error, or compiled again, that a graph does not fit this machine or an object has none.
+        strict: raise if a graph does not fit this machine or an object has none. Otherwise it is compiled again.
         node_id: the node that shows what is going on.
 
     Returns:
@@ -314,5 +314,11 @@ def _path_for(name: str) -> Path:
     folder = Path(folder_paths.get_folder_paths(FOLDER)[0])
     path = (folder / f"{name.removesuffix(SUFFIX)}{SUFFIX}").resolve()
     if not name.strip() or not path.is_relative_to(folder.resolve()) or path.name == SUFFIX:
-        raise ValueError(message("{name!r} is no name for a file in models/{folder}", name=name, folder=FOLDER))
+        raise ValueError(
+            message(
+                "{name!r} cannot be the name of a file in models/{folder}; use letters, digits and spaces",
+                name=name,
+                folder=FOLDER,
+            )
+        )
     return path

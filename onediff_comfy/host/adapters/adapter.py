@@ -6,6 +6,7 @@ first asked for, because the host may have changed what another kind needs.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,18 @@ def _patcher(thing: Any) -> Any:
 
 def _unchanged(thing: Any, _exact: bool) -> Any:
     return thing
+
+
+def module_at(*names: str) -> Callable[[Any], Sequence[torch.nn.Module]]:
+    """Return a function that gives the module at a path of attributes; nothing where no module is."""
+
+    def modules(thing: Any) -> Sequence[torch.nn.Module]:
+        import torch
+
+        found = functools.reduce(lambda holder, name: getattr(holder, name, None), names, thing)
+        return [found] if isinstance(found, torch.nn.Module) else []
+
+    return modules
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Prompts on the GPU for the length of a run.
+"""Keep prompts on the GPU for the length of a run.
 
-The host keeps what a text encoder gives in CPU memory, and for every step joins it there, converts it and copies it to
-the GPU, which is a wait for all that the GPU has been told to do. So the CPU could never prepare a step while the GPU
+The host keeps what a text encoder gives in CPU memory. For every step it joins it there, converts it and copies it to
+the GPU, and that copy waits for all that the GPU has been told to do. So the CPU can never prepare a step while the GPU
 computes the one before: of 18.2 ms a step of SD1.5, 7.2 were the GPU's and 14 the joining, on a machine of many slow
-cores. Copied once, before the first step, the same numbers are joined and converted on the GPU.
+cores. If the prompts are copied once, before the first step, they are joined and converted on the GPU.
 """
 
 from __future__ import annotations

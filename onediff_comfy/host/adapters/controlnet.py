@@ -23,7 +23,7 @@ from ...messages import message
 from ...serving.dispatcher import Dispatcher, Options
 from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
-from .adapter import Adapter
+from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ServedModule, module_behind, server_behind
 
@@ -220,14 +220,9 @@ class _Networks:
         self._idle[fingerprint].append(stand_in)
 
 
-def _modules(control: Any) -> list[torch.nn.Module]:
-    found = getattr(control, "control_model", None)
-    return [found] if isinstance(found, torch.nn.Module) else []
-
-
 ADAPTER = Adapter(
     node=message("OneDiff ControlNet Speedup"),
     accelerate=accelerate_control,
     find_dispatcher=find_control_dispatcher,
-    modules=_modules,
+    modules=module_at("control_model"),
 )

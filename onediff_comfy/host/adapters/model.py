@@ -33,7 +33,7 @@ from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
-from .adapter import Adapter
+from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .conditioning import keep_on_device
 from .module_proxy import ServedModule
@@ -103,9 +103,7 @@ def preparing(model: Any, exact: bool = False) -> Any:
     return clone
 
 
-def _modules(model: Any) -> list[torch.nn.Module]:
-    found = getattr(getattr(model, "model", None), "diffusion_model", None)
-    return [found] if isinstance(found, torch.nn.Module) else []
+_modules = module_at("model", "diffusion_model")
 
 
 def _serve_by(clone: Any, dispatcher: Dispatcher) -> None:
@@ -207,10 +205,10 @@ def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
 
 
 class ForwardWrapper:
-    """Around the diffusion model's forward: serves it, below every other extension's wrapper.
+    """Serve the diffusion model's forward, below every other extension's wrapper.
 
-    Others may have put wrappers before ours and behind it. Ours only replaces what stands at the
-    bottom of the stack, the model's own code, so that all of theirs still run, in their order.
+    Others may have put wrappers before ours and behind it. Ours replaces only the bottom of the stack, the model's own
+    code, so that all of theirs still run, in their order.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -230,12 +228,12 @@ class ForwardWrapper:
 
 
 class _ApplyWrapper:
-    """Around the host's ``apply_model``: serves diffusion models whose forward asks for no wrappers.
+    """Serve diffusion models whose forward asks for no wrappers, around the host's ``apply_model``.
 
-    Whether a family's forward does is seen in its first call, which runs as the host would run it. If our
-    wrapper is not reached, that call and all others go to a passing copy of the host's model object, in which a
-    stand-in that serves takes the diffusion model's place. The object itself, which other clones share, keeps
-    its own. Like ``ForwardWrapper`` this replaces what stands at the bottom of the stack of wrappers.
+    The first call of a family shows if its forward does; it runs as the host would run it. If it does not reach our
+    wrapper, all later calls go to a passing copy of the host's model object that holds a proxy of the diffusion model.
+    The object itself, which other clones share, keeps its own. Like ``ForwardWrapper`` this replaces the bottom of the
+    stack of wrappers.
     """
 
     def __init__(self, around_forward: ForwardWrapper) -> None:
@@ -297,7 +295,7 @@ def _holding(model: Any, diffusion_model: ServedModule) -> Any:
 
 
 class _RunWrapper:
-    """Around one sampling run: modules are checked anew, and the run ends with one line in the log."""
+    """Begin and end a run of the dispatcher around each sampling run."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

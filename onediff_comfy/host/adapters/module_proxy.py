@@ -89,9 +89,9 @@ class ServedModule:
 class _Image:
     """A module as it computes: without what the host's memory management notes on it.
 
-    The notes are another in each process and change with every load, and some cannot be sent to another process;
-    a graph's identity is to know nothing of them. The image is another object of the module's class that has the
-    same attributes, and shares layers, weights and hooks with it.
+    The notes differ in each process and change with every load, and some cannot be sent to another process. So they
+    must not be part of a graph's identity. The image is another object of the module's class that has the same
+    attributes, and shares layers, weights and hooks with it.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:

@@ -23,7 +23,7 @@ from ...serving.dispatcher import Dispatcher, Options, no_sizes
 from ...store.artifact import Manifest
 from ..process.process import metrics
 from ..weights.dynamic_vram import is_dynamic, resident_clone
-from .adapter import Adapter
+from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, unfit
 from .module_proxy import ServedModule, module_behind, served_instead, server_behind, serves
 
@@ -120,7 +120,7 @@ class _VAEDispatcher(Dispatcher):
         data = args[0] if args else None
         if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
             self.passed_by(
-                module, message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
+                module, message("ComfyUI itself decodes and encodes videos, piece by piece; graphs serve single images")
             )
             return forward(*args, **kwargs)
         return super().__call__(module, forward, args, kwargs)
@@ -179,7 +179,10 @@ class _Runs:
                 )
             else:
                 dispatcher.metrics.fell_back(
-                    message("this VAE does not {method} by the method of that name", method=method)
+                    message(
+                        "this VAE does not call the method {method} of its module, which is what a graph can serve",
+                        method=method,
+                    )
                 )
             return
         yield
@@ -227,16 +230,11 @@ def _other_latents(vae: Any, manifest: Manifest) -> Message | None:
     )
 
 
-def _modules(vae: Any) -> list[torch.nn.Module]:
-    found = getattr(vae, "first_stage_model", None)
-    return [found] if isinstance(found, torch.nn.Module) else []
-
-
 ADAPTER = Adapter(
     node=message("OneDiff VAE Speedup"),
     accelerate=accelerate_vae,
     find_dispatcher=find_vae_dispatcher,
-    modules=_modules,
+    modules=module_at("first_stage_model"),
     dtype=lambda vae: vae.vae_dtype,
     other_architecture=_other_latents,
     preparing=preparing,

@@ -1,8 +1,8 @@
 """An accelerated model that nothing samples, because a node behind it made another model of it.
 
 ModelMergeSimple, for instance, takes the weights of its second model and everything else of its first. Nobody calls the
-second, so no wrapper of ours learns of it. But the host tells whoever asks how nodes get on: a node behind ours that
-went through several steps, while no run of our model began, has sampled another model.
+second, so no wrapper of ours learns of it. But the host reports the progress of nodes: a node behind ours that went
+through several steps, while no run of our model began, has sampled another model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODEL = "MODEL"
 def say_if_unused(dispatcher: Dispatcher, node_id: str | None) -> None:
     """Have the node ``node_id`` say so if a node behind it samples in this prompt without the model that it gave.
 
-    Says nothing in a host that does not tell how nodes get on.
+    Say nothing in a host that does not report the progress of nodes.
     """
     if node_id is None:
         return
