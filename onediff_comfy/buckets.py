@@ -94,15 +94,15 @@ class Bucket:
 
     @property
     def batches(self) -> range:
-        """The batch sizes, ascending."""
+        """Return the batch sizes, ascending."""
         return range(self.least_batch, self.most_batch + 1)
 
     def at(self, batch: int) -> Bucket:
-        """This size for that batch size alone."""
+        """Return this size for that batch size alone."""
         return Bucket(self.width, self.height, batch, batch, self.frames)
 
     def overlaps(self, other: Bucket) -> bool:
-        """Whether some size and batch size belongs to both."""
+        """Return True if some size and batch size belongs to both."""
         return (
             (self.width, self.height, self.frames) == (other.width, other.height, other.frames)
             and self.least_batch <= other.most_batch
@@ -152,7 +152,7 @@ class BucketSet:
         return "\n".join(map(str, self.buckets))
 
     def snap(self, width: int, height: int, batch: int) -> tuple[Bucket, int]:
-        """The nearest bucket, and the batch size in its range that is nearest to ``batch``.
+        """Return the nearest bucket, and the batch size in its range that is nearest to ``batch``.
 
         Nearest is the one whose aspect ratio differs by the smallest factor; among those, whose area
         does; among those, whose batch sizes are nearest; among those, the first of the list.
@@ -174,7 +174,7 @@ class BucketSet:
         return nearest, _clamped(batch, nearest)
 
     def holds(self, width: int, height: int, batch: int, frames: int | None = None) -> bool:
-        """Whether some bucket is of exactly this size; ``frames`` None asks for any number of them."""
+        """Return True if some bucket is of exactly this size; ``frames`` None asks for any number of them."""
         return any(
             (bucket.width, bucket.height) == (width, height)
             and batch in bucket.batches
@@ -184,7 +184,7 @@ class BucketSet:
 
 
 def shown(bucket: Bucket) -> str:
-    """A bucket as status texts show it: ``1024×1024 b1``."""
+    """Return a bucket as status texts show it: ``1024×1024 b1``."""
     return f"{bucket.width}×{bucket.height} {_batches_and_frames(bucket)}"
 
 
@@ -234,7 +234,7 @@ def _bucket(text: str) -> Bucket:
 
 
 def _take(pattern: re.Pattern[str], text: str) -> tuple[re.Match[str] | None, str]:
-    """The first match in ``text``, and the text with a comma, which no text here has, in its place."""
+    """Return the first match in ``text``, and the text with a comma, which no text here has, in its place."""
     match = pattern.search(text)
     return match, f"{text[: match.start()]},{text[match.end() :]}" if match else text
 
@@ -251,7 +251,7 @@ def _clamped(batch: int, bucket: Bucket) -> int:
 
 
 def _factor(ratio: Fraction) -> Fraction:
-    """How far a ratio is from 1 in log space: 2 and 1/2 are equally far. Exact, so that ties are ties."""
+    """Return how far a ratio is from 1 in log space: 2 and 1/2 are equally far. Exact, so that ties are ties."""
     return max(ratio, 1 / ratio)
 
 
