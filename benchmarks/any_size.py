@@ -102,13 +102,13 @@ class _Bench:
 
     def prepare(self) -> dict[str, Any]:
         from onediff_comfy.buckets import BucketSet
-        from onediff_comfy.host.preparation.rehearsal import preparing_model
+        from onediff_comfy.host.adapters.model import preparing
 
         seconds = {}
         for width, height, batch in self.shapes:
             fast = self.accelerated(buckets=BucketSet.parse(f"{width}x{height} b{batch}"))
             start = time.perf_counter()
-            self.sample(preparing_model(fast, exact=True), (width, height, batch), 1)
+            self.sample(preparing(fast, exact=True), (width, height, batch), 1)
             seconds[f"{width}x{height}b{batch}"] = time.perf_counter() - start
             self.say(seconds)
         return {"prepared_s": seconds}

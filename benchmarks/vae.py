@@ -155,11 +155,11 @@ class _Bench:
 
     def compile(self, case: Case) -> dict[str, float]:
         """Seconds of the first call of each way; with a bucket, its graph is made in it."""
-        from onediff_comfy.host.preparation.rehearsal import preparing_vae
+        from onediff_comfy.host.adapters.vae import preparing
 
         seconds = {}
         for name in self.ways_of(case):
-            vae = preparing_vae(self.ways[name], exact=True) if name == "bucket" else self.ways[name]
+            vae = preparing(self.ways[name], exact=True) if name == "bucket" else self.ways[name]
             seconds[name] = seconds_of(functools.partial(self.called, vae, case))
             print(f"{case} {name}: first call {seconds[name]:.2f} s", flush=True)
         return seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..onediff_comfy.host.actions import speed_up_clip
+from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
 from .speedup_inputs import compile_input, engine_input
 
@@ -38,4 +38,5 @@ class OneDiffCLIPSpeedup(io.ComfyNode):
 
     @classmethod
     def execute(cls, clip: Any, engine: str, compile: str = "wait") -> io.NodeOutput:
-        return io.NodeOutput(speed_up_clip(clip, engine, compile == "background", cls.hidden.unique_id))
+        in_background = compile == "background"
+        return io.NodeOutput(speed_up("clip", clip, engine, cls.hidden.unique_id, in_background=in_background))

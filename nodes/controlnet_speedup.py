@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..onediff_comfy.host.actions import speed_up_control
+from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
 from .speedup_inputs import compile_input, engine_input
 
@@ -41,4 +41,5 @@ class OneDiffControlNetSpeedup(io.ComfyNode):
 
     @classmethod
     def execute(cls, control_net: Any, engine: str, compile: str = "wait") -> io.NodeOutput:
-        return io.NodeOutput(speed_up_control(control_net, engine, compile == "background", cls.hidden.unique_id))
+        node_id, in_background = cls.hidden.unique_id, compile == "background"
+        return io.NodeOutput(speed_up("control_net", control_net, engine, node_id, in_background=in_background))

@@ -75,5 +75,10 @@ class OneDiffModelSpeedup(io.ComfyNode):
         buckets: Any = None,
         precision: str = PRECISIONS[0],
     ) -> io.NodeOutput:
-        node_id, in_background = cls.hidden.unique_id, compile == "background"
-        return io.NodeOutput(speed_up(model, engine, in_background, cache_budget_mb, buckets, node_id, precision))
+        chosen = {
+            "in_background": compile == "background",
+            "budget_mb": cache_budget_mb,
+            "buckets": buckets,
+            "precision": precision,
+        }
+        return io.NodeOutput(speed_up("model", model, engine, cls.hidden.unique_id, **chosen))

@@ -7,7 +7,10 @@ from ..onediff_comfy.settings import ENGINE_NAMES
 
 
 def engine_input(what: str, otherwise: str) -> io.Combo.Input:
-    """Which engine compiles ``what``; ``otherwise`` says what goes on without one ("the image is made")."""
+    """Return the input that chooses the engine for ``what``.
+
+    Args:
+        otherwise: what goes on where no engine can run ("the image is made")."""
     return io.Combo.Input(
         "engine",
         options=list(ENGINE_NAMES),
@@ -22,7 +25,11 @@ def engine_input(what: str, otherwise: str) -> io.Combo.Input:
 
 
 def compile_input(first: str, meanwhile: str) -> io.Combo.Input:
-    """Who waits for compiling: the ``first`` ("image"), or nobody; ``meanwhile`` says what goes on then."""
+    """Return the input that chooses who waits for compiling.
+
+    Args:
+        first: what waits ("image").
+        meanwhile: what goes on where nothing waits."""
     return io.Combo.Input(
         "compile",
         options=["wait", "background"],

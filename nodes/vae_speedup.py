@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..onediff_comfy.host.actions import speed_up_vae
+from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
 from .shape_bucket import Buckets
 from .speedup_inputs import compile_input, engine_input
@@ -75,5 +75,6 @@ class OneDiffVAESpeedup(io.ComfyNode):
         encode: bool = True,
         buckets: Any = None,
     ) -> io.NodeOutput:
-        in_background = compile == "background"
-        return io.NodeOutput(speed_up_vae(vae, engine, in_background, decode, encode, buckets, cls.hidden.unique_id))
+        methods = [name for name, wanted in (("decode", decode), ("encode", encode)) if wanted]
+        chosen = {"in_background": compile == "background", "buckets": buckets, "methods": methods}
+        return io.NodeOutput(speed_up("vae", vae, engine, cls.hidden.unique_id, **chosen))

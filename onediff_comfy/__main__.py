@@ -195,7 +195,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _artifacts(name: str) -> list[Any]:
-    """The graphs in the file ``name``, or the kept one whose key begins with ``name``."""
+    """Return the graphs in the file ``name``, or the kept one whose key begins with ``name``."""
     from .files import read_regular
     from .store.artifact import MAX_FILE, unpack
 

@@ -57,7 +57,7 @@ class Bucket:
             if not 1 <= side <= LARGEST_SIDE:
                 raise BucketError(
                     message(
-                        "a {name} of {side} is absurd; write one from 1 to {largest} pixels",
+                        "{name} must be between 1 and {largest} pixels (got {side})",
                         name=name,
                         side=side,
                         largest=LARGEST_SIDE,
@@ -67,7 +67,7 @@ class Bucket:
             if not 1 <= batch <= LARGEST_BATCH:
                 raise BucketError(
                     message(
-                        "a batch of {batch} is absurd; write one from 1 to {largest}",
+                        "the batch size must be between 1 and {largest} (got {batch})",
                         batch=batch,
                         largest=LARGEST_BATCH,
                     )
@@ -82,7 +82,11 @@ class Bucket:
             )
         if self.frames is not None and not 1 <= self.frames <= MOST_FRAMES:
             raise BucketError(
-                message("{frames} frames are absurd; write 1 to {most}", frames=self.frames, most=MOST_FRAMES)
+                message(
+                    "the number of frames must be between 1 and {most} (got {frames})",
+                    frames=self.frames,
+                    most=MOST_FRAMES,
+                )
             )
 
     def __str__(self) -> str:
@@ -90,15 +94,15 @@ class Bucket:
 
     @property
     def batches(self) -> range:
-        """The batch sizes, ascending."""
+        """Return the batch sizes, ascending."""
         return range(self.least_batch, self.most_batch + 1)
 
     def at(self, batch: int) -> Bucket:
-        """This size for that batch size alone."""
+        """Return this size for that batch size alone."""
         return Bucket(self.width, self.height, batch, batch, self.frames)
 
     def overlaps(self, other: Bucket) -> bool:
-        """Whether some size and batch size belongs to both."""
+        """Return True if some size and batch size belongs to both."""
         return (
             (self.width, self.height, self.frames) == (other.width, other.height, other.frames)
             and self.least_batch <= other.most_batch
@@ -148,7 +152,7 @@ class BucketSet:
         return "\n".join(map(str, self.buckets))
 
     def snap(self, width: int, height: int, batch: int) -> tuple[Bucket, int]:
-        """The nearest bucket, and the batch size in its range that is nearest to ``batch``.
+        """Return the nearest bucket, and the batch size in its range that is nearest to ``batch``.
 
         Nearest is the one whose aspect ratio differs by the smallest factor; among those, whose area
         does; among those, whose batch sizes are nearest; among those, the first of the list.
@@ -170,7 +174,7 @@ class BucketSet:
         return nearest, _clamped(batch, nearest)
 
     def holds(self, width: int, height: int, batch: int, frames: int | None = None) -> bool:
-        """Whether some bucket is of exactly this size; ``frames`` None asks for any number of them."""
+        """Return True if some bucket is of exactly this size; ``frames`` None asks for any number of them."""
         return any(
             (bucket.width, bucket.height) == (width, height)
             and batch in bucket.batches
@@ -180,7 +184,7 @@ class BucketSet:
 
 
 def shown(bucket: Bucket) -> str:
-    """A bucket as status texts show it: ``1024×1024 b1``."""
+    """Return a bucket as status texts show it: ``1024×1024 b1``."""
     return f"{bucket.width}×{bucket.height} {_batches_and_frames(bucket)}"
 
 
@@ -219,7 +223,7 @@ def _bucket(text: str) -> Bucket:
     if size is None or rest.strip(" \t,"):
         raise BucketError(
             message(
-                '"{text}" is no size; write WIDTHxHEIGHT and a batch size, such as {examples}',
+                '"{text}" is not a size; write WIDTHxHEIGHT and a batch size, such as {examples}',
                 text=text,
                 examples=_EXAMPLES,
             )
@@ -230,13 +234,13 @@ def _bucket(text: str) -> Bucket:
 
 
 def _take(pattern: re.Pattern[str], text: str) -> tuple[re.Match[str] | None, str]:
-    """The first match in ``text``, and the text with a comma, which no text here has, in its place."""
+    """Return the first match in ``text``, and the text with a comma, which no text here has, in its place."""
     match = pattern.search(text)
     return match, f"{text[: match.start()]},{text[match.end() :]}" if match else text
 
 
 def near_sizes(side: int, multiple_of: int) -> str:
-    """For people: the sides in pixels next to ``side`` that are multiples and not absurd."""
+    """Return the possible sides in pixels next to ``side`` that are multiples, for people."""
     below = side - side % multiple_of
     near = [str(near) for near in (below, below + multiple_of) if 1 <= near <= LARGEST_SIDE]
     return message("{below} or {above}", below=near[0], above=near[1]) if len(near) == 2 else near[0]
@@ -247,7 +251,7 @@ def _clamped(batch: int, bucket: Bucket) -> int:
 
 
 def _factor(ratio: Fraction) -> Fraction:
-    """How far a ratio is from 1 in log space: 2 and 1/2 are equally far. Exact, so that ties are ties."""
+    """Return how far a ratio is from 1 in log space: 2 and 1/2 are equally far. Exact, so that ties are ties."""
     return max(ratio, 1 / ratio)
 
 

@@ -14,18 +14,18 @@ _NAME = "onediff-comfy"
 
 
 def cache_folder() -> Path:
-    """Where compiled graphs are kept: large, and may be deleted at any time."""
+    """Return the folder of compiled graphs: large, and may be deleted at any time."""
     return _folder("ONEDIFF_CACHE_DIR", "XDG_CACHE_HOME", ".cache", "Library/Caches")
 
 
 def shared_cache_folder() -> Path | None:
-    """A cache folder that others write and we only read, if one was set."""
+    """Return a cache folder that others write and we only read, if one was set."""
     value = os.environ.get("ONEDIFF_SHARED_CACHE_DIR")
     return Path(value) if value else None
 
 
 def config_folder() -> Path:
-    """Where the signing key and the list of trusted graphs are kept: small and private."""
+    """Return the folder of the signing key and the list of trusted graphs: small and private."""
     return _folder("ONEDIFF_CONFIG_DIR", "XDG_CONFIG_HOME", ".config", "Library/Application Support")
 
 

@@ -21,12 +21,12 @@ class Message(str):
     values: Mapping[str, str | int | float]
 
     def __str__(self) -> str:
-        """The message itself, so that ``str(error)`` of an error that was raised with one is a message still."""
+        """Return the message itself, so that ``str(error)`` of an error that was raised with one is a message still."""
         return self
 
 
 def message(template: str, /, **values: object) -> Message:
-    """A text made from a template and values.
+    """Return a text made from a template and values.
 
     Args:
         template: written out where this is called: translations are found by it (``locales/*/messages.json``).
@@ -38,7 +38,7 @@ def message(template: str, /, **values: object) -> Message:
 
 
 def joined(separator: str, parts: Iterable[str]) -> Message:
-    """Messages and other texts in a row, each translated by itself."""
+    """Return messages and other texts in a row, each to be translated by itself."""
     values = {f"part{number}": part for number, part in enumerate(parts)}
     return _made(separator.join(f"{{{name}}}" for name in values), values)
 
@@ -50,7 +50,7 @@ def _made(template: str, values: Mapping[str, str | int | float]) -> Message:
 
 
 def translated(text: str, catalogue: Mapping[str, str]) -> str:
-    """A message in another language; English where a template has no translation. Other strings as they are.
+    """Return a message in another language, in English where a template has no translation; other strings as they are.
 
     Args:
         text: a message, or any string.
@@ -73,7 +73,7 @@ def reworded(text: str, reword: Callable[[Message], Message]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says in one line; of one that was raised with a message, the message."""
+    """Return what an exception says, in one line; of one that was raised with a message, the message."""
     text = str(error)
     return text if isinstance(text, Message) else (text.strip().splitlines() or [message("no message")])[0]
 

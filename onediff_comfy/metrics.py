@@ -67,7 +67,7 @@ class Metrics:
             self._total.evicted(key)
 
     def fell_back(self, reason: str) -> bool:
-        """Count one eager call. True the first time that this reason occurs."""
+        """Count one eager call. Return True the first time that this reason occurs."""
         with self._lock:
             self._fallbacks[reason] += 1
             first = self._fallbacks[reason] == 1
@@ -93,27 +93,27 @@ class Metrics:
             self._total.made(how, key, engine, what, seconds)
 
     def graphs_made(self) -> int:
-        """How many graphs were compiled or loaded so far."""
+        """Return how many graphs were compiled or loaded so far."""
         with self._lock:
             return len(self._graphs)
 
     def graphs(self, since: int = 0) -> list[dict[str, Any]]:
-        """The graphs that were compiled or loaded, in order, without the first ``since``."""
+        """Return the graphs that were compiled or loaded, in order, without the first ``since``."""
         with self._lock:
             return [dict(graph) for graph in self._graphs[since:]]
 
     def served_by(self) -> dict[str, int]:
-        """How many calls each graph answered, by graph key."""
+        """Return how many calls each graph answered, by graph key."""
         with self._lock:
             return dict(self._served_by)
 
     def evictions(self) -> dict[str, int]:
-        """How often each graph left memory to make room, by graph key."""
+        """Return how often each graph left memory to make room, by graph key."""
         with self._lock:
             return dict(self._evicted)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything so far, as plain data for JSON."""
+        """Return everything so far, as plain data for JSON."""
         with self._lock:
             return {
                 **{name: self._counts[name] for name in _COUNTED},

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def warm_up(options: argparse.Namespace) -> int:
-    """Run the Warm Up nodes of a workflow; 0 if every bucket is ready, 1 otherwise.
+    """Run the Warm Up nodes of a workflow. Return 0 if every bucket is ready, 1 otherwise.
 
     Progress goes to standard error, results to standard output.
 
@@ -59,7 +59,7 @@ def warm_up(options: argparse.Namespace) -> int:
 
 
 def read_workflow(path: Path) -> dict[str, Any]:
-    """The workflow in a file, node id → node.
+    """Return the workflow in a file, node id → node.
 
     Raises:
         WarmupError: it cannot be read, is not in API form, or has no Warm Up node.
@@ -92,7 +92,7 @@ def _warm_up_nodes(workflow: Mapping[str, Any]) -> list[str]:
 
 
 async def _run(server: str, workflow: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Have the server run the Warm Up nodes and what they need, nothing else; the figures of each bucket."""
+    """Have the server run the Warm Up nodes and what they need, nothing else. Return the figures of each bucket."""
     import aiohttp  # the host's; here and not above, so that the other commands do without
 
     client = uuid.uuid4().hex
@@ -176,7 +176,7 @@ async def _follow(
 
 
 def _is_last(event: Mapping[str, Any], prompt_id: str, workflow: Mapping[str, Any], say: Callable[[str], None]) -> bool:
-    """Whether the server is done with the prompt, by one of its messages.
+    """Return True if the server is done with the prompt, by one of its messages.
 
     Raises:
         WarmupError: it failed, or was stopped.
@@ -218,7 +218,7 @@ async def _get(session: Any, url: str) -> Any:
 
 
 def _status_text(data: bytes, workflow: Mapping[str, Any]) -> str | None:
-    """What a binary message says on a node of ours, or None if it is another message.
+    """Return what a binary message says on a node of ours, or None if it is another message.
 
     The layout is ComfyUI's (server.py, send_progress_text): type, length of the node id, both 4
     bytes big-endian, then the node id and the text.

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -114,7 +115,11 @@ def document(cells: Sequence[Cell]) -> str:
         for row in dict.fromkeys(cell["row"] for cell in cells if cell["group"] == group):
             text += f"| {row} | {' | '.join(states.get((row, family), '–') for family in families)} |\n"
     text += "\n## Reasons\n\n"
-    return text + "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
+    return text + "".join(f"{_wrapped(f'{number}. {reason}')}\n" for number, reason in enumerate(reasons, 1))
+
+
+def _wrapped(item: str) -> str:
+    return textwrap.fill(item, 120, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 
 
 def _pairs(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:

@@ -1,4 +1,4 @@
-"""What the nodes call. Imports the core only after checking that this installation can run it."""
+"""What the nodes call. The core is imported only after a check that this installation can run it."""
 
 from __future__ import annotations
 
@@ -25,91 +25,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def speed_up(
-    model: Any,
-    engine: str,
-    in_background: bool,
-    budget_mb: int,
-    buckets: Any,
-    node_id: str | None,
-    precision: str = "lossless",
-) -> Any:
-    """``model`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
+def speed_up(kind: str, thing: Any, engine: str, node_id: str | None, **chosen: Any) -> Any:
+    """Return an accelerated copy of ``thing``; or ``thing`` itself, after a warning, where that cannot be.
 
     Args:
-        model: a ComfyUI MODEL.
+        kind: a key of ``compatibility.KINDS``.
+        thing: the host's object.
         engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and make images without acceleration meanwhile.
-        budget_mb: megabytes that all graphs together may hold; 0 for a share of the memory.
-        buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
         node_id: the node that shows what is going on.
-        precision: one of ``settings.PRECISIONS``.
+        chosen: what else a person chose on the node, by the names that the kind's ``accelerate`` has for it.
     """
-    if _passes_through("MODEL", node_id):
-        return model
-    from .adapters.model import accelerate
-    from .process.process import set_budget
+    if _passes_through(KINDS[kind], node_id):
+        return thing
+    from .adapters.adapter import adapter_of
 
-    set_budget(budget_mb)
-    return accelerate(model, engine, node_id, in_background, buckets, precision)
-
-
-def speed_up_vae(
-    vae: Any, engine: str, in_background: bool, decode: bool, encode: bool, buckets: Any, node_id: str | None
-) -> Any:
-    """``vae`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
-
-    Args:
-        vae: a ComfyUI VAE.
-        engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and decode without acceleration meanwhile.
-        decode: whether decoding is to be accelerated.
-        encode: whether encoding is.
-        buckets: a ``BucketSet`` of sizes that get graphs of their own, or None.
-        node_id: the node that shows what is going on.
-    """
-    if _passes_through("VAE", node_id):
-        return vae
-    from .adapters.vae import accelerate_vae
-
-    methods = [name for name, wanted in (("decode", decode), ("encode", encode)) if wanted]
-    return accelerate_vae(vae, engine, node_id, in_background, buckets, methods)
-
-
-def speed_up_control(control: Any, engine: str, in_background: bool, node_id: str | None) -> Any:
-    """``control`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
-
-    Args:
-        control: a ComfyUI CONTROL_NET.
-        engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and make images without acceleration meanwhile.
-        node_id: the node that shows what is going on.
-    """
-    if _passes_through("CONTROL_NET", node_id):
-        return control
-    from .adapters.controlnet import accelerate_control
-
-    return accelerate_control(control, engine, node_id, in_background)
-
-
-def speed_up_clip(clip: Any, engine: str, in_background: bool, node_id: str | None) -> Any:
-    """``clip`` accelerated by ``engine``; or as it came, with a warning, where that cannot be.
-
-    Args:
-        clip: a ComfyUI CLIP.
-        engine: one of ``settings.ENGINE_NAMES``.
-        in_background: let another process compile, and encode without acceleration meanwhile.
-        node_id: the node that shows what is going on.
-    """
-    if _passes_through("CLIP", node_id):
-        return clip
-    from .adapters.text_encoder import accelerate_clip
-
-    return accelerate_clip(clip, engine, node_id, in_background)
+    return adapter_of(kind).accelerate(thing, engine, node_id, **chosen)
 
 
 def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
-    """``model`` with a step cache; or as it came, with a warning, where it is not accelerated.
+    """Return ``model`` with a step cache; or ``model`` itself, after a warning, where it is not accelerated.
 
     Args:
         model: a ComfyUI MODEL.
@@ -127,12 +61,12 @@ def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
 def save_compiled(
     things: Mapping[str, Any], name: str, latent: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, str]:
-    """Save the compiled graphs of accelerated objects: the file's path, and what is inside, for people.
+    """Save the compiled graphs of accelerated objects. Return the file's path, and what is inside, for people.
 
     The node ``node_id`` shows the same.
 
     Args:
-        things: by keys of ``drift.KINDS``; None for what is not connected.
+        things: by keys of ``compatibility.KINDS``; None for what is not connected.
         name: of the file.
         latent: a LATENT of the size to compile for, or None.
         positive: CONDITIONING to compile a MODEL with, or None.
@@ -156,14 +90,15 @@ def save_compiled(
 def load_compiled(
     things: Mapping[str, Any], name: str, strict: bool, node_id: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Accelerated copies of objects with the graphs of a saved file, and what was inside.
+    """Return accelerated copies of objects with the graphs of a saved file, and what was inside, for people.
 
-    Where this installation cannot compile at all, that is said and all come out as they are; but not if ``strict``.
+    Where this installation cannot compile at all, say so and return all as they are; but not if ``strict``.
 
     Args:
-        things: by keys of ``drift.KINDS``; None for what is not connected. What uses its copy is told so by the host.
+        things: by keys of ``compatibility.KINDS``; None for what is not connected. The host tells whatever uses the
+            output of such a kind that there is none.
         name: of the file.
-        strict: whether a graph that does not fit is an error.
+        strict: make it an error that a graph does not fit.
         node_id: the node that shows what is going on.
 
     Raises:
@@ -183,7 +118,9 @@ def load_compiled(
 
     loaded, inside = load_graphs(connected, name, strict, node_id)
     for kind in things.keys() - loaded.keys():
-        nothing = message("nothing comes out of {kind}, for nothing is connected to it; connect it", kind=kind)
+        nothing = message(
+            "the output {kind} is empty because nothing is connected to the input {kind}; connect it", kind=kind
+        )
         loaded[kind] = ExecutionBlocker(in_their_language(nothing))
     return loaded, in_their_language(inside)
 
@@ -193,12 +130,12 @@ def _connected(things: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(things: Mapping[str, Any]) -> list[str]:
-    """The host's names of the kinds of ``things``; of nothing, what concerns all kinds."""
+    """Return the host's names of the kinds of ``things``; of nothing, what concerns all kinds."""
     return [KINDS[kind] for kind in things] or ["everything"]
 
 
 def saved_files() -> list[str]:
-    """The files that can be loaded, as they are now."""
+    """Return the names of the files that can be loaded now."""
     if host_changed("files") is not None:  # the list is part of a node's schema, and the node is to load
         return []
     add_model_folder()
@@ -213,17 +150,17 @@ def add_model_folder() -> None:
 
 
 def bucket_names() -> list[str]:
-    """What can be chosen as a list of buckets: presets, and the person's own."""
+    """Return what can be chosen as a list of buckets: presets, and the person's own."""
     return [*PRESETS, CUSTOM]
 
 
 def bucket_problem(preset: str, text: str, with_model: bool) -> str | None:
-    """Why a list of buckets cannot be, as far as that is known before the model is there; or None.
+    """Return what is wrong with a list of buckets, as far as that is known without the model; None if nothing is.
 
     Args:
         preset: one of ``bucket_names()``.
         text: the person's own list.
-        with_model: whether sizes will be checked against a model anyway.
+        with_model: sizes are checked against a model later.
     """
     try:
         read_buckets(preset, text, 1 if with_model else FACTOR)
@@ -236,7 +173,7 @@ def bucket_problem(preset: str, text: str, with_model: bool) -> str | None:
 def shape_bucket(
     preset: str, text: str, width: int, height: int, batch: int, snap: bool, model: Any, node_id: str | None
 ) -> tuple[Any, int, int, int, str]:
-    """A list of buckets, the size for the latent node (width, height, batch), and which bucket that is, for people.
+    """Return a list of buckets, a size for the latent node (width, height, batch), and its bucket, for people.
 
     The node ``node_id`` shows the same.
 
@@ -246,7 +183,7 @@ def shape_bucket(
         width: wished for, in pixels.
         height: likewise.
         batch: wished for.
-        snap: whether to go to the nearest bucket.
+        snap: go to the nearest bucket.
         model: a MODEL that sizes must suit, or None.
         node_id: the node that shows the choice.
 
@@ -268,7 +205,7 @@ def shape_bucket(
 def warm_up(
     things: Mapping[str, Any], buckets: Any, positive: Any, negative: Any, node_id: str | None
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Prepare every bucket of an accelerated MODEL, VAE or both: a summary for people, and the figures of each.
+    """Prepare every bucket of an accelerated MODEL, VAE or both. Return a summary for people, and figures of each.
 
     Where this installation cannot compile at all, that is the summary.
 
@@ -295,12 +232,12 @@ def warm_up(
 
 
 def report(things: Mapping[str, Any], node_id: str | None) -> tuple[str, dict[str, Any], torch.Tensor | None]:
-    """What served the calls of these objects, and of the process: for people, as data for JSON, and as a picture.
+    """Return what served the calls of objects and of the process: as text for people, as JSON data, as a picture.
 
     The node ``node_id`` shows the same.
 
     Args:
-        things: by keys of ``drift.KINDS``; None for what is not connected.
+        things: by keys of ``compatibility.KINDS``; None for what is not connected.
         node_id: the node that shows the report.
     """
     reason = why_not("everything")
@@ -323,7 +260,7 @@ def report(things: Mapping[str, Any], node_id: str | None) -> tuple[str, dict[st
 
 
 def _passes_through(kind: str, node_id: str | None) -> bool:
-    """Whether this installation cannot accelerate such objects at all; says so where it is."""
+    """Return True if this installation cannot accelerate such objects at all. Say so on the node and in the log."""
     reason = why_not(kind)
     if reason is None:
         return False

@@ -1,4 +1,4 @@
-"""Saving the compiled graphs of accelerated objects as one file, and loading such a file."""
+"""Save the compiled graphs of accelerated objects as one file, and load such a file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
 from ..store.artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
 from ..store.trust import Untrusted, VerifiedArtifact
-from .adapters.kinds import accelerated_by, device_of, dispatcher_of, dtype_of, modules_of, node_of
+from .adapters.adapter import adapter_of, device_of, dispatcher_of
 from .compatibility import KINDS
-from .preparation.rehearsal import rehearse, rehearse_vae
+from .preparation.rehearsal import REHEARSALS
 from .process.process import library, store
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def save_graphs(
     """Write the compiled graphs that serve accelerated objects into one file.
 
     Args:
-        things: what went through our speedup nodes, by keys of ``drift.KINDS``.
+        things: what went through our speedup nodes, by keys of ``compatibility.KINDS``.
         name: of the file, without its ending; may name a subfolder.
         latent: sizes to compile for when nothing is compiled yet.
         positive: conditioning to compile a MODEL with.
@@ -65,14 +65,15 @@ def save_graphs(
 
 
 def load_graphs(things: Mapping[str, Any], name: str, strict: bool, node_id: str | None) -> tuple[dict[str, Any], str]:
-    """Accelerated copies of objects, with the compiled graphs of a saved file.
+    """Return accelerated copies of objects, with the compiled graphs of a saved file.
 
     Of a file with graphs for several objects, those that are for none of ``things`` are left alone.
 
     Args:
-        things: the host's objects, by keys of ``drift.KINDS``; one that is accelerated already keeps its engine.
+        things: the host's objects, by keys of ``compatibility.KINDS``. One that is accelerated already keeps its
+            engine.
         name: of the file, as ``actions.saved_files`` lists it.
-        strict: whether it is an error, or compiled again, that a graph does not fit this machine or an object has none.
+        strict: raise if a graph does not fit this machine or an object has none. Otherwise it is compiled again.
         node_id: the node that shows what is going on.
 
     Returns:
@@ -115,7 +116,7 @@ def _require_something(things: Mapping[str, Any]) -> None:
 
 
 def _read(name: str) -> list[VerifiedArtifact]:
-    """The graphs in a saved file, checked: whole, and of somebody that this installation trusts.
+    """Return the graphs in a saved file, checked: whole, and of somebody that this installation trusts.
 
     Raises:
         ValueError: the file is missing, damaged or not trusted.
@@ -131,7 +132,7 @@ def _read(name: str) -> list[VerifiedArtifact]:
 
 
 def _accelerated(kind: str, thing: Any, engine: str, name: str, node_id: str | None) -> Any:
-    made = thing if dispatcher_of(kind, thing) is not None else accelerated_by(kind, thing, engine, node_id)
+    made = thing if dispatcher_of(kind, thing) is not None else adapter_of(kind).accelerate(thing, engine, node_id)
     if dispatcher_of(kind, made) is None:
         raise ValueError(
             message(
@@ -167,7 +168,7 @@ def _does_not_fit(name: str, kind: str, problem: Message) -> Message:
 
 
 def mismatch(artifact: Artifact, device: Any) -> Message | None:
-    """In what the graph was compiled for something else than this machine, or None: field, both values."""
+    """Return in what field the graph was compiled for another machine than this, with both values; or None."""
     manifest = artifact.manifest
     try:
         here = compiler(choose(manifest.engine, device), device, Manner.of(manifest.options))
@@ -186,9 +187,9 @@ def _other(field: str, theirs: Any, ours: Any) -> Message:
 
 
 def _other_architecture(artifact: Artifact, kind: str, thing: Any) -> Message | None:
-    """Why the graph cannot be of this object's architecture, or None."""
+    """Return why the graph cannot be of this object's architecture, or None."""
     wanted = [name for kind, name, _ in artifact.manifest.binding["inputs"] if kind == "weight"]
-    missing = [_first_missing(wanted, module) for module in modules_of(kind, thing)]
+    missing = [_first_missing(wanted, module) for module in adapter_of(kind).modules(thing)]
     if missing and None not in missing:
         return message(
             "architecture: compiled for {target}, and this {kind} has no weight {weight}",
@@ -196,9 +197,7 @@ def _other_architecture(artifact: Artifact, kind: str, thing: Any) -> Message | 
             kind=KINDS[kind],
             weight=missing[0],
         )
-    if kind == "vae":
-        return _other_latents(artifact, thing)
-    return None
+    return adapter_of(kind).other_architecture(thing, artifact.manifest)
 
 
 def _first_missing(wanted: Sequence[str], module: torch.nn.Module) -> str | None:
@@ -206,24 +205,9 @@ def _first_missing(wanted: Sequence[str], module: torch.nn.Module) -> str | None
     return next((name for name in wanted if name not in here), None)
 
 
-def _other_latents(artifact: Artifact, vae: Any) -> Message | None:
-    """As ``_other_architecture``: decoders of many families have weights of the same names."""
-    manifest = artifact.manifest
-    decodes = any(line.startswith("function ") and line.endswith(".decode") for line in manifest.signature)
-    channels = manifest.shapes["axes"][0][1] if decodes else None
-    if not isinstance(channels, int) or channels == vae.latent_channels:
-        return None
-    return message(
-        "architecture: compiled for {target} with latents of {theirs} channels, and this VAE's have {ours}",
-        target=manifest.target,
-        theirs=channels,
-        ours=vae.latent_channels,
-    )
-
-
 def _other_dtype(artifact: Artifact, kind: str, thing: Any) -> Message | None:
-    """In what dtype else than this object's the graph works, or None."""
-    ours = dtype_of(kind, thing)
+    """Return in what other dtype than this object's the graph computes, or None."""
+    ours = adapter_of(kind).dtype(thing)
     # One line is "tensor 0 float32[?x?x?x?]@cpu"; images and latents are what has most axes.
     tensors = [line.split()[2].partition("[") for line in artifact.manifest.signature if line.startswith("tensor ")]
     theirs, _, _ = max(tensors, key=lambda tensor: tensor[2].count("x"), default=("", "", ""))
@@ -233,7 +217,7 @@ def _other_dtype(artifact: Artifact, kind: str, thing: Any) -> Message | None:
 
 
 def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
-    """What else than the graph the person chose for this accelerated object, so that the graph is not used, or None."""
+    """Return which choice on this object's node keeps the graph from being used, or None."""
     dispatcher = dispatcher_of(kind, made)
     assert dispatcher is not None
     try:
@@ -249,13 +233,13 @@ def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
                 field=field,
                 theirs=there,
                 ours=here,
-                node=node_of(kind),
+                node=adapter_of(kind).node,
             )
     return None
 
 
 def describe(artifacts: Sequence[Artifact]) -> str:
-    """What is inside a file, for people: a few lines per graph."""
+    """Return what is inside a file, for people: a few lines per graph."""
     lines: list[str] = []
     for artifact in artifacts:
         manifest = artifact.manifest
@@ -281,7 +265,9 @@ def _dispatcher_of(kind: str, thing: Any) -> Dispatcher:
     if dispatcher is None:
         raise ValueError(
             message(
-                "this {kind} is not accelerated: connect the output of {node}.", kind=KINDS[kind], node=node_of(kind)
+                "this {kind} is not accelerated: connect the output of {node}.",
+                kind=KINDS[kind],
+                node=adapter_of(kind).node,
             )
         )
     return dispatcher
@@ -304,27 +290,8 @@ def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: An
     Raises:
         ValueError: there is not enough to compile with.
     """
-    if kind == "model":
-        if latent is None or positive is None:
-            raise ValueError(
-                message(
-                    "nothing is compiled yet for this model, and compiling needs sizes and a prompt: connect a latent "
-                    "and the positive conditioning (and the negative one, unless you sample at cfg 1), or connect the "
-                    "sampler's LATENT output here, so that saving waits for the first image."
-                )
-            )
-        rehearse(thing, latent["samples"], positive, negative, exact=True)
-    elif kind == "vae":
-        if latent is None:
-            raise ValueError(
-                message(
-                    "nothing is compiled yet for this VAE: connect what was decoded or encoded with it to after, so "
-                    "that saving waits for it, or connect a latent of the size to compile for."
-                )
-            )
-        height, width = (side * thing.spacial_compression_decode() for side in latent["samples"].shape[-2:])
-        rehearse_vae(thing, width, height, len(latent["samples"]), exact=True)
-    else:
+    rehearsal = REHEARSALS.get(kind)
+    if rehearsal is None:
         raise ValueError(
             message(
                 "nothing is compiled yet for this {kind}: connect what was made with it to after, so that saving "
@@ -332,10 +299,13 @@ def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: An
                 kind=KINDS[kind],
             )
         )
+    if latent is None or (rehearsal.needs_prompt and positive is None):
+        raise ValueError(rehearsal.nothing_compiled)
+    rehearsal.run(thing, latent["samples"], positive, negative, exact=True)
 
 
 def _path_for(name: str) -> Path:
-    """The file that a person names.
+    """Return the file that a person names.
 
     Raises:
         ValueError: no file can have such a name, or it is outside the folder.
@@ -344,5 +314,11 @@ def _path_for(name: str) -> Path:
     folder = Path(folder_paths.get_folder_paths(FOLDER)[0])
     path = (folder / f"{name.removesuffix(SUFFIX)}{SUFFIX}").resolve()
     if not name.strip() or not path.is_relative_to(folder.resolve()) or path.name == SUFFIX:
-        raise ValueError(message("{name!r} is no name for a file in models/{folder}", name=name, folder=FOLDER))
+        raise ValueError(
+            message(
+                "{name!r} cannot be the name of a file in models/{folder}; use letters, digits and spaces",
+                name=name,
+                folder=FOLDER,
+            )
+        )
     return path

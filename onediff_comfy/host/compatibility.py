@@ -49,7 +49,7 @@ class Use:
         return f"{self.module}.{self.path}"
 
     def found(self) -> Any:
-        """The thing itself.
+        """Return the thing itself.
 
         Raises:
             Exception: there is no such thing.
@@ -57,12 +57,12 @@ class Use:
         return functools.reduce(getattr, self.path.split("."), importlib.import_module(self.module))
 
     def problem(self) -> Message | None:
-        """What is not as we need it, or None."""
+        """Return what is not as we need it, or None."""
         try:
             found = self.found()
         except Exception as error:  # whatever a module raises that cannot be imported
             log.debug("%s was not found: %r", self, error)
-            return message("it is gone")
+            return message("it no longer exists")
         if self.given is not None and not _can_be_called(found, self.given, self.named):
             return message(
                 "it no longer takes ({names})", names=", ".join([*self.given, *(f"{name}=" for name in self.named)])
@@ -71,11 +71,11 @@ class Use:
             known = None if self._is_an_extensions(found) else _mentioned(found)
             gone = [name for name in self.mentions if known is not None and name not in known]
             if gone:
-                return message("it no longer knows {names}", names=", ".join(gone))
+                return message("it no longer has {names}", names=", ".join(gone))
         return None
 
     def _is_an_extensions(self, function: Any) -> bool:
-        """Whether another extension has put a function of its own in its place, of which we cannot judge."""
+        """Return True if another extension has replaced the function, so that its code says nothing of the host."""
         owner, _, name = self.path.rpartition(".")
         module = importlib.import_module(self.module)
         holder = functools.reduce(getattr, filter(None, owner.split(".")), module)
@@ -93,7 +93,7 @@ _EXTENSION, _PATCHER, _MEMORY = "comfy.patcher_extension", "comfy.model_patcher"
 
 
 def _order_of_wrappers(executor_class: Any) -> bool:
-    """Whether a wrapper can put something in place of what stands at the bottom, and those behind it still run."""
+    """Return True if a wrapper can replace the bottom of the stack, and the wrappers behind it still run."""
     order: list[str] = []
 
     def named(name: str) -> Callable[..., Any]:
@@ -232,9 +232,9 @@ _MEANWHILE = {
 
 @functools.cache
 def host_changed(kind: str) -> Message | None:
-    """What this host no longer has of what is needed for one kind of object; None if all is there.
+    """Return what this host lacks of what is needed for one kind of object; None if all is there.
 
-    Looked at once in a process. The first time that something is missing, the log says so.
+    Look once in a process. The first time that something is missing, the log says so.
 
     Args:
         kind: a key of ``RELIED_ON``; "everything" is part of each.
@@ -254,12 +254,12 @@ def host_changed(kind: str) -> Message | None:
             log.debug("%s was tried and failed", use, exc_info=True)
             works = False
         if not works:
-            return _told(kind, use, message("it works in another way"))
+            return _told(kind, use, message("it works differently now"))
     return None
 
 
 def host_changes() -> list[Message]:
-    """All that ``host_changed`` has to say."""
+    """Return all that ``host_changed`` has to say."""
     return list(dict.fromkeys(changed for kind in RELIED_ON if (changed := host_changed(kind)) is not None))
 
 
@@ -292,7 +292,7 @@ def _can_be_called(function: Any, given: tuple[str, ...], named: tuple[str, ...]
 
 
 def _mentioned(function: Any) -> set[str]:
-    """The names in a function's code; none for one that is not written in Python."""
+    """Return the names in a function's code; none for one that is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return set(_names_in(code)) if isinstance(code, types.CodeType) else set()
 

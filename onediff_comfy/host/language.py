@@ -23,13 +23,13 @@ _USER, _SETTINGS_FILE, _SETTING = "default", "comfy.settings.json", "Comfy.Local
 
 
 def in_their_language(text: str) -> str:
-    """A message as the person is to read it, without code in it; any other string as it is."""
+    """Return a message in the person's language, without code in it; any other string as it is."""
     return translated(in_their_words(text), _catalogue(language()))
 
 
 @contextlib.contextmanager
 def errors_in_their_language() -> Iterator[None]:
-    """What errors that leave here say, is said in the person's language."""
+    """Raise the errors of a block with their messages in the person's language."""
     try:
         yield
     except Exception as error:
@@ -38,7 +38,7 @@ def errors_in_their_language() -> Iterator[None]:
 
 
 def language() -> str:
-    """The language that was chosen in the host's settings: "en", "zh", "zh-TW", ... Asks for it each time; cheap.
+    """Return the language that is chosen in the host's settings now: "en", "zh", "zh-TW", ... Cheap.
 
     English where none was chosen, and where the host serves many users: whose workflow runs is not known here.
     """
@@ -56,7 +56,7 @@ def language() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _chosen(path: Path, _modified: int, _size: int) -> str:
-    """The setting in a file; read again once the file is another."""
+    """Return the setting in a file; read it again once the file is another."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8")).get(_SETTING) or _ENGLISH)
     except (OSError, ValueError, AttributeError):
@@ -65,7 +65,7 @@ def _chosen(path: Path, _modified: int, _size: int) -> str:
 
 @functools.cache
 def _catalogue(language: str) -> Mapping[str, str]:
-    """The translated templates of a language; none of one that has no translation."""
+    """Return the translated templates of a language; none of a language without a translation."""
     try:
         catalogue: dict[str, str] = json.loads((_LOCALES / language / "messages.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Whether this installation can run the pack, and what to say when it cannot."""
+"""Find out if this installation can run the pack, and say why where it cannot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .compatibility import host_changed
 
 
 def why_not(*kinds: str) -> Message | None:
-    """Why this installation cannot do what needs all of ``kinds`` (see ``drift.RELIED_ON``), or None."""
+    """Return why this installation cannot do what needs all of ``kinds`` (see ``compatibility.RELIED_ON``), or None."""
     return torch_too_old() or next(filter(None, map(host_changed, kinds)), None)
 
 
 def torch_too_old() -> Message | None:
-    """Why the installed torch cannot compile for us, or None."""
+    """Return why the installed torch cannot compile for us, or None."""
     installed = version("torch")
     numbers = tuple(int(part) for part in installed.split("+")[0].split(".")[:2])
     if numbers < MINIMUM_TORCH:

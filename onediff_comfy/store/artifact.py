@@ -103,7 +103,7 @@ class Manifest:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """Canonical text: what is sealed."""
+        """Return the canonical text, which is what is sealed."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
     @classmethod
@@ -160,7 +160,7 @@ class Artifact:
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """What the graph is, as its text says.
+        """Return what the graph is, as its text says.
 
         Raises:
             ArtifactError: see ``Manifest.from_json``.
@@ -169,7 +169,7 @@ class Artifact:
 
     @property
     def digest(self) -> str:
-        """sha256 of the manifest, and through it of every part: the artifact's identity."""
+        """Return the sha256 of the manifest, and through it of every part: the artifact's identity."""
         return hashlib.sha256(self.manifest_text.encode()).hexdigest()
 
     def checked_parts(self) -> dict[str, bytes]:
@@ -191,7 +191,7 @@ class Artifact:
 
 
 def pack(artifacts: Sequence[Artifact]) -> bytes:
-    """The bytes of a file with these graphs."""
+    """Return the bytes of a file with these graphs."""
     tensors = {}
     entries = []
     for number, artifact in enumerate(artifacts):
@@ -255,7 +255,7 @@ def _no_number(text: str) -> NoReturn:
 def _header(content: bytes) -> bytes:
     (length,) = struct.unpack_from("<Q", content)
     if length > min(_MAX_HEADER, len(content) - 8):
-        raise ArtifactError(message("the file is cut short or is no artifact"))
+        raise ArtifactError(message("the file is cut short, or is not a compiled graph"))
     return content[8 : 8 + length]
 
 

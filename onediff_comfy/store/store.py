@@ -89,13 +89,13 @@ class GraphStore:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes of this install believe what this one leaves here."""
+        """Return True if other processes of this install believe what this one leaves here."""
         return self._trust.outlives_process
 
     # -- graphs --------------------------------------------------------------------------------
 
     def find(self, key: str) -> VerifiedArtifact | None:
-        """The artifact for a graph key, sealed or trusted, its parts checked; None if there is no such."""
+        """Return the artifact for a graph key, sealed or trusted, its parts checked; None if there is none."""
         for folder in self._folders:
             path = _path(folder, _GRAPHS, key)
             try:
@@ -110,7 +110,7 @@ class GraphStore:
         return None
 
     def verified(self, artifact: Artifact, source: Path) -> VerifiedArtifact:
-        """The artifact as one that may be loaded.
+        """Return the artifact as one that may be loaded.
 
         Raises:
             ArtifactError, Untrusted, OSError: see ``VerifiedArtifact``.
@@ -127,7 +127,7 @@ class GraphStore:
         return self._put(sealed)
 
     def trust(self, artifact: Artifact) -> None:
-        """Believe this artifact, exactly as it is, from now on. Only ever because a person said so."""
+        """Believe this artifact, exactly as it is, from now on. Call it only because a person said so."""
         self._trust.trust(artifact)
 
     def adopt(self, artifact: Artifact, source: Path | None = None) -> Path:
@@ -159,7 +159,7 @@ class GraphStore:
         return path
 
     def _forget_proof(self, key: str) -> None:
-        """Another compilation takes the place of the one that agreed with eager. That one did not agree is kept."""
+        """Forget that a graph agreed with eager, because another compilation takes its place. Keep that it did not."""
         if self.recall(PROVED, key):
             self.note(PROVED, key, [])  # not removed: a read-only folder may have a note too
 
@@ -170,7 +170,7 @@ class GraphStore:
 
     @contextlib.contextmanager
     def compiling(self, key: str) -> Iterator[None]:
-        """Only one process at a time compiles a graph; the others wait here, and find it afterwards.
+        """Hold a graph's lock while it is compiled. Other processes wait here, and find the graph afterwards.
 
         The lock goes with the process that holds it, however that ends. In a folder that cannot be
         written to there is no lock, and processes compile for themselves.
@@ -197,7 +197,7 @@ class GraphStore:
         self.note("calls", call_key, [*known.items(), (graph_key, shapes)])
 
     def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """The graphs, with their ranges of sizes, that are known to serve calls named ``call_key``."""
+        """Return the graphs, with their shape ranges, that are known to serve calls named ``call_key``."""
         return [(key, shapes) for key, shapes in self.recall("calls", call_key) or ()]
 
     def note(self, kind: str, name: str, value: Any) -> None:
@@ -210,7 +210,7 @@ class GraphStore:
             log.debug("could not write the %s note %s: %s", kind, name, error)
 
     def recall(self, kind: str, name: str) -> Any | None:
-        """What was noted, if it carries our seal."""
+        """Return what was noted, if it carries our seal."""
         for folder in self._folders:
             try:
                 content = parse_json(read_regular(_path(folder, kind, name), _MAX_NOTE))
@@ -227,7 +227,7 @@ class GraphStore:
     # -- housekeeping --------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """Every graph file, most recently used first."""
+        """Return every graph file, most recently used first."""
         found = []
         for folder in self._folders:
             for path in (folder / _GRAPHS).glob(f"*{SUFFIX}"):
@@ -301,12 +301,12 @@ def _graph_in(path: Path) -> Artifact:
     """
     artifacts = unpack(read_regular(path, MAX_FILE))
     if [artifact.manifest.key for artifact in artifacts] != [path.stem]:
-        raise ArtifactError(message("it is of another graph than its name says"))
+        raise ArtifactError(message("it holds another graph than its name says"))
     return artifacts[0]
 
 
 def _holds(path: Path, artifact: Artifact) -> bool:
-    """Whether exactly this graph is what is there, whoever sealed it."""
+    """Return True if exactly this graph is there, whoever sealed it."""
     try:
         return _graph_in(path).digest == artifact.digest
     except (OSError, ArtifactError):
@@ -314,7 +314,7 @@ def _holds(path: Path, artifact: Artifact) -> bool:
 
 
 def default_store() -> GraphStore:
-    """The store that ComfyUI and the command line use on this machine; see ``folders``."""
+    """Return the store that ComfyUI and the command line use on this machine; see ``folders``."""
     shared = shared_cache_folder()
     return GraphStore(cache_folder(), Trust(config_folder()), [shared] if shared else [], limit=_limit())
 

@@ -77,7 +77,7 @@ class Trust:
 
     @property
     def outlives_process(self) -> bool:
-        """Whether other processes of this install, and later ones, believe what this one seals."""
+        """Return True if other processes of this install, and later ones, believe what this one seals."""
         try:
             self._install_key()
         except OSError:
@@ -85,7 +85,7 @@ class Trust:
         return not self._only_here
 
     def seal(self, text: str) -> str:
-        """The seal of this install over ``text``.
+        """Return the seal of this install over ``text``.
 
         Raises:
             OSError: the key is damaged, or others can read it.
@@ -93,7 +93,7 @@ class Trust:
         return hmac.new(self._install_key(), text.encode(), hashlib.sha256).hexdigest()
 
     def sealed_by_us(self, text: str, seal: str) -> bool:
-        """Whether ``seal`` is this install's over ``text``.
+        """Return True if ``seal`` is this install's over ``text``.
 
         Raises:
             OSError: the key is damaged.

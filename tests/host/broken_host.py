@@ -104,17 +104,17 @@ def passes(kind: str, model: Any) -> tuple[bool, str]:
     SHOWN.clear()
     thing = object()
     nodes: dict[str, Callable[[], bool]] = {
-        "everything": lambda: actions.speed_up(model, "eager", False, 0, None, "1") is model,
-        "MODEL": lambda: actions.speed_up(model, "eager", False, 0, None, "1") is model,
+        "everything": lambda: actions.speed_up("model", model, "eager", "1") is model,
+        "MODEL": lambda: actions.speed_up("model", model, "eager", "1") is model,
         "step cache": lambda: actions.cache_steps(model, 0.1, "1") is model,
         "warm-up": lambda: actions.warm_up({"model": model}, None, None, None, "1")[1] == [],
         "files": lambda: (
             actions.saved_files() == []
             and actions.load_compiled({"model": model}, "a.graph", False, "1")[0] == {"model": model}
         ),
-        "VAE": lambda: actions.speed_up_vae(thing, "eager", False, True, True, None, "1") is thing,
-        "CONTROL_NET": lambda: actions.speed_up_control(thing, "eager", False, "1") is thing,
-        "CLIP": lambda: actions.speed_up_clip(thing, "eager", False, "1") is thing,
+        "VAE": lambda: actions.speed_up("vae", thing, "eager", "1") is thing,
+        "CONTROL_NET": lambda: actions.speed_up("control_net", thing, "eager", "1") is thing,
+        "CLIP": lambda: actions.speed_up("clip", thing, "eager", "1") is thing,
     }
     return nodes[kind](), " ".join(SHOWN)
 
@@ -125,7 +125,7 @@ def main() -> None:
     with torch.inference_mode():
         model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
         intact = compatibility.host_changes()
-        accelerated = actions.speed_up(model, "eager", False, 0, None, "1") is not model
+        accelerated = actions.speed_up("model", model, "eager", "1") is not model
         broken = []
         for kind, uses in compatibility.RELIED_ON.items():
             for use in uses:

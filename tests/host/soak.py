@@ -54,13 +54,13 @@ class _Soak:
         self.dice = random.Random(11)
 
     def run(self, images: int) -> dict[str, Any]:
-        from onediff_comfy.host.preparation.rehearsal import preparing_model
+        from onediff_comfy.host.adapters.model import preparing
         from onediff_comfy.host.process.process import library, metrics
 
         cache = library().cache
-        preparing = preparing_model(self.fast, exact=True)
+        prepared = preparing(self.fast, exact=True)
         for number, size in enumerate([*BUCKETS, (112, 64)]):
-            self.image(preparing, (*size, 1), TOKENS, number)
+            self.image(prepared, (*size, 1), TOKENS, number)
         whole, graphs = cache.nbytes, len(cache)
         cache.budget = int(BUDGET_SHARE * whole)
         cache.trim()

@@ -100,7 +100,7 @@ def test_an_input_that_is_refused_is_refused_in_chinese(chinese: ComfyServer) ->
 
 def test_a_result_and_an_error_of_a_node_are_chinese(chinese: ComfyServer) -> None:
     result = chinese.run(_bucket(width=72, height=71))
-    said = "72×71 b1 不在任何尺寸桶中：使用通用图运行\n71 不是模型所需的 8 的倍数；会被填充或裁切"
+    said = "72×71 b1 不在任何尺寸桶中；它使用通用图运行\n71 不是模型所需的 8 的倍数；会被填充或裁切"
     assert result.outputs["shape"]["text"] == [said]
     assert ("shape", said) in result.texts
     save = {"class_type": "OneDiffSaveCompiledGraph", "inputs": {"model": ["loader", 0], "filename": "never"}}

@@ -194,7 +194,7 @@ def test_the_nodes_say_what_to_connect(saved: Path, server: ComfyServer) -> None
     # An output whose input is not connected: who uses it is told, instead of failing at None.
     half = {"loader": _tiny(), "load": _loaded(saved.name, vae=["loader", 0])}
     half["kind"] = _node("ModelKind", model=["load", 0])
-    assert "nothing comes out of model, for nothing is connected to it" in error_of(server.run(half))
+    assert "the output model is empty because nothing is connected to the input model" in error_of(server.run(half))
 
 
 @pytest.mark.slow

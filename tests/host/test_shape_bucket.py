@@ -80,7 +80,7 @@ SNAPPED = {
     "off": (
         {"buckets": "128x128", "snap": False, "width": 64, "height": 72, "batch_size": 2},
         (2, 72, 64),
-        "64×72 b2 is in no bucket: runs on the general graph",
+        "64×72 b2 is in no bucket; it runs on the general graph",
     ),
     "preset": (
         {"preset": "SD1.5", "buckets": "not read", "width": 100, "height": 151},
@@ -109,9 +109,12 @@ def test_a_picture_is_made_at_the_snapped_size(server: ComfyServer) -> None:
 
 
 BAD = {
-    "a line that is none": ("64x64\nbig please", 'line 2, "big please": "big please" is no size; write WIDTHxHEIGHT'),
+    "a line that is none": (
+        "64x64\nbig please",
+        'line 2, "big please": "big please" is not a size; write WIDTHxHEIGHT',
+    ),
     "not a multiple of 8": ("# mine\n100x64", 'line 2, "100x64": 100 is not a multiple of 8; write 96 or 104'),
-    "absurd": ("64x64\n\n0x64", 'line 3, "0x64": a width of 0 is absurd; write one from 1 to 16384 pixels'),
+    "too small": ("64x64\n\n0x64", 'line 3, "0x64": width must be between 1 and 16384 pixels (got 0)'),
     "empty": ("# nothing", "there is no bucket in the list; write one per line"),
 }
 
@@ -357,7 +360,7 @@ def test_warm_up_says_what_to_connect(own_server: ComfyServer) -> None:
     del model["warm"]["inputs"]["positive"]
     assert "connect the positive conditioning" in error_of(own_server.run(model))
     (figure,) = own_server.run(_warmed_vae("64x64 f9")).outputs["warm"]["warm_up"]
-    assert figure["problem"] == "videos are decoded and encoded by ComfyUI itself; disconnect the VAE"
+    assert figure["problem"] == "ComfyUI itself decodes and encodes videos; disconnect the VAE"
 
 
 LATENTS = """
@@ -471,7 +474,7 @@ def test_the_command_fails_when_a_bucket_is_not_ready(own_server: ComfyServer, t
 def test_the_command_passes_on_what_the_server_refuses_or_fails_at(own_server: ComfyServer, tmp_path: Path) -> None:
     refused = _command(_warmed(SD15, "64x64\nbig"), tmp_path, "--server", own_server.url)
     assert refused.returncode == 1
-    assert "ComfyUI refused" in refused.stderr and 'line 2, "big": "big" is no size' in refused.stderr
+    assert "ComfyUI refused" in refused.stderr and 'line 2, "big": "big" is not a size' in refused.stderr
     workflow = _warmed(SD15, "64x64")
     workflow["warm"]["inputs"]["model"] = ["loader", 0]
     failed = _command(workflow, tmp_path, "--server", own_server.url)

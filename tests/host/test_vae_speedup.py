@@ -111,7 +111,7 @@ import comfy.options
 comfy.options.enable_args_parsing()
 import torch
 from comfy.model_patcher import ModelPatcher
-from onediff_comfy.host import attach
+from onediff_comfy.host.adapters import attach
 from onediff_comfy.host.process.process import metrics
 from onediff_comfy.host.adapters.vae import accelerate_vae
 
@@ -149,7 +149,7 @@ def test_a_video_says_why_it_is_not_accelerated_and_counts_once() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     shown, logged, fallbacks = json.loads(done.stdout.splitlines()[-1])
-    reason = "videos are decoded and encoded by the host, piece by piece; single images by graphs"
+    reason = "ComfyUI itself decodes and encodes videos, piece by piece; graphs serve single images"
     assert fallbacks == {reason: 2}
     assert set(shown) == {f"not accelerated: {reason}"}
     assert [reason in line for line in logged] == [True]

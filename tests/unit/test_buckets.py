@@ -69,25 +69,25 @@ def test_the_forms_of_the_manual() -> None:
 
 
 ERRORS = {
-    "1024": ('"1024" is no size', "write WIDTHxHEIGHT"),
-    "1024x1024 large": ('"1024x1024 large" is no size', "1024x1024 b1"),
-    "1024x1024 b": ("is no size",),
-    "1024x1024 b1-": ("is no size",),
-    "1024x1024 b1 b2": ("is no size",),
-    "832x480 f b1 81": ("is no size",),
-    "1024.5x1024": ("is no size",),
-    "1x1x1": ("is no size",),
+    "1024": ('"1024" is not a size', "write WIDTHxHEIGHT"),
+    "1024x1024 large": ('"1024x1024 large" is not a size', "1024x1024 b1"),
+    "1024x1024 b": ("is not a size",),
+    "1024x1024 b1-": ("is not a size",),
+    "1024x1024 b1 b2": ("is not a size",),
+    "832x480 f b1 81": ("is not a size",),
+    "1024.5x1024": ("is not a size",),
+    "1x1x1": ("is not a size",),
     "1001x1024": ("1001 is not a multiple of 8", "write 1000 or 1008"),
     "1024x4": ("4 is not a multiple of 8", "write 8"),
     "16383x1024": ("16383 is not a multiple of 8", "write 16376 or 16384"),
-    "0x1024": ("a width of 0 is absurd", "from 1 to 16384"),
-    "1024x-8": ("a height of -8 is absurd",),
-    "1024x16392": ("a height of 16392 is absurd",),
-    "1024x1024 b0": ("a batch of 0 is absurd", "from 1 to 64"),
-    "1024x1024 b65": ("a batch of 65 is absurd",),
+    "0x1024": ("width must be between 1 and 16384 pixels (got 0)",),
+    "1024x-8": ("height must be between 1 and 16384 pixels (got -8)",),
+    "1024x16392": ("(got 16392)",),
+    "1024x1024 b0": ("the batch size must be between 1 and 64 (got 0)",),
+    "1024x1024 b65": ("(got 65)",),
     "1024x1024 b4-1": ("the batch range 4-1 is backwards", "write b1-4"),
-    "832x480 f0": ("0 frames are absurd",),
-    "832x480 f1001": ("1001 frames are absurd", "1 to 1000"),
+    "832x480 f0": ("the number of frames must be between 1 and 1000 (got 0)",),
+    "832x480 f1001": ("(got 1001)",),
     "512x512 b4-9": ("512x512 b4-9 is in the list already, as 512x512 b2-4",),
 }
 
@@ -228,7 +228,7 @@ def test_the_choice_is_said() -> None:
     *size, text = choose_size(buckets, 1000, 1010, 5, False, 8)
     assert size == [1000, 1010, 5]
     assert text.splitlines() == [
-        "1000×1010 b5 is in no bucket: runs on the general graph",
+        "1000×1010 b5 is in no bucket; it runs on the general graph",
         "1010: not a multiple of 8, which the model needs; it is padded or cut",
     ]
     assert shown(Bucket(832, 480, 1, 4, 81)) == "832×480 b1-4 f81"

@@ -1,4 +1,4 @@
-"""What attaching a dispatcher to an object of the host's takes, whatever kind of object it is."""
+"""Attach a dispatcher to an object of the host: what all kinds of objects share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..report.status import status_of
 log = logging.getLogger(__name__)
 
 KEY = "onediff"
-"""What is ours on a patcher of the host's, by this name."""
+"""The key of our wrappers, callbacks and attachments on the host's patchers."""
 
 
 def dispatcher_for(
@@ -27,7 +27,7 @@ def dispatcher_for(
     options: Options,
     dispatcher: type[Dispatcher] = Dispatcher,
 ) -> Dispatcher:
-    """What is to serve an object, known to the report.
+    """Return a new dispatcher for one of the host's objects, and tell the report about it.
 
     Args:
         kind: the host's name for such objects: MODEL, VAE, CLIP, CONTROL_NET.
@@ -63,7 +63,7 @@ def unfit(name: str, thing: Any, wanted: Message) -> Message:
 
 
 def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "it") -> Any:
-    """``thing`` as it came, after a warning that says why nothing of it can be captured.
+    """Return ``thing`` itself, after a warning that says why nothing of it can be captured.
 
     Args:
         name: what the log calls it.
@@ -75,7 +75,7 @@ def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "
 
 
 def release_on_detach(patcher: Any) -> None:
-    """Have recordings go when the host takes the weights of ``patcher`` off the device, and when its model dies.
+    """Release recordings when the host takes the weights of ``patcher`` off the device, and when its model dies.
 
     They hold addresses of weights that are about to go, and memory that the host wants. The host also *detaches*
     whatever it is about to load, a model that is there already included, before every image: then weights stay where

@@ -1,8 +1,8 @@
 """Attach a dispatcher to a copy of a ComfyUI CONTROL_NET.
 
-A ControlNet calls its network once a step and hands what comes out to the diffusion model. The copy holds a
-stand-in for the network; the patcher that manages the weights, the strength, the range of steps and the chain of
-several ControlNets stay the host's. Nodes that apply a ControlNet copy it again, and the stand-in goes along.
+A ControlNet calls its network once a step and hands the result to the diffusion model. The copy holds a proxy of the
+network. The patcher that manages the weights, the strength, the range of steps and the chain of several ControlNets
+stay the host's. Nodes that apply a ControlNet copy it again, with the proxy.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...messages import message
 from ...serving.dispatcher import Dispatcher, Options
 from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
+from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ServedModule, module_behind, server_behind
 
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def accelerate_control(control: Any, engine: str, node_id: str | None = None, in_background: bool = False) -> Any:
-    """A copy of ``control`` whose network is served by compiled graphs.
+    """Return a copy of ``control`` whose network is served by compiled graphs.
 
     Args:
         control: a ComfyUI CONTROL_NET.
@@ -59,7 +60,7 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, in
 
 
 def find_control_dispatcher(control: Any) -> Dispatcher | None:
-    """What serves the network of an accelerated CONTROL_NET; None if it is not accelerated."""
+    """Return what serves the network of an accelerated CONTROL_NET; None if it is not accelerated."""
     if isinstance(control, _ServedControlLora):
         return control.networks.server.dispatcher
     server = server_behind(getattr(control, "control_model", None))
@@ -94,7 +95,7 @@ class _Server:
 
 
 def _for_each_image(hint: torch.Tensor, latent: Any) -> torch.Tensor:
-    """A hint for each image of the batch, as the host itself makes of two hints or more.
+    """Return a hint for each image of the batch, as the host itself makes of two hints or more.
 
     One hint for all is broadcast by the network, which makes it another computation for every graph.
     """
@@ -103,7 +104,7 @@ def _for_each_image(hint: torch.Tensor, latent: Any) -> torch.Tensor:
 
 
 def _shared(output: Any) -> Any:
-    """``output`` with one tensor object for each piece of memory.
+    """Return ``output`` with one tensor object for each piece of memory.
 
     A network may give one tensor for several layers. The host multiplies each tensor *object* by the strength, in
     place and once; two objects over the same memory would have it twice.
@@ -118,7 +119,7 @@ def _shared(output: Any) -> Any:
 
 
 def _resident_patcher(control: ControlNet) -> ModelPatcher:
-    """A patcher of its own for the network of ``control``, whose weights stay in place while they are used."""
+    """Return a new patcher for the network of ``control``, whose weights stay in place while they are used."""
     patcher = control.control_model_wrapped.clone()
     if is_dynamic(patcher):
         # The host makes resident forms from a loader, and keeps none for a ControlNet: so from the network itself.
@@ -136,7 +137,7 @@ _DYNAMIC = ("_v", "_v_signature", "_pin_state", "dynamic_vbars", "dynamic_pins",
 
 
 def _own_network(network: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a network without what Dynamic VRAM noted on it. Weights are shared until one of the two moves."""
+    """Copy a network without what Dynamic VRAM noted on it. Weights are shared until one of the two moves."""
     shared: dict[int, Any] = {}
     for layer in network.modules():
         for holder in (layer._parameters, layer._buffers):
@@ -161,7 +162,7 @@ class _ServedControlLora(ControlLora):
 
     @classmethod
     def of(cls, control: ControlLora, server: _Server | _Networks) -> _ServedControlLora:
-        """A copy of ``control`` that is served."""
+        """Return a copy of ``control`` that is served."""
         served = cls(control.control_weights, global_average_pooling=control.global_average_pooling)
         control.copy_to(served)
         served.networks = server if isinstance(server, _Networks) else _Networks(server)
@@ -182,7 +183,7 @@ class _ServedControlLora(ControlLora):
 
 
 class _Networks:
-    """Stand-ins that outlive a run, for a dispatcher knows the modules that it has served and keeps them.
+    """Keep proxies beyond a run, because a dispatcher knows and keeps the modules that it has served.
 
     Between runs they hold no weights.
     """
@@ -193,7 +194,7 @@ class _Networks:
         self._taken: dict[int, tuple[str, ServedModule]] = {}
 
     def take(self, control: ControlLora, built: torch.nn.Module) -> Any:
-        """A stand-in for ``built``, over a network like it that was served before if there is one."""
+        """Return a proxy for ``built``, over a network like it that was served before if there is one."""
         self.give_back(id(control))
         host = host_services()
         target = Target(built, host.code, host.formats)
@@ -208,7 +209,7 @@ class _Networks:
         return stand_in
 
     def give_back(self, control: int) -> None:
-        """The run of the ControlLora with this ``id`` is over."""
+        """Take back the proxy of the ControlLora with this ``id``, whose run is over."""
         if control not in self._taken:
             return
         fingerprint, stand_in = self._taken.pop(control)
@@ -217,3 +218,11 @@ class _Networks:
                 if weight is not None:
                     layer._parameters[name] = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
         self._idle[fingerprint].append(stand_in)
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff ControlNet Speedup"),
+    accelerate=accelerate_control,
+    find_dispatcher=find_control_dispatcher,
+    modules=module_at("control_model"),
+)

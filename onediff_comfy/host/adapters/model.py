@@ -28,11 +28,12 @@ from ...messages import Message, message
 from ...runtime.step_cache import StepCache
 from ...serving.dispatcher import Dispatcher, Options, no_sizes
 from ..preparation.latents import latent_ratio
-from ..process.process import Origin, accelerated
+from ..process.process import Origin, accelerated, set_budget
 from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
+from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .conditioning import keep_on_device
 from .module_proxy import ServedModule
@@ -52,8 +53,9 @@ def accelerate(
     in_background: bool = False,
     buckets: BucketSet | None = None,
     precision: str = "lossless",
+    budget_mb: int | None = None,
 ) -> Any:
-    """A clone of ``model`` whose diffusion model is served by compiled graphs.
+    """Return a clone of ``model`` whose diffusion model is served by compiled graphs.
 
     Args:
         model: a ComfyUI MODEL (a ModelPatcher).
@@ -62,13 +64,16 @@ def accelerate(
         in_background: let another process compile, and make images without acceleration meanwhile.
         buckets: sizes that get graphs of their own.
         precision: one of ``settings.PRECISIONS``.
+        budget_mb: megabytes that all graphs together may hold from now on; 0 for a share of the device's memory, None
+            for as many as before.
 
     Returns:
         The accelerated clone; or, where nothing can be captured, ``model`` itself, after a warning
         that says why. A workflow never fails because it could not be made faster.
     """
-    module = getattr(getattr(model, "model", None), "diffusion_model", None)
-    if not isinstance(module, torch.nn.Module):
+    if budget_mb is not None:
+        set_budget(budget_mb)
+    if not _modules(model):
         reason = unfit("model", model, message("a model with a diffusion model in it"))
         return pass_through(model, reason, node_id, name="the model")
     specialize = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
@@ -77,19 +82,32 @@ def accelerate(
     accelerated()[dispatcher] = Origin("MODEL", node_id, latent_ratio(model))
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
-    serve_by(clone, dispatcher)
+    _serve_by(clone, dispatcher)
     release_on_detach(clone)
     say_if_unused(dispatcher, node_id)
     return clone
 
 
-def serve_by(clone: Any, dispatcher: Dispatcher) -> None:
-    """Have ``dispatcher`` serve the calls of a MODEL, in place of what may serve them already.
+def preparing(model: Any, exact: bool = False) -> Any:
+    """Return a clone of an accelerated MODEL whose calls wait for their graphs, whatever was chosen on the node.
 
     Args:
-        clone: a ComfyUI MODEL of our own.
-        dispatcher: for its calls.
+        model: what ``accelerate`` gave, or a clone of it. A MODEL that is not accelerated comes back as it is.
+        exact: wait for the graph of one size too, if the size is in the node's buckets.
     """
+    dispatcher = find_dispatcher(model)
+    if dispatcher is None:
+        return model
+    clone = model.clone()
+    _serve_by(clone, dispatcher.preparing(exact))
+    return clone
+
+
+_modules = module_at("model", "diffusion_model")
+
+
+def _serve_by(clone: Any, dispatcher: Dispatcher) -> None:
+    """Have ``dispatcher`` serve the calls of a MODEL of our own, in place of what may serve them already."""
     around_forward = ForwardWrapper(dispatcher)
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
@@ -104,14 +122,14 @@ def serve_by(clone: Any, dispatcher: Dispatcher) -> None:
 
 @dataclass(frozen=True)
 class _StepCacheRequest:
-    """That a patcher's runs are to reuse what deep layers computed, and who asked for it."""
+    """A wish on a patcher: its runs are to reuse what deep layers computed."""
 
     threshold: float
     node_id: str | None
 
 
 def with_step_cache(model: Any, threshold: float, node_id: str | None = None) -> Any:
-    """A clone of an accelerated MODEL whose runs reuse what deep layers computed in an earlier step.
+    """Return a clone of an accelerated MODEL whose runs reuse what deep layers computed in an earlier step.
 
     Args:
         model: what ``accelerate`` gave, or a clone of it.
@@ -132,7 +150,7 @@ def with_step_cache(model: Any, threshold: float, node_id: str | None = None) ->
 
 
 def _around_prediction(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-    """A step of a step cache begins whenever the sampler asks for a prediction, however often the model is called."""
+    """Begin a step of the step cache: the sampler asks for a prediction, however often the model is called for it."""
     dispatcher = find_dispatcher(executor.class_obj.model_patcher)
     if dispatcher is not None:
         dispatcher.begin_step()
@@ -140,7 +158,7 @@ def _around_prediction(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> 
 
 
 def _strengths_change(conditionings: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
-    """Whether hooks change the weights from one step to another, of conditionings as a guider has them.
+    """Return True if hooks change the weights from one step to another.
 
     All keyframes but the first are for later steps. The hooks that the host has registered do not tell: of two of one
     origin, of which one has keyframes, it keeps the first.
@@ -150,7 +168,7 @@ def _strengths_change(conditionings: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 
 def _reused(step_cache: StepCache) -> Message:
-    """What a step cache did in a run, for people."""
+    """Return what a step cache did in a run, for people."""
     if not step_cache.reused and (step_cache.others or not step_cache.calls):
         reason = max(step_cache.others, key=step_cache.others.__getitem__, default="")
         return message("no step was reused: {reason}", reason=reason or message("no compiled graph answered a call"))
@@ -158,7 +176,7 @@ def _reused(step_cache: StepCache) -> Message:
 
 
 def find_dispatcher(model: Any) -> Dispatcher | None:
-    """What serves the calls of an accelerated MODEL; None if it is not accelerated."""
+    """Return what serves the calls of an accelerated MODEL; None if it is not accelerated."""
     if not hasattr(model, "get_wrappers"):
         return None
     for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY):
@@ -168,7 +186,7 @@ def find_dispatcher(model: Any) -> Dispatcher | None:
 
 
 def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
-    """Whether a call is of a size that is in ``buckets``.
+    """Return a test of signatures: True if the call's size is in ``buckets``.
 
     The host runs the positive and the negative prompt together where memory allows, so a batch of n
     images comes as n or 2n.
@@ -187,10 +205,10 @@ def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
 
 
 class ForwardWrapper:
-    """Around the diffusion model's forward: serves it, below every other extension's wrapper.
+    """Serve the diffusion model's forward, below every other extension's wrapper.
 
-    Others may have put wrappers before ours and behind it. Ours only replaces what stands at the
-    bottom of the stack, the model's own code, so that all of theirs still run, in their order.
+    Others may have put wrappers before ours and behind it. Ours replaces only the bottom of the stack, the model's own
+    code, so that all of theirs still run, in their order.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -210,12 +228,12 @@ class ForwardWrapper:
 
 
 class _ApplyWrapper:
-    """Around the host's ``apply_model``: serves diffusion models whose forward asks for no wrappers.
+    """Serve diffusion models whose forward asks for no wrappers, around the host's ``apply_model``.
 
-    Whether a family's forward does is seen in its first call, which runs as the host would run it. If our
-    wrapper is not reached, that call and all others go to a passing copy of the host's model object, in which a
-    stand-in that serves takes the diffusion model's place. The object itself, which other clones share, keeps
-    its own. Like ``ForwardWrapper`` this replaces what stands at the bottom of the stack of wrappers.
+    The first call of a family shows if its forward does; it runs as the host would run it. If it does not reach our
+    wrapper, all later calls go to a passing copy of the host's model object that holds a proxy of the diffusion model.
+    The object itself, which other clones share, keeps its own. Like ``ForwardWrapper`` this replaces the bottom of the
+    stack of wrappers.
     """
 
     def __init__(self, around_forward: ForwardWrapper) -> None:
@@ -269,7 +287,7 @@ def _copied(arguments: Any) -> Any:
 
 
 def _holding(model: Any, diffusion_model: ServedModule) -> Any:
-    """A copy of the host's model object with the same everything, but for its diffusion model."""
+    """Return a shallow copy of the host's model object with another diffusion model."""
     image = copy.copy(model)
     # Found before the layer of that name, which is in a dict that the copy shares.
     vars(image)["diffusion_model"] = diffusion_model
@@ -277,7 +295,7 @@ def _holding(model: Any, diffusion_model: ServedModule) -> Any:
 
 
 class _RunWrapper:
-    """Around one sampling run: modules are checked anew, and the run ends with one line in the log."""
+    """Begin and end a run of the dispatcher around each sampling run."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -304,8 +322,19 @@ class _RunWrapper:
 
 
 def _size_of(latent: Any, ratio: int) -> str:
-    """What a latent, ``[batch, channels, (frames,) height, width]``, is as an image: ``1024×1024 b1``."""
+    """Return the image size of a latent ``[batch, channels, (frames,) height, width]``: ``1024×1024 b1``."""
     if not isinstance(latent, torch.Tensor) or latent.ndim < 4:
         return ""
     height, width = (side * ratio for side in latent.shape[-2:])
     return f"{width}×{height} b{len(latent)}"
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff Model Speedup"),
+    accelerate=accelerate,
+    find_dispatcher=find_dispatcher,
+    modules=_modules,
+    patcher=lambda model: model,
+    dtype=lambda model: model.model.get_dtype_inference(),
+    preparing=preparing,
+)

@@ -1,8 +1,8 @@
-"""A stand-in for one of the host's modules, for objects that have no wrappers of their own.
+"""A proxy of one of the host's modules, for objects that have no wrappers of their own.
 
 A MODEL has wrappers around its forward; a VAE, a ControlNet or a text encoder simply calls methods of a
-module that it holds. A copy of such an object that holds a stand-in instead is accelerated, and the module
-itself, which other copies share and the host's memory management moves about, stays as it is.
+module that it holds. A copy of such an object that holds a proxy instead is accelerated. The module itself, which
+other copies share and the host's memory management moves about, stays as it is.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class ServedModule:
 class _Image:
     """A module as it computes: without what the host's memory management notes on it.
 
-    The notes are another in each process and change with every load, and some cannot be sent to another process;
-    a graph's identity is to know nothing of them. The image is another object of the module's class that has the
-    same attributes, and shares layers, weights and hooks with it.
+    The notes differ in each process and change with every load, and some cannot be sent to another process. So they
+    must not be part of a graph's identity. The image is another object of the module's class that has the same
+    attributes, and shares layers, weights and hooks with it.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -100,7 +100,7 @@ class _Image:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[torch.nn.Module]:
-        """The image with the module's attributes as they are now. What is set or deleted inside is so on the module."""
+        """Yield the image with the module's attributes of now. What is set or deleted on it is so on the module."""
         theirs, own = vars(self._module), vars(self._image)
         shown = {name: value for name, value in theirs.items() if name not in _NOTES}
         for name in own.keys() - shown.keys():
@@ -124,22 +124,22 @@ _NOTES = frozenset(
 
 
 def module_behind(module: Any) -> Any:
-    """The module that a stand-in stands for; a module that is none as it is."""
+    """Return the module behind a proxy; any other module as it is."""
     return module._onediff_module if type(module) is ServedModule else module
 
 
 def server_behind(module: Any) -> Any:
-    """What serves a stand-in's methods; None for a module that is none."""
+    """Return what serves a proxy's methods; None for any other module."""
     return module._onediff_serve if type(module) is ServedModule else None
 
 
 def served_instead(stand_in: ServedModule, serve: Serve) -> ServedModule:
-    """Return a stand-in for the same module and methods whose calls ``serve`` serves."""
+    """Return a proxy of the same module and methods whose calls ``serve`` serves."""
     return ServedModule(stand_in._onediff_module, serve, stand_in._onediff_methods)
 
 
 def serves(module: Any, method: str) -> bool:
-    """Whether ``module`` is a stand-in that serves ``method``."""
+    """Return True if ``module`` is a proxy that serves ``method``."""
     return type(module) is ServedModule and method in module._onediff_methods
 
 

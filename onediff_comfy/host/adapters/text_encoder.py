@@ -6,7 +6,7 @@ weights, embeddings put between tokens and the layer that is chosen are all abov
 code goes on doing them.
 
 The CLIP that came in is not touched. The clone has its own shallow copies of the few modules between it and the
-stacks, with a stand-in for each stack at the end; layers, weights and the patcher that manages them are the host's.
+stacks, with a proxy of each stack at the end; layers, weights and the patcher that manages them are the host's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch.utils._pytree as pytree
 from ...messages import message
 from ...serving.dispatcher import Dispatcher, Options
 from ..weights.dynamic_vram import is_dynamic, resident_clone
+from .adapter import Adapter
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ServedModule, module_behind, server_behind
 
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_background: bool = False) -> Any:
-    """A clone of ``clip`` whose text encoders are served by compiled graphs.
+    """Return a clone of ``clip`` whose text encoders are served by compiled graphs.
 
     Args:
         clip: a ComfyUI CLIP.
@@ -60,7 +61,7 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_backg
 
 
 def find_clip_dispatcher(clip: Any) -> Dispatcher | None:
-    """What serves the text encoders of an accelerated CLIP; None if it is not accelerated."""
+    """Return what serves the text encoders of an accelerated CLIP; None if it is not accelerated."""
     encoders = getattr(clip, "cond_stage_model", None)
     if isinstance(encoders, torch.nn.Module):
         for path, _ in _stacks(encoders):
@@ -71,13 +72,13 @@ def find_clip_dispatcher(clip: Any) -> Dispatcher | None:
 
 
 def stacks_of(clip: Any) -> list[torch.nn.Module]:
-    """The modules of a CLIP that are served once it is accelerated; none of something that cannot be."""
+    """Return the modules of a CLIP that are served once it is accelerated; none of what cannot be."""
     encoders = getattr(clip, "cond_stage_model", None)
     return [stack for _, stack in _stacks(encoders)] if isinstance(encoders, torch.nn.Module) else []
 
 
 def _resident_clone(clip: Any) -> Any:
-    """A clone whose weights stay in place while they are used, where there is one."""
+    """Return a clone whose weights stay in place while they are used, where there can be one."""
     patcher = resident_clone(clip.patcher, "CLIP") if is_dynamic(clip.patcher) else None
     clone = clip.clone()
     if patcher is not None:  # the host's clone() takes none that it is to use
@@ -86,7 +87,7 @@ def _resident_clone(clip: Any) -> Any:
 
 
 def _stacks(encoders: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The stacks of layers in the text encoders of a CLIP, with their paths.
+    """Return the stacks of layers in the text encoders of a CLIP, with their paths.
 
     The host calls every encoder ``transformer``. Its stack is the module that holds its list of layers: of
     several lists (an encoder may see images too) the one that is nearest to the embeddings of tokens, then the
@@ -115,7 +116,7 @@ def _path_of_tokens(encoder: Any) -> str:
 
 
 def _common(path: str, other: str) -> int:
-    """How many steps from the root two paths have in common."""
+    """Return how many steps from the root two paths share."""
     steps = zip(path.split("."), other.split("."), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], steps))
 
@@ -123,7 +124,7 @@ def _common(path: str, other: str) -> int:
 def _with_replaced(
     module: torch.nn.Module, replacements: Mapping[str, ServedModule], path: str = ""
 ) -> torch.nn.Module:
-    """A shallow copy of a module tree with other modules at some paths; everything off these paths is shared."""
+    """Return a shallow copy of a module tree with other modules at some paths. All else is shared."""
     twin = copy.copy(module)
     twin.__dict__["_modules"] = dict(module._modules)
     for name in module._modules:
@@ -152,7 +153,7 @@ class _Server:
 
 
 def _on_own_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` on copies of the tensors it is given.
+    """Return a function that calls ``method`` with copies of its tensors.
 
     Layers add to their input in place, the first one to what the caller handed in. A graph does not, and eager
     may run on the same input after it.
@@ -169,7 +170,7 @@ def _on_own_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
 def _read_arguments(
     method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call, less those that the method's code never looks at.
+    """Return the arguments of a call without those that the method's code never reads.
 
     The host tells every encoder how many tokens each prompt has and where embeddings were put. Most do not ask,
     and then a graph must not be for one number of tokens.
@@ -184,7 +185,7 @@ def _read_arguments(
 
 
 def _unread_names(method: Callable[..., Any]) -> frozenset[str]:
-    """Names of parameters that the code of a plain Python method mentions nowhere."""
+    """Return the names of parameters that the code of a plain Python method never reads."""
     function = getattr(method, "__func__", method)
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType) or hasattr(function, "__wrapped__"):
@@ -203,3 +204,11 @@ def _unread(code: types.CodeType) -> frozenset[str]:
             mentioned.update(name for name in names if isinstance(name, str))
     count = code.co_argcount + code.co_kwonlyargcount
     return frozenset(code.co_varnames[:count]) - mentioned
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff CLIP Speedup"),
+    accelerate=accelerate_clip,
+    find_dispatcher=find_clip_dispatcher,
+    modules=stacks_of,
+)

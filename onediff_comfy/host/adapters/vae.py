@@ -1,8 +1,7 @@
 """Accelerate a copy of a ComfyUI VAE.
 
-A VAE has neither ``clone`` nor wrappers. The copy holds a stand-in for the VAE's module whose ``decode`` and
-``encode`` are served; all else, the host's patcher, its memory management and its tiling among it, is the host's
-own code at work. The VAE that came in is not touched.
+A VAE has neither ``clone`` nor wrappers. The copy holds a proxy of the VAE's module whose ``decode`` and ``encode`` are
+served. The patcher, the memory management and the tiling stay the host's. The VAE that came in is not touched.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
 from ...serving.dispatcher import Dispatcher, Options, no_sizes
+from ...store.artifact import Manifest
 from ..process.process import metrics
 from ..weights.dynamic_vram import is_dynamic, resident_clone
+from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, unfit
 from .module_proxy import ServedModule, module_behind, served_instead, server_behind, serves
 
@@ -37,7 +38,7 @@ def accelerate_vae(
     buckets: BucketSet | None = None,
     methods: Collection[str] = ("decode", "encode"),
 ) -> Any:
-    """A copy of ``vae`` whose decoding and encoding are served by compiled graphs.
+    """Return a copy of ``vae`` whose decoding and encoding are served by compiled graphs.
 
     Args:
         vae: a ComfyUI VAE.
@@ -71,22 +72,30 @@ def accelerate_vae(
     return copy
 
 
-def vae_served_by(vae: Any, dispatcher: Dispatcher) -> Any:
-    """Return a copy of an accelerated VAE whose calls ``dispatcher`` serves."""
+def preparing(vae: Any, exact: bool = False) -> Any:
+    """Return a copy of an accelerated VAE whose calls wait for their graphs, whatever was chosen on the node.
+
+    Args:
+        vae: what ``accelerate_vae`` gave. A VAE that is not accelerated comes back as it is.
+        exact: wait for the graph of one size too, if the size is in the node's buckets.
+    """
+    dispatcher = find_vae_dispatcher(vae)
+    if dispatcher is None:
+        return vae
     copy: Any = object.__new__(type(vae))
     vars(copy).update(vars(vae))
-    copy.first_stage_model = served_instead(vae.first_stage_model, dispatcher)
+    copy.first_stage_model = served_instead(vae.first_stage_model, dispatcher.preparing(exact))
     return copy
 
 
 def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
-    """What serves the calls of an accelerated VAE; None if it is not accelerated."""
+    """Return what serves the calls of an accelerated VAE; None if it is not accelerated."""
     server = server_behind(getattr(vae, "first_stage_model", None))
     return server if isinstance(server, Dispatcher) else None
 
 
 def _impossible(vae: Any, module: Any) -> Message | None:
-    """Why nothing of a VAE can be captured, or None."""
+    """Return why nothing of a VAE can be captured, or None."""
     if not isinstance(module, torch.nn.Module):
         return unfit("vae", vae, message("a VAE with layers of its own"))
     if getattr(module, "comfy_has_chunked_io", False):
@@ -111,7 +120,7 @@ class _VAEDispatcher(Dispatcher):
         data = args[0] if args else None
         if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
             self.passed_by(
-                module, message("videos are decoded and encoded by the host, piece by piece; single images by graphs")
+                module, message("ComfyUI itself decodes and encodes videos, piece by piece; graphs serve single images")
             )
             return forward(*args, **kwargs)
         return super().__call__(module, forward, args, kwargs)
@@ -121,7 +130,7 @@ _VIDEO_AXES = 5  # batch, channels, frames, height, width
 
 
 def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
-    """The patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
+    """Return the patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
 
     The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays dynamic.
     """
@@ -170,7 +179,10 @@ class _Runs:
                 )
             else:
                 dispatcher.metrics.fell_back(
-                    message("this VAE does not {method} by the method of that name", method=method)
+                    message(
+                        "this VAE does not call the method {method} of its module, which is what a graph can serve",
+                        method=method,
+                    )
                 )
             return
         yield
@@ -178,7 +190,7 @@ class _Runs:
 
 @functools.cache
 def _with_runs(kind: type) -> type:
-    """A class of VAEs like ``kind`` whose calls are runs."""
+    """Return a subclass of ``kind``, a class of VAEs, whose calls are runs."""
     return kind if issubclass(kind, _Runs) else type(kind.__name__, (_Runs, kind), {"__module__": kind.__module__})
 
 
@@ -188,7 +200,10 @@ def _calls(dispatcher: Dispatcher) -> int:
 
 
 def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
-    """Whether a call is for images of a size that is in ``buckets``; of latents, ``ratio`` is what a side grows by."""
+    """Return a test of signatures: True if the call is for images of a size in ``buckets``.
+
+    Args:
+        ratio: pixels of an image's side for one latent pixel."""
 
     def wanted(signature: Signature) -> bool:
         index = batch_tensor(signature.tensors)
@@ -199,3 +214,28 @@ def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
         return buckets.holds(shape[-1] * factor, shape[-2] * factor, shape[0])
 
     return wanted
+
+
+def _other_latents(vae: Any, manifest: Manifest) -> Message | None:
+    """Return why a decoder's graph is for other latents; decoders of many families have weights of the same names."""
+    decodes = any(line.startswith("function ") and line.endswith(".decode") for line in manifest.signature)
+    channels = manifest.shapes["axes"][0][1] if decodes else None
+    if not isinstance(channels, int) or channels == vae.latent_channels:
+        return None
+    return message(
+        "architecture: compiled for {target} with latents of {theirs} channels, and this VAE's have {ours}",
+        target=manifest.target,
+        theirs=channels,
+        ours=vae.latent_channels,
+    )
+
+
+ADAPTER = Adapter(
+    node=message("OneDiff VAE Speedup"),
+    accelerate=accelerate_vae,
+    find_dispatcher=find_vae_dispatcher,
+    modules=module_at("first_stage_model"),
+    dtype=lambda vae: vae.vae_dtype,
+    other_architecture=_other_latents,
+    preparing=preparing,
+)

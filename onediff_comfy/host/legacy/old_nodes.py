@@ -25,14 +25,14 @@ Graph = dict[str, dict[str, Any]]
 
 
 def model_files(folder: str) -> list[str]:
-    """The files that ComfyUI finds in one of its model folders, as they are now."""
+    """Return the files that ComfyUI finds in one of its model folders now."""
     if host_changed("files") is not None:  # the list is part of a node's schema, and the node is to load
         return []
     return folder_paths.get_filename_list(folder)
 
 
 def checkpoint_loader(node_id: str, ckpt_name: str, speed_up_vae: bool, note: str) -> tuple[list[Link], Graph]:
-    """The nodes that load a checkpoint and accelerate its MODEL, and its VAE if wanted; wires: MODEL, CLIP, VAE."""
+    """Return nodes that load a checkpoint and accelerate its MODEL, and VAE if wanted; wires MODEL, CLIP, VAE."""
     _log(note)
     loader, model, vae = (f"{node_id}.{name}" for name in ("loader", "model", "vae"))
     graph = {
@@ -45,7 +45,7 @@ def checkpoint_loader(node_id: str, ckpt_name: str, speed_up_vae: bool, note: st
 
 
 def diffusion_model_loader(node_id: str, unet_name: str, note: str) -> tuple[list[Link], Graph]:
-    """The nodes that load a diffusion model and accelerate it; one wire."""
+    """Return nodes that load a diffusion model and accelerate it; one wire."""
     _log(note)
     loader, model = f"{node_id}.loader", f"{node_id}.model"
     graph = {
@@ -56,7 +56,7 @@ def diffusion_model_loader(node_id: str, unet_name: str, note: str) -> tuple[lis
 
 
 def control_net_loader(node_id: str, control_net_name: str) -> tuple[list[Link], Graph]:
-    """The nodes that load a ControlNet and accelerate it; one wire."""
+    """Return nodes that load a ControlNet and accelerate it; one wire."""
     loader, control_net = f"{node_id}.loader", f"{node_id}.control_net"
     graph = {
         loader: _node("ControlNetLoader", control_net_name=control_net_name),
@@ -70,9 +70,9 @@ def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
 
 
 def speed_up_only(model: Any, note: str, node_id: str | None) -> Any:
-    """``model`` accelerated as OneDiff Model Speedup does it, and the note in the log."""
+    """Return ``model`` as OneDiff Model Speedup gives it, and write the note into the log."""
     _log(note)
-    return speed_up(model, "auto", False, 0, None, node_id)
+    return speed_up("model", model, "auto", node_id, budget_mb=0)
 
 
 def _log(note: str) -> None:
@@ -81,7 +81,7 @@ def _log(note: str) -> None:
 
 
 def handed_on(note: str, passed: Any, node_id: str | None) -> Any:
-    """``passed`` as it is, with the note in the log and on the node ``node_id``.
+    """Return ``passed`` as it is, and put the note into the log and on the node ``node_id``.
 
     Raises:
         ValueError: there is nothing to hand on, so what is connected to the node cannot be made; with the note.

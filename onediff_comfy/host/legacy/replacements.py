@@ -57,7 +57,7 @@ class Replacement:
 
     @property
     def set_values(self) -> Mapping[str, Any]:
-        """All values that the new node is given."""
+        """Return all values that the new node is given."""
         return {**self.values, NOTE: f"{self.changes} (In place of {self.old}.)"} if self.noted else self.values
 
 
@@ -74,7 +74,7 @@ _GRAPHS_KEPT = "Not needed: compiled graphs are kept by themselves. OneFlow's gr
 
 
 def _no_counterpart(old: str, changes: str, passed: str | None = None, outputs: tuple[int, ...] = (0,)) -> Replacement:
-    """``OneDiffOldNode`` in place of ``old``; it hands on what came into ``passed``, if there is something."""
+    """Replace ``old`` by ``OneDiffOldNode``, which hands on what came into ``passed``, if anything did."""
     inputs = {} if passed is None else {"passed": passed}
     return Replacement(old, "OneDiffOldNode", changes, inputs, outputs=outputs, noted=True)
 
@@ -207,7 +207,7 @@ async def register_replacements() -> None:
 
 
 def as_the_host_wants_it(replacement: Replacement) -> dict[str, Any]:
-    """The arguments of ``comfy_api``'s ``NodeReplace``."""
+    """Return the arguments of ``comfy_api``'s ``NodeReplace``."""
     carried = [{"new_id": new, "old_id": old} for new, old in replacement.inputs.items()]
     given = [{"new_id": new, "set_value": value} for new, value in replacement.set_values.items()]
     return {
@@ -219,6 +219,6 @@ def as_the_host_wants_it(replacement: Replacement) -> dict[str, Any]:
 
 
 def outputs_of(old: str) -> list[dict[str, int]]:
-    """The outputs whose wires are carried over from the node ``old``, as the editor wants to know them."""
+    """Return the outputs whose wires are carried over from the node ``old``, in the editor's form."""
     (replacement,) = (known for known in REPLACEMENTS if known.old == old)
     return [{"new_idx": number, "old_idx": number} for number in replacement.outputs]

@@ -12,13 +12,13 @@ from ...messages import message
 
 
 def latent_ratio(model: Any) -> int:
-    """How many pixels of an image's side one latent pixel stands for; 8 where a host does not say."""
+    """Return how many pixels of an image's side one latent pixel stands for; 8 where a host does not say."""
     ratio: int = getattr(model.get_model_object("latent_format"), "spacial_downscale_ratio", 8)
     return ratio
 
 
 def patch_side(module: Any) -> int:
-    """The side of the square patches, in latent pixels, that a diffusion model cuts latents into; 1 if it cuts none."""
+    """Return the side of a diffusion model's square patches, in latent pixels; 1 if it cuts none."""
     patch = getattr(module, "patch_size", 1)
     if isinstance(patch, (tuple, list)) and patch:  # (frames, height, width)
         patch = patch[-1]
@@ -26,17 +26,16 @@ def patch_side(module: Any) -> int:
 
 
 def size_factor(model: Any) -> int:
-    """Width and height that ``model`` takes without padding are multiples of this many pixels.
+    """Return the number of pixels of which a width or height that needs no padding is a multiple.
 
-    It is what one latent pixel stands for, times the side of the patches that the diffusion model cuts
-    latents into, if it does.
+    It is what one latent pixel stands for, times the side of the diffusion model's patches.
     """
     ratio = latent_ratio(model)
     return ratio * patch_side(model.get_model_object("diffusion_model"))
 
 
 def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:
-    """Zeros, ``[least_batch, channels, (frames,) height, width]``, as the host's own nodes make them.
+    """Return zeros, ``[least_batch, channels, (frames,) height, width]``, as the host's own nodes make them.
 
     Args:
         model: a MODEL; says how many channels and dimensions.
@@ -63,20 +62,20 @@ def empty_latent(model: Any, bucket: Bucket) -> torch.Tensor:
     return torch.zeros(shape, device=comfy.model_management.intermediate_device(), dtype=dtype)
 
 
-def vae_latent_shape(vae: Any, width: int, height: int, batch: int) -> list[int]:
-    """``[batch, channels, (1,) height, width]``: of the latents that ``vae`` decodes to images of this size.
+def empty_vae_latent(vae: Any, bucket: Bucket) -> torch.Tensor:
+    """Return zeros, ``[least_batch, channels, (1,) height, width]``, that ``vae`` decodes to images of a bucket's size.
 
     Args:
         vae: a VAE; says how many channels and dimensions.
-        width: of the images, in pixels.
-        height: likewise.
-        batch: how many images.
+        bucket: the size in pixels.
 
     Raises:
-        BucketError: what the VAE makes has no width and height.
+        BucketError: what the VAE makes has no width and height, or the bucket is a video's.
     """
+    if bucket.frames is not None:
+        raise BucketError(message("ComfyUI itself decodes and encodes videos; disconnect the VAE"))
     if vae.latent_dim not in (2, 3):
         raise BucketError(message("this VAE's latents have no width and height"))
     ratio = vae.spacial_compression_decode()
     frames = [1] if vae.latent_dim == 3 else []
-    return [batch, vae.latent_channels, *frames, height // ratio, width // ratio]
+    return torch.zeros(bucket.least_batch, vae.latent_channels, *frames, bucket.height // ratio, bucket.width // ratio)

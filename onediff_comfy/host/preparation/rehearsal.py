@@ -1,77 +1,82 @@
-"""One step, or one image, thrown away: what an image of that size needs is made, kept and proved."""
+"""Rehearse an image: run one step, or decode and encode once, so that what a size needs is compiled and proved."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.sample
 import torch
 
-from ..adapters.kinds import dispatcher_of
+from ...buckets import Bucket
+from ...messages import Message, message
+from ..adapters.adapter import adapter_of
 from ..adapters.module_proxy import serves
-from .latents import vae_latent_shape
+from .latents import empty_latent, empty_vae_latent
 
 
-def rehearse(model: Any, samples: Any, positive: Any, negative: Any = None, exact: bool = False) -> None:
-    """Make one sampling step and throw it away, so that what it needs gets compiled or loaded, here and now.
+@dataclass(frozen=True)
+class Rehearsal:
+    """How objects of one kind are called before their first real call.
 
-    Args:
-        model: an accelerated MODEL.
-        samples: an empty latent, ``[batch, channels, (frames,) height, width]`` in latent units.
-        positive: CONDITIONING.
-        negative: CONDITIONING; None for a model that is sampled at cfg 1.
-        exact: a graph for this size alone too, if the size is in the speedup node's buckets.
+    Attributes:
+        empty_latent: return a latent for an object and a bucket. Raises ``BucketError`` if it takes no such size.
+        run: call an accelerated object as an image of a latent's size would, wait for the graphs that it needs, and
+            throw the result away. Arguments: the object; the latent, ``[batch, channels, (frames,) height, width]``;
+            positive and negative CONDITIONING, or None; and ``exact``: make a graph for this size alone too, if the
+            size is in the node's buckets.
+        needs_prompt: ``run`` needs the positive CONDITIONING.
+        nothing_compiled: what Save Compiled Graph says where it lacks what ``run`` needs.
     """
+
+    empty_latent: Callable[[Any, Bucket], torch.Tensor]
+    run: Callable[..., None]
+    needs_prompt: bool
+    nothing_compiled: Message
+
+
+def _sample_once(model: Any, samples: Any, positive: Any, negative: Any, exact: bool) -> None:
     samples = comfy.sample.fix_empty_latent_channels(model, samples)
     noise = comfy.sample.prepare_noise(samples, 0)
-    cfg = 1.0 if negative is None else 7.0
-    model = preparing_model(model, exact)
+    cfg = 1.0 if negative is None else 7.0  # a model that is sampled at cfg 1 has no negative prompt
+    model = adapter_of("model").preparing(model, exact)
     comfy.sample.sample(
         model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
     )
 
 
-def preparing_model(model: Any, exact: bool = False) -> Any:
-    """Return a clone of an accelerated MODEL whose calls wait for their graphs, whatever was chosen on the node.
-
-    Args:
-        exact: also for those of its own that a size is to have.
-    """
-    from ..adapters.model import serve_by
-
-    dispatcher = dispatcher_of("model", model)
-    if dispatcher is None:
-        return model
-    clone = model.clone()
-    serve_by(clone, dispatcher.preparing(exact))
-    return clone
-
-
-def rehearse_vae(vae: Any, width: int, height: int, batch: int, exact: bool = False) -> None:
-    """Decode and encode one image, as far as these are accelerated, and throw it away; as ``rehearse``.
-
-    Args:
-        vae: an accelerated VAE.
-        width: of the image, in pixels.
-        height: likewise.
-        batch: how many at once.
-        exact: a graph for this size alone too, if the size is in the speedup node's buckets.
-
-    Raises:
-        BucketError: what the VAE makes has no width and height.
-    """
+def _decode_and_encode_once(vae: Any, samples: torch.Tensor, _positive: Any, _negative: Any, exact: bool) -> None:
+    ratio = vae.spacial_compression_decode()
+    bucket = Bucket(samples.shape[-1] * ratio, samples.shape[-2] * ratio, len(samples), len(samples))
     noise = torch.Generator().manual_seed(0)
-    shape = vae_latent_shape(vae, width, height, batch)
-    vae = preparing_vae(vae, exact)
+    latent = torch.randn(empty_vae_latent(vae, bucket).shape, generator=noise)  # of as many channels as the VAE's
+    vae = adapter_of("vae").preparing(vae, exact)
     if serves(vae.first_stage_model, "decode"):
-        vae.decode(torch.randn(shape, generator=noise))
+        vae.decode(latent)
     if serves(vae.first_stage_model, "encode"):
-        vae.encode(torch.rand((batch, height, width, 3), generator=noise))
+        vae.encode(torch.rand((len(samples), bucket.height, bucket.width, 3), generator=noise))
 
 
-def preparing_vae(vae: Any, exact: bool = False) -> Any:
-    """Return a copy of an accelerated VAE; as ``preparing_model``."""
-    from ..adapters.vae import vae_served_by
-
-    dispatcher = dispatcher_of("vae", vae)
-    return vae if dispatcher is None else vae_served_by(vae, dispatcher.preparing(exact))
+REHEARSALS: Mapping[str, Rehearsal] = {
+    "model": Rehearsal(
+        empty_latent,
+        _sample_once,
+        needs_prompt=True,
+        nothing_compiled=message(
+            "nothing is compiled yet for this model, and compiling needs sizes and a prompt: connect a latent "
+            "and the positive conditioning (and the negative one, unless you sample at cfg 1), or connect the "
+            "sampler's LATENT output here, so that saving waits for the first image."
+        ),
+    ),
+    "vae": Rehearsal(
+        empty_vae_latent,
+        _decode_and_encode_once,
+        needs_prompt=False,
+        nothing_compiled=message(
+            "nothing is compiled yet for this VAE: connect what was decoded or encoded with it to after, so "
+            "that saving waits for it, or connect a latent of the size to compile for."
+        ),
+    ),
+}
+"""By keys of ``compatibility.KINDS``. A CLIP and a CONTROL_NET are called only with a person's prompt or picture."""

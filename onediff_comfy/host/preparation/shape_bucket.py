@@ -1,4 +1,4 @@
-"""Reading a person's list of buckets for a MODEL, and choosing one of them."""
+"""Read a person's list of buckets for a MODEL, and choose one of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUSTOM = "custom"
 
 
 def read_buckets(preset: str, text: str, multiple_of: int) -> BucketSet:
-    """The buckets of a preset, or of the text if the choice is custom.
+    """Return the buckets of a preset, or of the text if the choice is custom.
 
     Args:
         preset: a name in ``PRESETS``, or ``CUSTOM``.
@@ -50,7 +50,7 @@ def read_buckets(preset: str, text: str, multiple_of: int) -> BucketSet:
 def choose_size(
     buckets: BucketSet, width: int, height: int, batch: int, snap: bool, multiple_of: int
 ) -> tuple[int, int, int, str]:
-    """The size for the latent node, and for people: which bucket it is.
+    """Return the size for the latent node, and which bucket it is, for people.
 
     Args:
         buckets: to choose from.
@@ -70,7 +70,7 @@ def choose_size(
         return bucket.width, bucket.height, size, f"{asked} → {chosen}"
     if buckets.holds(width, height, batch):
         return width, height, batch, f"{wished} b{batch}"
-    lines = [message("{size} is in no bucket: runs on the general graph", size=f"{wished} b{batch}")]
+    lines = [message("{size} is in no bucket; it runs on the general graph", size=f"{wished} b{batch}")]
     cut: list[str] = [str(side) for side in dict.fromkeys((width, height)) if side % multiple_of]
     if cut:
         sides = message("{first} and {second}", first=cut[0], second=cut[1]) if len(cut) == 2 else cut[0]

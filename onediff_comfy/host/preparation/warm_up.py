@@ -1,4 +1,4 @@
-"""Preparing every bucket of a MODEL, a VAE or both before the first image."""
+"""Prepare every bucket of a MODEL, a VAE or both before the first image."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import comfy.utils
 
 from ...buckets import Bucket, BucketError, BucketSet, shown
 from ...messages import joined, message
-from ..adapters.kinds import dispatcher_of, node_of
+from ..adapters.adapter import adapter_of, dispatcher_of
 from ..compatibility import KINDS
 from ..process.process import metrics
 from ..report.status import status_of
-from .latents import empty_latent
-from .rehearsal import rehearse, rehearse_vae
+from .rehearsal import REHEARSALS
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def warm_up_buckets(
     for one prompt length only. An interruption comes out as the host raises it; what was made by then is kept.
 
     Args:
-        things: an accelerated "model", an accelerated "vae", or both; keys of ``drift.KINDS``.
+        things: an accelerated "model", an accelerated "vae", or both; keys of ``compatibility.KINDS``.
         buckets: the sizes.
         positive: CONDITIONING; None where there is no model.
         negative: CONDITIONING; None for a model that is sampled at cfg 1.
@@ -76,10 +75,10 @@ def warm_up_buckets(
                     "this {kind} is not accelerated: connect the output of {node}. "
                     "If it is connected, that node says why it could not accelerate.",
                     kind=KINDS[kind],
-                    node=node_of(kind),
+                    node=adapter_of(kind).node,
                 )
             )
-    if "model" in things and positive is None:
+    if positive is None and any(REHEARSALS[kind].needs_prompt for kind in things):
         raise ValueError(message("a model is prepared with a prompt: connect the positive conditioning."))
     singles = [bucket.at(batch) for bucket in buckets.buckets for batch in bucket.batches]
     show, bar = status_of(node_id), comfy.utils.ProgressBar(len(singles), node_id=node_id)
@@ -105,12 +104,9 @@ def _prepare(things: Mapping[str, Any], bucket: Bucket, positive: Any, negative:
     before, start, problem = metrics().snapshot(), time.monotonic(), None
     try:
         for exact in (False, True) if any_size else (True,):
-            if "model" in things:
-                rehearse(things["model"], empty_latent(things["model"], bucket), positive, negative, exact)
-            if "vae" in things:
-                if bucket.frames is not None:
-                    raise BucketError(message("videos are decoded and encoded by ComfyUI itself; disconnect the VAE"))
-                rehearse_vae(things["vae"], bucket.width, bucket.height, bucket.least_batch, exact)
+            for kind, thing in things.items():
+                rehearsal = REHEARSALS[kind]
+                rehearsal.run(thing, rehearsal.empty_latent(thing, bucket), positive, negative, exact)
     except comfy.model_management.InterruptProcessingException:  # an Exception in older hosts
         raise
     except Exception as error:

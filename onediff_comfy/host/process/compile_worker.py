@@ -81,7 +81,7 @@ def run(job: Job) -> Outcome:
 
 
 def _stand_back(job: Job) -> None:
-    """Making an image goes before compiling for the next one."""
+    """Lower the priority of this process: making an image goes before compiling for the next one."""
     on_cpu = job.device.startswith("cpu")
     with contextlib.suppress(AttributeError, OSError):  # Windows has no nice()
         os.nice(_NICE_BESIDE_CPU if on_cpu else _NICE_BESIDE_GPU)

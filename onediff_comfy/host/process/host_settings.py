@@ -7,7 +7,7 @@ from typing import Any
 
 
 def settings() -> dict[str, Any]:
-    """What ``take_over`` needs, as it is in this process."""
+    """Return what ``take_over`` needs of this process."""
     import torch
     from comfy.cli_args import args
 
@@ -22,7 +22,7 @@ def settings() -> dict[str, Any]:
 
 
 def take_over(values: Mapping[str, Any]) -> None:
-    """Before anything of the host is imported that looks at its settings."""
+    """Apply another process's settings. Call it before anything of the host is imported that reads its settings."""
     import torch
     from comfy.cli_args import args
 

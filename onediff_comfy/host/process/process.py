@@ -21,13 +21,13 @@ from ...store.store import GraphStore, default_store
 
 @functools.cache
 def metrics() -> Metrics:
-    """The counters of this process."""
+    """Return the counters of this process."""
     return Metrics()
 
 
 @functools.cache
 def library() -> GraphLibrary:
-    """The compiled graphs of this process, shared by all nodes."""
+    """Return the compiled graphs of this process, shared by all nodes."""
     counters = metrics()
     cache = GraphCache(_default_budget(), on_evict=counters.evicted)
     return GraphLibrary(cache, counters, store(), Background(_WORKER, _path_of_worker))
@@ -58,12 +58,12 @@ class Origin:
 
 @functools.cache
 def accelerated() -> WeakKeyDictionary[Dispatcher, Origin]:
-    """What serves the accelerated objects that there are now, for the report; whoever makes one adds it."""
+    """Return the dispatchers of all objects that are accelerated now, for the report. Whoever makes one adds it."""
     return WeakKeyDictionary()
 
 
 def set_budget(megabytes: int) -> None:
-    """What all graphs together may hold from now on; 0 for a share of the device's memory."""
+    """Set how many megabytes all graphs together may hold from now on; 0 for a share of the device's memory."""
     cache = library().cache
     cache.budget = megabytes << 20 if megabytes else _default_budget()
     cache.trim()
@@ -76,5 +76,5 @@ def _default_budget() -> int:
 
 @functools.cache
 def store() -> GraphStore:
-    """The compiled graphs on this machine's disk."""
+    """Return the compiled graphs on this machine's disk."""
     return default_store()

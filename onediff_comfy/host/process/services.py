@@ -37,7 +37,7 @@ def _attention(_chosen: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
-    """A layer of ComfyUI's that changes its weight on the way (a LoRA on an offloaded layer) cannot be captured yet.
+    """Refuse layers of ComfyUI that change their weight while they run, as a LoRA on an offloaded layer does.
 
     Raises:
         NotCovered: some layer carries weight functions, or its weights live in Dynamic VRAM.
@@ -59,7 +59,7 @@ def _weight_functions(layers: Iterable[torch.nn.Module]) -> list[Sized]:
 
 
 def _whole_vae_attention(layers: Iterable[torch.nn.Module]) -> None:
-    """As ``_attention``, for VAEs: there each layer holds the implementation that the host was started with.
+    """Do as ``_attention`` for VAEs, where each layer holds the implementation that the host was started with.
 
     One that somebody else has put there stays, and is captured or refused as it is.
     """
@@ -72,7 +72,8 @@ _VAE_ATTENTION = (vae_layers.normal_attention, vae_layers.xformers_attention, va
 
 
 def _side_multiple(module: torch.nn.Module, function: str) -> int:
-    """A UNet halves its image at every level but the first; a transformer cuts it into square patches.
+    """Return what a module's sides are best multiples of: a UNet halves its image at each level but the first, a
+    transformer cuts it into square patches.
 
     A VAE's encoder halves it too, and the host crops images for it; its decoder takes latents of any size.
     """
@@ -90,7 +91,7 @@ def _side_multiple(module: torch.nn.Module, function: str) -> int:
 
 
 def _prompts(options: Mapping[str, Any]) -> Hashable:
-    """Which conditionings a call is for, in the order of its batch, and of which frames; None if it does not say."""
+    """Return which conditionings a call is for, in its batch's order, and which frames; None if it does not say."""
     if not options.get("uuids"):
         return None
     window = getattr(options.get("context_window"), "index_list", ())  # of a long video, computed piece by piece
@@ -105,7 +106,7 @@ _MACHINERY = frozenset(
 
 @functools.cache
 def _identity() -> str:
-    """sha256 over the host's model code: whatever steers a capture, any edit of it gives another."""
+    """Return the sha256 of the host's model code, so that any edit of what steers a capture gives another key."""
     root = Path(comfy.model_management.__file__).parent
     digest = hashlib.sha256()
     for source in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
@@ -115,7 +116,7 @@ def _identity() -> str:
 
 
 def host_services() -> HostServices:
-    """The services of the ComfyUI that this process runs."""
+    """Return the services of the ComfyUI that this process runs."""
     return HostServices(
         identity=f"{_identity()} {kernels()}",
         options_name="transformer_options",

@@ -58,7 +58,7 @@ def display_name(node: str) -> str:
 
 
 def _pack(module: str) -> str | None:
-    """The folder, or file, below custom_nodes that a module's file is in."""
+    """Return the folder, or file, below custom_nodes that a module's file is in."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return None

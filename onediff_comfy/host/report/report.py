@@ -8,17 +8,17 @@ from typing import Any
 
 from ...messages import Message, joined, message
 from ...serving.dispatcher import Dispatcher
-from ..adapters.kinds import dispatcher_of
+from ..adapters.adapter import dispatcher_of
 from ..compatibility import KINDS, host_changes
 from ..process.process import accelerated, library, metrics
 from .reasons import size_in_their_words
 
 
 def report(things: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of objects and of the process, as plain data for JSON.
+    """Return what is known of objects and of the process, as plain data for JSON.
 
     Args:
-        things: the host's objects, by keys of ``drift.KINDS``.
+        things: the host's objects, by keys of ``compatibility.KINDS``.
 
     Returns:
         ``objects``, as of ``object_report`` for each of ``things``; ``process``, as of ``process_report``; and
@@ -34,7 +34,7 @@ def report(things: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
-    """What served the calls of one accelerated object since its node made it.
+    """Return what served the calls of one accelerated object since its node made it.
 
     Returns:
         ``served`` and ``eager``, numbers of calls; ``reused``, those of the served that took deep layers from an
@@ -79,7 +79,7 @@ def _milliseconds(seconds: float) -> float:
 
 
 def process_report() -> dict[str, Any]:
-    """The counters of this process, and what its graphs hold in memory."""
+    """Return the counters of this process, and what its graphs hold in memory."""
     made, counted = _graphs_made(), metrics().snapshot()
     seconds = {
         how: sum(graph["seconds"] for graph in counted["graphs"] if graph["how"] == how)
@@ -99,7 +99,7 @@ def process_report() -> dict[str, Any]:
 
 
 def live_objects() -> list[dict[str, Any]]:
-    """``object_report`` of everything that is accelerated now, with its kind and the id of the node that did it."""
+    """Return the ``object_report`` of everything that is accelerated now, with its kind and its node's id."""
     found = accelerated()
     dispatchers = [reference() for reference in found.keyrefs()]  # a copy: prompts run on another thread
     return [
@@ -110,7 +110,7 @@ def live_objects() -> list[dict[str, Any]]:
 
 
 def _graphs_made() -> dict[str, list[dict[str, Any]]]:
-    """What this process compiled and loaded, in order, by graph key."""
+    """Return what this process compiled and loaded, in order, by graph key."""
     made: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in metrics().snapshot()["graphs"]:
         made[record["key"]].append(record)
@@ -144,7 +144,7 @@ def _recompiled(records: list[dict[str, Any]]) -> int:
 
 
 def text_of(found: Mapping[str, Any]) -> Message:
-    """A report for people: a few lines per object, then the process."""
+    """Return a report as text for people: a few lines per object, then the process."""
     lines = [line for thing in found["objects"] for line in _object_lines(thing)]
     return joined("\n", [*lines, *_process_lines(found["process"]), *found["problems"]])
 

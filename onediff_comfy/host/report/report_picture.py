@@ -29,12 +29,12 @@ class _Bar:
 
 
 def as_image(found: Mapping[str, Any]) -> torch.Tensor:
-    """The picture of a report as ComfyUI's IMAGE: ``[1, height, width, 3]``, float32, 0 to 1."""
+    """Return the picture of a report as ComfyUI's IMAGE: ``[1, height, width, 3]``, float32, 0 to 1."""
     return torch.from_numpy(np.asarray(draw(found), dtype=np.float32) / 255)[None]
 
 
 def draw(found: Mapping[str, Any]) -> Image.Image:
-    """The picture of a report.
+    """Return the picture of a report.
 
     Args:
         found: as ``report.report`` gives it.

@@ -11,8 +11,10 @@ log = logging.getLogger(__name__)
 
 
 def status_of(node_id: str | None) -> Callable[[str], None]:
-    """A function that shows a text on the node ``node_id``, in the person's language; without a server, nothing."""
+    """Return a function that shows a text on the node ``node_id``, in the person's language.
 
+    Without a server it does nothing.
+    """
     if node_id is None:
         return lambda _text: None
 

@@ -1,8 +1,8 @@
 """An accelerated model that nothing samples, because a node behind it made another model of it.
 
 ModelMergeSimple, for instance, takes the weights of its second model and everything else of its first. Nobody calls the
-second, so no wrapper of ours learns of it. But the host tells whoever asks how nodes get on: a node behind ours that
-went through several steps, while no run of our model began, has sampled another model.
+second, so no wrapper of ours learns of it. But the host reports the progress of nodes: a node behind ours that went
+through several steps, while no run of our model began, has sampled another model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MODEL = "MODEL"
 
 
 def say_if_unused(dispatcher: Dispatcher, node_id: str | None) -> None:
-    """Have the node ``node_id`` say so if a node behind it samples, in this prompt, without the model that it gave.
+    """Have the node ``node_id`` say so if a node behind it samples in this prompt without the model that it gave.
 
-    Says nothing in a host that does not tell how nodes get on.
+    Say nothing in a host that does not report the progress of nodes.
     """
     if node_id is None:
         return
@@ -76,7 +76,7 @@ def way_between(prompt: Any, node_id: str, behind: str) -> list[str] | None:
 
 
 def _sources(prompt: Any, node_id: str) -> Iterator[str]:
-    """The nodes that a node takes something from."""
+    """Return the nodes that a node takes something from."""
     for value in prompt.get_node(node_id)["inputs"].values():
         if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
             yield value[0]
@@ -105,7 +105,7 @@ def _why_unused(prompt: Any, ours: str, sampler: str) -> Message | None:
 
 
 def _models_taken(prompt: Any, node_id: str) -> int:
-    """To how many inputs of a node a MODEL is connected."""
+    """Return to how many inputs of a node a MODEL is connected."""
     node = prompt.get_node(node_id)
     kinds = nodes_by_class()[node["class_type"]].INPUT_TYPES()
     declared = {**kinds.get("required", {}), **kinds.get("optional", {})}
