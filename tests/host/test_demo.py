@@ -37,7 +37,7 @@ def test_the_demo_compiles_once_and_makes_the_same_pictures(tmp_path: Path, caps
 
 @pytest.mark.slow  # test_compile_once.py restarts the server; unit/test_restarted.py has two hash seeds
 def test_two_clones_that_share_a_cache_folder_compile_once(tmp_path: Path) -> None:
-    """With Flux, whose graphs hold functions of Python; other hash seeds, other addresses, other folders of the pack."""
+    """With Flux, whose graphs hold functions of Python; with other hash seeds, addresses, and folders of the pack."""
     shared = {"ONEDIFF_CACHE_DIR": str(tmp_path / "cache"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}
     reports = []
     for name, seed in (("one", "1"), ("other", "77")):
