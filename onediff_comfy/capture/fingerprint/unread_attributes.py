@@ -76,6 +76,10 @@ class Reads:
 
     def may_read(self, name: str) -> bool:
         """Whether what was added so far may read an attribute of this name."""
+        return self.names(name) or self._all or any(_may_be_made_of(piece, name) for piece in self._pieces)
+
+    def names(self, name: str) -> bool:
+        """Return True if what was added so far has this very name in it, or as a string."""
         try:
             while self._values and not self._all:
                 self._look_at(self._values.pop())
@@ -83,7 +87,7 @@ class Reads:
                 self._look_around(self._functions.pop())
         except Exception:  # of whatever an extension's object does when it is looked at
             self._all = True
-        return self._all or name in self._names or any(_may_be_made_of(piece, name) for piece in self._pieces)
+        return name in self._names
 
     def _look_at(self, value: Any) -> None:
         for leaf in _leaves(value):
