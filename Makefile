@@ -1,5 +1,6 @@
 # make demo PYTHON_ENV=/path/to/python   uses that Python (with ComfyUI's requirements) and sets nothing up
 # COMFYUI_PATH=/path/to/ComfyUI          uses that ComfyUI
+# make demo MODEL=flux                   with a tiny Flux instead of a tiny SD1.5
 # make bench BENCH_RESULTS=/path/to/folder    writes its results there
 # make test TEST_WORKERS=4               spreads the tests over four processes; each may take 4 GB
 
@@ -20,7 +21,7 @@ endif
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint)"
+	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint, MODEL=flux)"
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
 	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"

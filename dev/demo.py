@@ -1,8 +1,9 @@
 """The demo: the same four images without and with OneDiff Model Speedup, in a real ComfyUI.
 
-    make demo [CKPT=/path/to/checkpoint.safetensors]
+    make demo [MODEL=flux] [CKPT=/path/to/checkpoint.safetensors]
 
-Leaves the images and ``report.json`` in ``demo/``.
+Leaves the images and ``report.json`` in ``demo/``. Compiled graphs stay in the demo's own folder, unless
+``ONEDIFF_CACHE_DIR`` names one: then they are kept there, sealed with the key that ComfyUI would use.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from onediff_comfy.folders import config_folder
 from tools.models.checkpoints import checkpoint_file, ensure_checkpoints
 from tools.workflows import text_to_image
 
@@ -31,11 +33,33 @@ SEEDS = (1, 2, 3, 4)
 LARGEST_DIFFERENCE = 8
 """In steps of an 8-bit channel. Rounding differs between kernels; more than this can be seen."""
 
-_CHECKPOINT = "sd15_tiny"
-
 
 class DemoError(Exception):
     """The demo did not show what it promises; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of random weights, and how it is sampled.
+
+    Attributes:
+        checkpoint: one of ``tools.models.checkpoints``.
+        cfg: the guidance scale.
+        conditioning: see ``text_to_image``: what stands for prompts where there is no text encoder.
+    """
+
+    checkpoint: str
+    cfg: float
+    conditioning: Mapping[str, int] | None = None
+
+
+MODELS: Mapping[str, Model] = {
+    "sd15": Model("sd15_tiny", cfg=7.0),
+    "flux": Model("flux_min", cfg=1.0, conditioning={"tokens": 16, "dim": 64, "pooled_dim": 32}),
+}
+"""What ``MODEL`` may be."""
+
+_CONDITIONING = ("tiny_nodes", repository() / "tests" / "host" / "tiny_nodes")
 
 
 @dataclass(frozen=True)
@@ -75,8 +99,9 @@ def largest_difference(left: bytes, right: bytes) -> int:
 
 
 class _Demo:
-    def __init__(self, server: ComfyServer, checkpoint: str, size: Size, folder: Path) -> None:
+    def __init__(self, server: ComfyServer, model: Model, checkpoint: str, size: Size, folder: Path) -> None:
         self._server = server
+        self._model = model
         self._checkpoint = checkpoint
         self._size = size
         self._folder = folder
@@ -96,7 +121,16 @@ class _Demo:
         print(f"  {what + ' ':.<30} ", end="", flush=True)
         pixels, steps = self._size.pixels, self._size.steps
         result = self._server.run(
-            text_to_image(self._checkpoint, width=pixels, height=pixels, steps=steps, cfg=7.0, seed=seed, engine=engine)
+            text_to_image(
+                self._checkpoint,
+                width=pixels,
+                height=pixels,
+                steps=steps,
+                cfg=self._model.cfg,
+                seed=seed,
+                engine=engine,
+                conditioning=self._model.conditioning,
+            )
         )
         print(f"{result.seconds:6.2f} s", flush=True)
         if result.error is not None:
@@ -128,15 +162,17 @@ def run(folder: Path, base: Path) -> None:
     if not (comfyui / "main.py").is_file():
         raise SetupError("there is no ComfyUI yet; run make setup, or set COMFYUI_PATH")
     size = Size(512, 20) if cuda else Size(256, 6)
-    server = ComfyServer(comfyui, base, cpu=not cuda)
-    checkpoint = _checkpoint(comfyui, server.checkpoints)
+    model = _model()
+    packs = [] if model.conditioning is None else [_CONDITIONING]
+    server = ComfyServer(comfyui, base, cpu=not cuda, packs=packs, env=_folders())
+    checkpoint = _checkpoint(model, comfyui, server.checkpoints)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     print("Starting ComfyUI", flush=True)
     with server:
         device = server.get_json("/system_stats")["devices"][0]["name"]
         print(f"{checkpoint} on {device}, {size.pixels}x{size.pixels}, {size.steps} steps", flush=True)
-        demo = _Demo(server, checkpoint, size, folder)
+        demo = _Demo(server, model, checkpoint, size, folder)
         plain = demo.series("plain", None)
         before = demo.report()
         fast = demo.series("onediff", "auto")
@@ -169,12 +205,29 @@ def run(folder: Path, base: Path) -> None:
         raise DemoError(f"the images differ by {difference} of 255; at most {LARGEST_DIFFERENCE} is rounding")
 
 
-def _checkpoint(comfyui: Path, folder: Path) -> str:
+def _model() -> Model:
+    name = os.environ.get("MODEL") or "sd15"
+    if name not in MODELS:
+        raise DemoError(f"MODEL is {name}; it can be {' or '.join(MODELS)}")
+    if os.environ.get("CKPT") and name != "sd15":
+        raise DemoError("MODEL chooses among the tiny models; leave it out together with CKPT")
+    return MODELS[name]
+
+
+def _folders() -> Mapping[str, str]:
+    """Return where the server keeps compiled graphs and its key, if the person says where: nothing by default."""
+    given = os.environ.get("ONEDIFF_CACHE_DIR")
+    if not given:
+        return {}
+    return {"ONEDIFF_CACHE_DIR": str(Path(given).resolve()), "ONEDIFF_CONFIG_DIR": str(config_folder().resolve())}
+
+
+def _checkpoint(model: Model, comfyui: Path, folder: Path) -> str:
     """The name under which the server finds the checkpoint: the user's own, or the tiny one made here."""
     given = os.environ.get("CKPT")
     if not given:
-        ensure_checkpoints(comfyui, folder, [_CHECKPOINT])
-        return checkpoint_file(_CHECKPOINT)
+        ensure_checkpoints(comfyui, folder, [model.checkpoint])
+        return checkpoint_file(model.checkpoint)
     path = Path(given).expanduser().resolve()
     if not path.is_file():
         raise DemoError(f"CKPT is {given}, which is not a file")

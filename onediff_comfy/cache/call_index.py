@@ -1,4 +1,4 @@
-"""Which graphs serve which calls, and which options a model reads: asked of the store once, then remembered."""
+"""Which graphs serve which calls, which options a model reads, and whose code fixes sizes: asked of the store once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .. import __version__
 from ..capture.call import NotCovered
 from ..capture.shape_range import ShapeRange
 from ..store.artifact import Artifact
@@ -15,6 +16,7 @@ from ..store.store import GraphStore
 log = logging.getLogger(__name__)
 
 _OPTIONS = "options"
+_EXACT_ONLY = "exact_only"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class CallIndex:
         self._store = store
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
         self._options_read: dict[str, frozenset[str]] = {}
+        self._exact_only: set[str] = set()
 
     def options_read(self, fingerprint: str) -> frozenset[str]:
         """The options that the target with this fingerprint is known to read."""
@@ -57,6 +60,25 @@ class CallIndex:
         read = self._options_read[fingerprint] = self.options_read(fingerprint) | {name}
         if self._store:
             self._store.note(_OPTIONS, fingerprint, sorted(read))
+
+    def is_exact_only(self, call_key: str) -> bool:
+        """Return True if calls of all sizes named ``call_key`` are known to have graphs for one set of sizes only.
+
+        Another version of the pack may capture more, so it finds out anew.
+        """
+        if (
+            call_key not in self._exact_only
+            and self._store
+            and self._store.recall(_EXACT_ONLY, call_key) == __version__
+        ):
+            self._exact_only.add(call_key)
+        return call_key in self._exact_only
+
+    def note_exact_only(self, call_key: str) -> None:
+        """Remember that the code of calls of all sizes named ``call_key`` fixes sizes."""
+        self._exact_only.add(call_key)
+        if self._store:
+            self._store.note(_EXACT_ONLY, call_key, __version__)
 
     def candidates(self, call_key: str) -> tuple[Candidate, ...]:
         """The graphs that are known to serve calls like this one, whoever compiled them and when."""

@@ -33,6 +33,7 @@ from .graph_text import AddressInText, argument_text, target_text, text_digest
 from .option_probe import OptionRead, Withheld
 from .rewrites.functionalize import replace_writing
 from .rewrites.op_substitutions import SIZELESS, Forms
+from .rewrites.size_conversions import keep_sizes_symbolic
 from .shape_range import (
     Axis,
     ShapeRange,
@@ -154,14 +155,14 @@ class _Forward(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.target = module
-        self._forward = forward
+        self.called = forward
         self._arguments = arguments
         self.wholes: Wholes | None = None
 
     def forward(self, tensors: list[torch.Tensor]) -> Any:
         assert self.wholes is not None
         with self.wholes.in_place():
-            return self._forward(**self._arguments(tensors))
+            return self.called(**self._arguments(tensors))
 
 
 def capture(
@@ -239,6 +240,8 @@ def capture(
         try:
             with _attributes_restored(target.layers):
                 prepare(target.layers)
+                if general:
+                    wrapper.called = keep_sizes_symbolic(target.layers, forward)
                 drawn = _numbers_drawn()
                 wrapper.wholes = Wholes(target.layers, target.formats)
                 program = torch.export.export(

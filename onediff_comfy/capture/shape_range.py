@@ -52,6 +52,16 @@ class ShapeRange:
         """Whether there is more than one set of sizes in it."""
         return bool(self.limits)
 
+    def fixes_other_than(self, specs: Sequence[TensorSpec]) -> bool:
+        """Return True if a size is one number here, and another in tensors of these sizes.
+
+        A model's code fixed it when it was traced for all sizes, and will do so with each other one.
+        """
+        pairs = (
+            pair for spec, axes in zip(specs, self.axes, strict=True) for pair in zip(spec.shape, axes, strict=True)
+        )
+        return any(isinstance(axis, int) and axis != size for size, axis in pairs)
+
     def values(self, specs: Sequence[TensorSpec]) -> dict[str, int] | None:
         """What each symbol stands for in tensors of these sizes; None if they are outside the range."""
         if len(specs) != len(self.axes):

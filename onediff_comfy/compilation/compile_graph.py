@@ -127,7 +127,7 @@ class Maker:
         options: Mapping[str, Any],
         general: bool,
         show: Callable[[str], None],
-    ) -> tuple[str, CompiledGraph]:
+    ) -> tuple[str, CompiledGraph] | None:
         """Capture ``forward`` and compile it, or find that what it computes was compiled before.
 
         Args:
@@ -140,7 +140,8 @@ class Maker:
             show: told what is going on.
 
         Returns:
-            The graph's key and the graph. Its range need not include ``call``.
+            The graph's key and the graph. Compiling may have narrowed its range, which need not include ``call``.
+            None if a capture for all sizes does not hold for those of ``call``: nothing is compiled of it.
 
         Raises:
             OptionRead: the forward reads an option that is not part of the call's structure.
@@ -176,6 +177,11 @@ class Maker:
             if self.manner.reusable:
                 captured = with_brief(captured)
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
+        call_key = self.call_key(target, call, general)
+        if general and captured.shapes.values(call.signature.tensors) is None:
+            if captured.shapes.fixes_other_than(call.signature.tensors):
+                library.index.note_exact_only(call_key)
+            return None
         key = GraphKey(captured.digest, self.compiler)
         wrong = library.verdicts.retired(key.digest)
         if wrong is not None:
@@ -184,12 +190,12 @@ class Maker:
             target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}{self.manner}",
             fingerprint=target.fingerprint,
             signature=_scope(call, general).lines(),
-            call_key=self.call_key(target, call, general),
+            call_key=call_key,
             options_read=sorted(library.index.options_read(target.fingerprint)),
         )
         expected = library.builder.expected_seconds(self.engine, self.device, len(captured.graph.graph.nodes))
         graph = library.builder.compiled(key, captured, self.engine, self.device, origin, while_waiting)
-        library.index.serve_with(origin.call_key, key.digest, graph.shapes)
+        library.index.serve_with(call_key, key.digest, graph.shapes)
         return key.digest, graph
 
 

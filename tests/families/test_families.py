@@ -102,6 +102,7 @@ def test_a_family_is_served_at_all_sizes(report: Report, name: str, tally: Calla
     assert row["worst_difference"] <= BOUND
     assert (row["fallbacks"], row["served"] > 0) == ({}, True)
     assert set(row["captured_later"]) <= CAPTURED_AGAIN.get(name, set())
+    assert row["captures_of_a_change"] <= 1
     tally(
         f"{name}: {row['images']} images, {row['served']} calls served, worst difference "
         f"{row['worst_difference']:.1e}, captured again for {', '.join(row['captured_later']) or 'nothing'}"

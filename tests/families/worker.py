@@ -37,6 +37,7 @@ class Result:
         fallbacks: calls that ComfyUI's own code answered, by reason.
         captured: how often something was captured for the first image.
         captured_later: names of the changes that something more was captured for.
+        captures_of_a_change: how often at most.
         problem: what went wrong besides.
     """
 
@@ -49,6 +50,7 @@ class Result:
     fallbacks: dict[str, int]
     captured: int
     captured_later: list[str]
+    captures_of_a_change: int
     seconds: float
     problem: str | None = None
 
@@ -111,7 +113,7 @@ def measure(name: str, family: Family, engine: str) -> Result:
         return _measure(name, family, engine)
     except Exception as error:
         return Result(
-            name, engine, float("inf"), float("inf"), 0, 0, {}, 0, [], 0.0, f"{type(error).__name__}: {error}"
+            name, engine, float("inf"), float("inf"), 0, 0, {}, 0, [], 0, 0.0, f"{type(error).__name__}: {error}"
         )
 
 
@@ -144,6 +146,7 @@ def _measure(name: str, family: Family, engine: str) -> Result:
         _more(before["fallbacks"], after["fallbacks"]),
         captured[first],
         [change for change in later if captured[change]],
+        max(captured[change] for change in later),
         round(time.perf_counter() - start, 1),
     )
 

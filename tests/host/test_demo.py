@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dev.demo import run
-from dev.environment import repository
+from dev.environment import comfyui_path, repository
 
 KEYS = [
     *("eager_first_s", "eager_steady_s", "speedup_first_s", "speedup_steady_s"),
@@ -32,6 +33,50 @@ def test_the_demo_compiles_once_and_makes_the_same_pictures(tmp_path: Path, caps
     assert all((tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG") for name in report["images"])
     table = capsys.readouterr().out
     assert "largest pixel difference" in table and "onediff (inductor)" in table
+
+
+@pytest.mark.slow  # test_compile_once.py restarts the server; unit/test_restarted.py has two hash seeds
+def test_two_clones_that_share_a_cache_folder_compile_once(tmp_path: Path) -> None:
+    """With Flux, whose graphs hold functions of Python; with other hash seeds, addresses, and folders of the pack."""
+    shared = {"ONEDIFF_CACHE_DIR": str(tmp_path / "cache"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}
+    reports = []
+    for name, seed in (("one", "1"), ("other", "77")):
+        clone = tmp_path / name
+        shutil.copytree(repository(), clone, ignore=shutil.ignore_patterns(".*", "demo", "__pycache__"))
+        done = subprocess.run(
+            [sys.executable, "-m", "dev.demo"],
+            cwd=clone,
+            env={
+                **os.environ,
+                **shared,
+                "MODEL": "flux",
+                "COMFYUI_PATH": str(comfyui_path()),
+                "PYTHONHASHSEED": seed,
+                "PYTHONPATH": str(clone),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads((clone / "demo" / "report.json").read_text()))
+    compiled = [(report["graphs_compiled_first"], report["graphs_compiled_again"]) for report in reports]
+    assert compiled == [(1, 0), (0, 0)]
+    assert [report["graphs_loaded"] for report in reports] == [0, 1]
+
+
+def test_a_model_that_is_not_known_is_one_readable_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dev.demo"],
+        cwd=repository(),
+        env={**os.environ, "MODEL": "nothing"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) != (0, "")
+    assert "MODEL is nothing; it can be sd15 or flux" in done.stderr
 
 
 def test_a_checkpoint_that_is_not_there_is_one_readable_line(tmp_path: Path) -> None:

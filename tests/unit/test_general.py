@@ -17,6 +17,7 @@ from recompiling import Recompiling
 from torch import nn
 
 from onediff_comfy import engines
+from onediff_comfy.cache import call_index
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.call import NotCovered, Signature
 from onediff_comfy.capture.export import Capture
@@ -416,6 +417,13 @@ class Branching(Small):
         return super().forward(x, timestep) * (2 if x.shape[2] >= 32 else 3)
 
 
+class FixesItsWidth(Small):
+    """Has a number made of the width, which traces to a graph, but to one for the traced width alone."""
+
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, timestep) * int(x.shape[3])
+
+
 class OneForEachWidth(Small):
     """Cannot be captured for all widths: it unrolls a loop over columns into a sum of Python numbers."""
 
@@ -554,7 +562,7 @@ def test_a_graph_that_took_the_place_of_a_proved_one_is_compared(
     assert served.matches(*small(1, 16, 16))
     assert served.counts["retired"] == 1
     store.adopt(other)
-    assert process(tmp_path).retired(key), "the same compiler makes it wrong again"
+    assert process(tmp_path).verdicts.retired(key), "the same compiler makes it wrong again"
 
 
 @pytest.mark.parametrize("again", ["saved", "adopted"])
@@ -662,6 +670,44 @@ def test_a_forward_that_cannot_be_captured_for_all_sizes_gets_exact_graphs(insta
     assert engine.made == ["exact"] * 3
     assert served.counts == {"captured": 3, "compiled": 3, "proved": 3, "served": 4}
     assert served.fallbacks == {}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_where_the_code_fixes_a_size_each_change_of_it_costs_one_capture(
+    tmp_path: Path, install: Any, restarted: bool
+) -> None:
+    """The general capture, which is for a size of our own choosing, is neither compiled nor repeated."""
+    engine = install()
+    captured = []
+    library = process(tmp_path)
+    for width in (8, 16, 24):
+        served = Served(library, FixesItsWidth())
+        before = served.counts.get("captured", 0)
+        assert served.matches(*small(1, 16, width))
+        captured.append(served.counts["captured"] - before)
+        library = process(tmp_path) if restarted else library
+    assert captured == [2, 1, 1]
+    assert engine.made == ["exact"] * 3
+
+
+def test_that_code_fixes_a_size_is_found_out_anew_by_another_version(
+    tmp_path: Path, install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install()
+    assert Served(process(tmp_path), FixesItsWidth()).matches(*small(1, 16, 8))
+    monkeypatch.setattr(call_index, "__version__", "another")
+    served = Served(process(tmp_path), FixesItsWidth())
+    assert served.matches(*small(1, 16, 16))
+    assert served.counts["captured"] == 2
+
+
+def test_a_branch_by_size_does_not_stand_in_the_way_of_another_graph_for_all_sizes(install: Any) -> None:
+    """Its first graph excludes small images; that says nothing of large ones."""
+    engine = install()
+    served = Served(process(), Branching())
+    for height, width in [(16, 16), (64, 40), (48, 40)]:
+        assert served.matches(*small(1, height, width))
+    assert engine.made == ["exact", "general"]
 
 
 def test_a_general_capture_that_failed_is_not_tried_again(install: Any) -> None:

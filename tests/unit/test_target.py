@@ -745,6 +745,35 @@ def test_what_a_forward_imports_itself_may_read_everything(how: str, monkeypatch
     assert not target.is_current()
 
 
+@pytest.mark.parametrize("how", ["from package import part", "import package.part", "from package.part import other"])
+def test_what_a_forward_imports_itself_reads_nothing_that_it_does_not_name(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As einops does, whose layers Cosmos has: it was another model after each call."""
+    package, part = types.ModuleType("package"), types.ModuleType("package.part")
+    package.__dict__.update(imported("package", "import sys"), part=part)
+    part.__dict__.update(imported("package.part", "def other(layer): return layer.other"))
+    monkeypatch.setitem(sys.modules, "package", package)
+    monkeypatch.setitem(sys.modules, "package.part", part)
+    module = noting("pass", how, "")
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    module.left_over = torch.zeros(2)
+    assert target.is_current()
+
+
+@pytest.mark.parametrize("how", ["import not_there", "from package import not_there"])
+def test_what_was_not_imported_yet_may_read_everything(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("package")
+    package.__dict__.update(imported("package", "def another(layer): return layer.another"))
+    monkeypatch.setitem(sys.modules, "package", package)
+    module = noting("pass", f"if x.ndim > 9: {how}", "")
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    module.left_over = torch.zeros(2)
+    assert not target.is_current()
+
+
 def test_functions_of_other_files_in_a_table_count(monkeypatch: pytest.MonkeyPatch) -> None:
     helping = types.ModuleType("helping")
     text = "def read(layer): return deeper(layer)\ndef deeper(layer): return layer.left_over\nTABLE = {'a': [read]}"

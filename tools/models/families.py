@@ -708,6 +708,23 @@ _COSMOS2 = Family(
     detected=False,
 )
 
+_ERNIE = Family(
+    "ErnieImage",
+    {
+        "image_model": "ernie",
+        "hidden_size": 128,
+        "num_attention_heads": 1,
+        "num_layers": 2,
+        "ffn_hidden_size": 256,
+        "text_in_dim": 64,
+    },
+    latent_channels=128,
+    width=64,
+    cfg=1.0,
+    step=1,
+    detected=False,  # its sizes are the class's defaults
+)
+
 FAMILIES: Mapping[str, Family] = {
     "sd15": _SD15,
     "sd2": _SD2,
@@ -734,6 +751,7 @@ FAMILIES: Mapping[str, Family] = {
     "aura_flow": _AURA,
     "cosmos": _COSMOS,
     "cosmos_predict2": _COSMOS2,
+    "ernie_image": _ERNIE,
 }
 """The families by name."""
 

@@ -11,8 +11,10 @@ depends on which of its modules a process has imported by then, and the same mod
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+import sysconfig
 import types
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,10 +26,29 @@ from .code_values import functions_in, identity, is_code, module_of, package_of
 from .global_reads import Path, cells, module_named, paths, strings
 from .name_resolution import Resolved, resolve
 from .unread_attributes import Reads
-from .value_text import CLASS_BOOKKEEPING, Describer, Indescribable, attributes_of, code_digest, held_by
+from .value_text import (
+    CLASS_BOOKKEEPING,
+    PLAIN,
+    Describer,
+    Indescribable,
+    attributes_of,
+    code_digest,
+    held_by,
+    is_plain,
+)
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_KNOWN_LIBRARIES = ("torch", "torchvision", "torchaudio", "triton")  # wherever they are installed
+_PYTHONS_FOLDERS = tuple(
+    f"{folder}/".replace("\\", "/")
+    for folder in {
+        *(os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
+        *(os.path.dirname(sys.executable), os.path.join(sys.base_prefix, "DLLs")),  # where Windows has some
+    }
+)
+_FROZEN = "<frozen"
 _NAMES_ONLY = CLASS_BOOKKEEPING - {"__match_args__"}  # which a pattern reads
+_NEVER_READ = frozenset(("__module__", "__qualname__", "__dict__", "__weakref__", "_abc_impl"))  # or part of a name
 _OF_CLASSES = (
     *(types.FunctionType, staticmethod, classmethod, property),
     *(types.MemberDescriptorType, types.GetSetDescriptorType),  # slots; instances hold what is in them
@@ -127,7 +148,7 @@ class Reached:
             if not self._is_library(value.__globals__):
                 self._to_follow.append(value)
             else:
-                self._add_decorated(value)
+                self._add_of_library(value)
             return
         functions: list[Any] = list(functions_in(value))
         for code in functions or [type(value)]:
@@ -162,8 +183,18 @@ class Reached:
         else:
             self.add(code)
 
-    def _add_decorated(self, function: types.FunctionType) -> None:
-        """A library's function that keeps one which is not a library's: ``torch.no_grad()`` as a decorator."""
+    def _add_of_library(self, function: types.FunctionType) -> None:
+        """A library's function counts by its name, but for what an extension has changed in it.
+
+        It may keep a function that is not a library's, as ``torch.no_grad()`` does as a decorator.
+        """
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        texts = [self._constant_of_library(value, "") or identity(value) for value in defaults]
+        if texts:
+            self._lines.add(f"{identity(function)}() {texts}")
+        if not _as_library_wrote(function):
+            self._lines.add(f"{identity(function)} {code_digest(function.__code__)}")
+            self._resolve_names(function)
         held = [value for _, value in cells(function)]
         own = [f for value in held for f in functions_in(value) if not self._is_library(f.__globals__)]
         for code in own:
@@ -182,7 +213,7 @@ class Reached:
     def _count_open(self) -> bool:
         """Count what is open and read; whether there was any."""
         known = self._describer.strings
-        read = [key for key, of in self._open.items() if of.read or key[1] in known or self.reads.may_read(key[1])]
+        read = [key for key, of in self._open.items() if of.read or key[1] in known or self._may_read(key[1])]
         for key in read:
             found = self._open.pop(key)
             if key not in self._counted:
@@ -190,13 +221,18 @@ class Reached:
                 self._count(".".join(key), found.value, found.owner)
         return bool(read)
 
+    def _may_read(self, name: str) -> bool:
+        """Whether code may read a variable of this name. What each class has is read only by those that name it."""
+        return self.reads.names(name) if name in CLASS_BOOKKEEPING else self.reads.may_read(name)
+
     def _add_class(self, kind: type) -> None:
         """The methods of a class, and its attributes; of a library's class the methods that somebody has put there."""
         members = {name: member for name, member in vars(kind).items() if name not in _NAMES_ONLY}
         self.reads.add_value(list(members.values()))
         of_host = kind.__module__.partition(".")[0] == self._host.package
         for name, function in _functions_of_class(kind).items():
-            if not self._is_library(function.__globals__) and not (name == "__init__" and kind in self._built):
+            own = not (self._is_library(function.__globals__) and _as_library_wrote(function))
+            if own and not (name == "__init__" and kind in self._built):
                 if not (of_host and self._as_written(function)):
                     self._lines.add(f"{identity(kind)}.{name} is {identity(function)}")
                 self.add(function)
@@ -208,6 +244,13 @@ class Reached:
             for name, member in members.items():
                 if name not in CLASS_BOOKKEEPING and not isinstance(member, _OF_CLASSES):
                     self._count_of_class(kind, name, member)
+        elif kind in self._layer_classes and self._is_library(_scope_of(kind.__module__)):
+            for name, member in members.items():
+                if (text := self._constant_of_library(member, kind.__module__)) is not None:
+                    self._lines.add(f"{identity(kind)}.{name} {text}")
+        for name in CLASS_BOOKKEEPING.difference(_NEVER_READ).intersection(vars(kind)):
+            if not _noted_by_python(kind, name):
+                self._open[identity(kind), name] = _Open(vars(kind)[name], kind.__module__)
 
     def _count_of_class(self, kind: type, name: str, member: Any) -> None:
         """An attribute of a class. What cannot be described counts only if it is read."""
@@ -280,6 +323,17 @@ class Reached:
             self.add(value)
         elif self._counts(owner):
             self._lines.add(f"{where} = {self._described_as(where, value)}")
+        elif self._is_library(_scope_of(owner)) and (text := self._constant_of_library(value, owner)) is not None:
+            self._lines.add(f"{where} = {text}")
+
+    def _constant_of_library(self, value: Any, owner: str) -> str | None:
+        """The text for a constant of a library, which an extension may have replaced; None for other values.
+
+        They are the same in every process. What else libraries keep in variables is bookkeeping of theirs, as are
+        lists and tables of Python's own (``sys.path``).
+        """
+        constant = type(value) in PLAIN or owner.partition(".")[0] not in sys.stdlib_module_names
+        return self._describer.describe_or_name(value) if constant and is_plain(value) else None
 
     def _described_as(self, where: str, value: Any) -> str:
         """The text for a value; of what has none its type, and a refusal."""
@@ -325,8 +379,7 @@ class Reached:
 
     def _counts(self, module: str) -> bool:
         """Whether variables of a module count: not a library's, nor those of the host's machinery."""
-        scope = getattr(sys.modules.get(module), "__dict__", {"__name__": module})
-        return module not in self._host.machinery and not self._is_library(scope)
+        return module not in self._host.machinery and not self._is_library(_scope_of(module))
 
     def _is_library(self, scope: dict[str, Any]) -> bool:
         module = scope.get("__name__"), scope.get("__file__")
@@ -336,10 +389,43 @@ class Reached:
         return known
 
     def _is_of_library(self, package: str, file: str) -> bool:
-        if package in ("torch", "torchvision", "torchaudio", "triton") or package in sys.stdlib_module_names:
-            return True
         file = file.replace("\\", "/")
+        if package in _KNOWN_LIBRARIES:
+            return _lies_in(file, f"{os.path.dirname(str(_scope_of(package).get('__file__')))}/")
+        if package in sys.stdlib_module_names:  # or an extension's module that is called like one of Python's
+            return _lies_in(file, *_PYTHONS_FOLDERS)
         return package not in self._walked and any(f"/{folder}/" in file for folder in _LIBRARY_FOLDERS)
+
+
+def _noted_by_python(kind: type, name: str) -> bool:
+    """Return True for what Python itself notes on a class, in one process and not, or in another way, in the next."""
+    value = vars(kind)[name]
+    if name == "__slotnames__":  # what an object of it has to be copied
+        return type(value) is list and all(type(slot) is str and hasattr(kind, slot) for slot in value)
+    if name == "__static_attributes__":  # in any order
+        return type(value) is tuple and all(type(attribute) is str for attribute in value)
+    if name == "__doc__" and "__dataclass_fields__" in vars(kind):  # its fields, where a set is printed in any order
+        return bool(value == kind.__name__ + str(inspect.signature(kind)).replace(" -> None", ""))
+    return False
+
+
+def _lies_in(file: str, *folders: str) -> bool:
+    """Return True if a file is in one of the folders, or if there is none: it is part of the interpreter."""
+    return not file or file.startswith(tuple(folder.replace("\\", "/") for folder in folders))
+
+
+def _scope_of(module: str) -> dict[str, Any]:
+    """Return the variables of a module, by its name."""
+    return getattr(sys.modules.get(module), "__dict__", {"__name__": module})
+
+
+def _as_library_wrote(function: types.FunctionType) -> bool:
+    """Return True if a function's code comes from the file of the module that it belongs to.
+
+    Code that is made while a library is imported does not. It is the same in every process, so it may count.
+    """
+    written = function.__code__.co_filename
+    return written == function.__globals__.get("__file__") or written.startswith(_FROZEN)
 
 
 def _functions_of_class(kind: type) -> dict[str, types.FunctionType]:

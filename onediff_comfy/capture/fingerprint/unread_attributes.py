@@ -13,12 +13,13 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
 import torch
 
+from .global_reads import module_named
 from .value_text import is_foundation
 
 _LOOKS_UP = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))  # by a name that may be put together
@@ -75,6 +76,10 @@ class Reads:
 
     def may_read(self, name: str) -> bool:
         """Whether what was added so far may read an attribute of this name."""
+        return self.names(name) or self._all or any(_may_be_made_of(piece, name) for piece in self._pieces)
+
+    def names(self, name: str) -> bool:
+        """Return True if what was added so far has this very name in it, or as a string."""
         try:
             while self._values and not self._all:
                 self._look_at(self._values.pop())
@@ -82,7 +87,7 @@ class Reads:
                 self._look_around(self._functions.pop())
         except Exception:  # of whatever an extension's object does when it is looked at
             self._all = True
-        return self._all or name in self._names or any(_may_be_made_of(piece, name) for piece in self._pieces)
+        return name in self._names
 
     def _look_at(self, value: Any) -> None:
         for leaf in _leaves(value):
@@ -94,11 +99,14 @@ class Reads:
     def _look_around(self, function: types.FunctionType) -> None:
         own = tuple(_with_nested(function.__code__))
         self._count(own)
+        self._all = self._all or any(map(_finds_all, own))
         scope = function.__globals__
-        name, loader = str(scope.get("__name__")), getattr(scope.get("__spec__"), "loader", None)
-        around = _codes_of_module(name, loader, str(scope.get("__file__")))
-        self._all = self._all or not around or any(map(_finds_all, own))
-        self._count(around)
+        package = str(scope.get("__package__") or "")
+        imported = (found for code in own for name, items in _imports(code) for found in _scopes(name, items, package))
+        for found in (scope, *imported):
+            around = _around(found)
+            self._all = self._all or around is None
+            self._count(around or ())
 
     def _count(self, codes: Iterable[types.CodeType]) -> None:
         for code in codes:
@@ -107,20 +115,39 @@ class Reads:
             self._pieces |= pieces
 
 
+def _scopes(name: str, items: Sequence[str], package: str) -> Iterator[dict[str, Any]]:
+    """Return the variables of modules that code imports when it runs; none of what was not imported yet."""
+    module = module_named(name, package)
+    variables = {} if module is None else vars(module)
+    yield variables
+    for item in items:
+        found = variables.get(item)
+        if found is None or isinstance(found, types.ModuleType):
+            yield {} if found is None else vars(found)
+
+
+def _around(scope: dict[str, Any]) -> tuple[types.CodeType, ...] | None:
+    """Return the functions in the source of the module that has these variables; None where it cannot be read."""
+    loader = getattr(scope.get("__spec__"), "loader", None)
+    return _codes_of_module(str(scope.get("__name__")), loader, str(scope.get("__file__")))
+
+
 def _may_be_made_of(piece: str, name: str) -> bool:
     """Whether a name that code puts together out of ``piece`` and others may be this one: a word stands at an end."""
     return name.startswith(piece) or name.endswith(piece) or ("_" in piece and piece in name)
 
 
 @functools.lru_cache(maxsize=512)
-def _codes_of_module(name: str, loader: Any, file: str) -> tuple[types.CodeType, ...]:
-    """The functions in a module's source, lambdas among them; none where it cannot be read."""
+def _codes_of_module(name: str, loader: Any, file: str) -> tuple[types.CodeType, ...] | None:
+    """The functions in a module's source, lambdas among them; None where it cannot be read."""
     try:
         whole = (loader if hasattr(loader, "get_code") else SourceFileLoader(name, file)).get_code(name)
     except Exception:  # of loaders of all kinds
-        return ()
+        return None
+    if not inspect.iscode(whole):
+        return None
     # Of modules and classes themselves nothing runs any more, and the names of parameters are strings there.
-    return tuple(c for c in _with_nested(whole) if c.co_flags & inspect.CO_OPTIMIZED) if inspect.iscode(whole) else ()
+    return tuple(c for c in _with_nested(whole) if c.co_flags & inspect.CO_OPTIMIZED)
 
 
 def functions_within(value: Any) -> Iterator[types.FunctionType]:
@@ -182,24 +209,35 @@ def _reads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 @functools.lru_cache(maxsize=8192)
 def _finds_all(code: types.CodeType) -> bool:
-    """Whether code may read attributes without their names: all in turn, or in a module that it imports itself."""
+    """Whether code may read attributes without their names: all in turn."""
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
     for number, instruction in enumerate(instructions):
         if instruction.opcode not in dis.hasname:
             continue
         if instruction.argval in _FINDS_ALL or (instruction.argval in _RUNS_TEXT and instruction.opname in _GLOBALS):
             return True
-        if instruction.opname == "IMPORT_NAME" and not _is_of_library(instructions[:number], instruction.argval):
-            return True
         if instruction.argval == "__dict__" and not _is_one_name(instructions[number + 1 : number + 3]):
             return True
     return False
 
 
-def _is_of_library(before: list[dis.Instruction], module: str) -> bool:
-    """Whether an import is of Python's or torch's modules, which know no names of a model's attributes."""
-    level = before[-2].argval  # how many dots stand before the name
-    return level == 0 and (module.partition(".")[0] in sys.stdlib_module_names or is_foundation(module))
+@functools.lru_cache(maxsize=8192)
+def _imports(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the modules that code imports when it runs, with a dot before the name for each level, and what of them.
+
+    Python's and torch's are left out: they know no names of a model's attributes.
+    """
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for number, instruction in enumerate(instructions):
+        if instruction.opname != "IMPORT_NAME":
+            continue
+        level, names = (before.argval for before in instructions[number - 2 : number])
+        name = instruction.argval
+        if level == 0 and (name.partition(".")[0] in sys.stdlib_module_names or is_foundation(name)):
+            continue
+        found.append(("." * level + name, tuple(names or ())))
+    return tuple(found)
 
 
 def _is_one_name(after: list[dis.Instruction]) -> bool:

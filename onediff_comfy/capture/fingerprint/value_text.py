@@ -33,6 +33,10 @@ from ...messages import message
 _PLAIN = frozenset(
     (bool, int, str, bytes, complex, range, torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
+_KNOWN_BY_NAME = frozenset((torch.finfo, torch.iinfo, types.UnionType, types.GenericAlias))
+PLAIN = _PLAIN | {float, type(None)}
+"""Kinds of values that have no parts and no attributes."""
+
 _NUMBERS_AND_TEXT = (int, float, complex, str, bytes)
 _BUILTIN_FUNCTIONS = (
     types.BuiltinFunctionType,
@@ -132,7 +136,7 @@ class Describer:
             return f"a {_qualified(kind)}"
         if callable(value) and (text := self._function(value)) is not None:
             return text
-        if kind in (torch.finfo, torch.iinfo) or kind.__module__ == "typing":
+        if kind in _KNOWN_BY_NAME or kind.__module__ == "typing":
             return str(value)
         if kind is slice:
             return f"slice {self.describe([value.start, value.stop, value.step])}"
@@ -242,6 +246,16 @@ def _marshalled(value: Any) -> bytes:
         return marshal.dumps(value, 2) if _SETS_IN_ORDER else b""
     except ValueError:  # something that is not plain is in it
         return b""
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for a plain value, and for a container of Python's of nothing but numbers and text."""
+    if type(value) in PLAIN:
+        return True
+    try:
+        return type(value) in _CONTAINERS and bool(marshal.dumps(value, 2))
+    except ValueError:  # something that is not plain is in it
+        return False
 
 
 def _defaults(function: types.FunctionType) -> tuple[Any, Any]:

@@ -93,11 +93,14 @@ class GraphProvider:
                     return self._made_in_background(self._library.background, request, maker, general)
                 with self._failures_noted(*names):
                     forward = request.invocation.forward
-                    key, graph = maker.make(self._library, target, forward, call, options, general, self._show)
+                    made = maker.make(self._library, target, forward, call, options, general, self._show)
             except OptionRead as read:
                 self._library.index.learn_option(target.fingerprint, read.name)
                 request = self._guard.renewed(request)
                 continue
+            if made is None:
+                return None
+            key, graph = made
             sizes = graph.shapes.values(call.signature.tensors)
             return None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.manner), graph)
 
@@ -111,8 +114,10 @@ class GraphProvider:
         loading = message("loading the compiled graph, {seconds:.0f} s", seconds=waited)
         self._show(waiting_for_turn(waited) if waited.for_turn else loading)
 
-    def _made_in_background(self, background: Background, request: Request, maker: Maker, general: bool) -> Pending:
-        """See to it that another process makes a graph.
+    def _made_in_background(
+        self, background: Background, request: Request, maker: Maker, general: bool
+    ) -> Pending | None:
+        """See to it that another process makes a graph; None if it found that none is for all sizes and for these.
 
         Raises:
             NotCovered, EngineError: it cannot make it. To make it here is not what was chosen: somebody would wait.
@@ -139,6 +144,8 @@ class GraphProvider:
         if outcome.failure is not None:
             raise NotCovered(_not_in_background(outcome.failure))
         if self.kept(request, maker, exact=not general, wait=False) is None:
+            if general:
+                return None
             raise EngineError(_not_in_background(message("its graph is not in the cache folder")))
         return Pending(message("a graph was compiled in the background"))
 

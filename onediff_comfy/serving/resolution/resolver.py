@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from ...cache.keys import Manner
-from ...capture.call import NotCovered
+from ...capture.call import NotCovered, Signature
 from ...compilation.compile_graph import HostServices, Maker
 from ...compilation.graph_builder import Pending
 from ...compilation.library import GraphLibrary
@@ -50,7 +50,8 @@ class Resolver:
     def __init__(self, library: GraphLibrary, host: HostServices, sources: Sources) -> None:
         self._library, self._host, self.sources = library, host, sources
         self.routes = RouteTable()
-        self._only_exact: set[object] = set()  # calls without sizes, of targets that have no graph for all sizes
+        # Calls of targets that have no graph for all sizes: without sizes, or with them where it is not for these.
+        self._only_exact: set[tuple[str, Signature]] = set()
         self._preparing = threading.RLock()
 
     def resolve(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
@@ -215,23 +216,26 @@ class Resolver:
             NotCovered: it cannot be made in this variant. The variant goes before the sizes do.
             EngineError: nothing can be compiled here.
         """
+        fingerprint, signature = request.target.fingerprint, request.call.signature
+        if not self._only_exact.isdisjoint({(fingerprint, signature), (fingerprint, signature.any_sizes())}):
+            return None
+        if self._library.index.is_exact_only(maker.call_key(request.target, request.call, general=True)):
+            return None
         try:
-            return self.sources.provider.made(request, maker, True, run)
+            made = self.sources.provider.made(request, maker, True, run)
         except NotCovered as refusal:
             if maker.manner != Manner():
                 raise
             log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
-        self._only_exact.add((request.target.fingerprint, request.call.signature.any_sizes()))
-        return None
+            self._only_exact.add((fingerprint, signature.any_sizes()))
+            return None
+        if made is None:
+            self._only_exact.add((fingerprint, signature))
+        return made
 
     def _wants_exact(self, request: Request, maker: Maker, run: RunContext) -> bool:
         """Return True if this request waits for a graph for its sizes alone."""
-        family = (request.target.fingerprint, request.call.signature.any_sizes())
-        return (
-            not maker.engine.general
-            or family in self._only_exact
-            or (run.exact and self.sources.specializer.wanted(request.call.signature))
-        )
+        return not maker.engine.general or (run.exact and self.sources.specializer.wanted(request.call.signature))
 
     def _maker(self, request: Request) -> Maker:
         return self.sources.policy.maker(request.target, request.device, request.reusing, self._host)
