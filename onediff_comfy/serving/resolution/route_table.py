@@ -1,6 +1,6 @@
 """Routes: what answers an object's calls, found once for each signature and then looked up.
 
-This is the node's graph cache, keyed on the call's signature: latent shape, dtype and batch size among the rest. The
+This is the node's routes, keyed on the call's signature: latent shape, dtype and batch size among the rest. The
 graphs themselves live in the library, shared by all nodes.
 """
 
