@@ -38,7 +38,7 @@ def _digest(kind: str, fields: object) -> str:
 
 
 @dataclass(frozen=True)
-class Compiler:
+class CompilerFingerprint:
     """Everything besides the graph that decides what machine code comes out.
 
     Attributes:
@@ -53,19 +53,19 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Manner:
+class Variant:
     """What a person chose to give up for speed: nothing, if not said otherwise.
 
     Attributes:
-        reusable: forwards are compiled whole and brief (see ``capture.reuse``).
-        fp8: large linear layers are computed in fp8 (see ``capture.fp8``).
+        reusable: forwards are compiled whole and brief (see ``rewrites.step_cache_split``).
+        fp8: large linear layers are computed in fp8 (see ``rewrites.fp8_linear``).
     """
 
     reusable: bool = False
     fp8: bool = False
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Manner:
+    def of(cls, options: Mapping[str, str]) -> Variant:
         """What was chosen where code was compiled with these options."""
         return cls(reusable=_REUSE in options, fp8=_PRECISION in options)
 
@@ -80,11 +80,11 @@ class Manner:
 
 
 _REUSE, _PRECISION = "reuse", "precision"
-LOSSLESS = Manner()
+LOSSLESS = Variant()
 """Nothing was given up for speed."""
 
 
-def compiler(engine: Engine, device: torch.device, manner: Manner = LOSSLESS) -> Compiler:
+def compiler(engine: Engine, device: torch.device, variant: Variant = LOSSLESS) -> CompilerFingerprint:
     """Describe ``engine`` as it would compile for ``device`` in this process."""
     environment = {
         "torch": torch.__version__,
@@ -95,7 +95,7 @@ def compiler(engine: Engine, device: torch.device, manner: Manner = LOSSLESS) ->
         **_numeric_settings(),
         **engine.versions(device),
     }
-    return Compiler(engine.name, {**engine.options(), **manner.options()}, environment)
+    return CompilerFingerprint(engine.name, {**engine.options(), **variant.options()}, environment)
 
 
 def _hardware(device: torch.device) -> dict[str, str]:
@@ -142,7 +142,7 @@ class CallKey:
     target: str
     signature: Signature
     host: str
-    compiler: Compiler
+    compiler: CompilerFingerprint
 
     @property
     def digest(self) -> str:
@@ -159,7 +159,7 @@ class GraphKey:
     """
 
     capture: str
-    compiler: Compiler
+    compiler: CompilerFingerprint
 
     @property
     def digest(self) -> str:

@@ -25,7 +25,7 @@ _BRIEF_BINDING = "brief"
 
 
 @dataclass(frozen=True)
-class Origin:
+class GraphOrigin:
     """Where a graph came from: for people who look at it, and for finding it again without a capture.
 
     Attributes:
@@ -44,7 +44,7 @@ class Origin:
 
 
 def to_artifact(
-    graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, compile_seconds: float
+    graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, compile_seconds: float
 ) -> Artifact | None:
     """The graph as an unsealed artifact; None if this engine's graphs are not worth keeping."""
     data: dict[str, bytes] = {}

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..messages import message
-from .option_probe import Withheld
+from .option_probe import OptionProbe
 
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
 # in every process.
@@ -28,6 +28,9 @@ Structure = tuple[Any, ...]
 
 # Whether an option's value is None can be seen without reading it, so it counts as part of the name.
 _IS_NONE = "=None"
+
+# An argument that a probe stands for. The word is part of keys on disk, so it stays.
+_PROBED = "withheld"
 
 ANY_SIZE = -1
 """Stands for every size in a signature that leaves sizes open."""
@@ -102,14 +105,14 @@ class Call:
     tensors: tuple[torch.Tensor, ...] = field(compare=False)
 
     @property
-    def withheld(self) -> tuple[str, ...]:
-        """The arguments whose values are not part of the signature, by name."""
-        return tuple(name for name, child in self.signature.structure[1] if child[0] == "withheld")
+    def probed(self) -> tuple[str, ...]:
+        """The names of the arguments whose values are not part of the signature."""
+        return tuple(name for name, child in self.signature.structure[1] if child[0] == _PROBED)
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """The call's arguments by name, with ``tensors`` in place of the original ones.
 
-        Of an argument that is withheld there is a stand-in (see ``capture.withheld``).
+        A probe takes the place of an argument whose value is not part of the signature (see ``option_probe``).
         """
         arguments = _rebuild(self.signature.structure, tensors)
         assert isinstance(arguments, dict)
@@ -193,8 +196,8 @@ def _rebuild(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
         return [_rebuild(child, tensors) for child in structure[1]]
     if kind == "tuple":
         return tuple(_rebuild(child, tensors) for child in structure[1])
-    if kind == "withheld":
-        return Withheld(structure[1])
+    if kind == _PROBED:
+        return OptionProbe(structure[1])
     if kind == "enum":
         owner: Any = importlib.import_module(structure[1])
         for name in (*structure[2].split("."), structure[3]):
@@ -258,29 +261,29 @@ def split(
             the *values* only where the target is known to read them. So it is then with arguments that are
             plain numbers: some only repeat what a tensor's shape says, and differ with every prompt.
         options_read: the option names, and names of number arguments, that the target reads (see
-            ``capture.withheld``).
+            ``option_probe``).
 
     Raises:
         NotCovered: an argument, or an option that is read, holds something no graph can take.
     """
-    splitter, children, withheld = _Splitter(), [], []
+    splitter, children, probed = _Splitter(), [], []
     plain = dict(arguments)
     option_names: tuple[str, ...] = ()
-    withholds = False
+    probes_numbers = False
     if options_name is not None and plain.get(options_name) is not None:
         options = plain[options_name]
         option_names, plain[options_name] = _option_names(options), _read_options(options, options_read)
-        withholds = True
+        probes_numbers = True
     try:
         for name in sorted(plain):
             value = plain[name]
-            if withholds and type(value) in _NUMBERS and name not in options_read:
-                withheld.append((name, ("withheld", name)))
+            if probes_numbers and type(value) in _NUMBERS and name not in options_read:
+                probed.append((name, (_PROBED, name)))
             else:
                 children.append((name, splitter.split(value, name)))
     except RecursionError:
         raise NotCovered(message("the arguments hold something that contains itself")) from None
-    structure = ("dict", (*children, *withheld))
+    structure = ("dict", (*children, *probed))
     return Call(Signature(function, structure, tuple(splitter.specs), option_names), tuple(splitter.tensors))
 
 

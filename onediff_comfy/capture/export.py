@@ -30,7 +30,7 @@ from .call import Call, NotCovered
 from .export_lock import capturing
 from .fingerprint.value_text import tensor_digest
 from .graph_text import AddressInText, argument_text, target_text, text_digest
-from .option_probe import OptionRead, Withheld
+from .option_probe import OptionProbe, OptionRead
 from .rewrites.functionalize import replace_writing
 from .rewrites.op_substitutions import SIZELESS, Forms
 from .shape_range import (
@@ -70,7 +70,7 @@ class Binding:
         inputs: what each placeholder stands for, in order.
         constants: tensors that the forward made out of plain numbers; part of the code.
         output: how to put the flat outputs together again.
-        folds: which of the call's tensors are handed over folded (see ``shapes.fold``), and by what.
+        folds: which of the call's tensors are handed over folded (see ``shape_range.fold``), and by what.
         waits: whether it waits for the device in its middle, for values that decide on sizes, or calls another
             library's operator that may. Such a graph is not replayed as a CUDA graph.
     """
@@ -110,7 +110,7 @@ class Capture:
             returns a flat tuple of tensors.
         digest: sha256 of the graph's canonical text, binding, constants and range of sizes.
         batch: which of the call's tensors has the batch as its first axis.
-        brief: the same forward with most of its work left out (see ``capture.reuse``), if there is such.
+        brief: the same forward with most of its work left out (see ``rewrites.step_cache_split``), if there is such.
     """
 
     graph: torch.fx.GraphModule
@@ -187,7 +187,7 @@ def capture(
         call: gives argument structure and tensor shapes; tensor values are not used.
         options_name: the argument that is the open-ended bag of options.
         options: that bag, as the call had it. Entries that are not part of the call's structure
-            are withheld.
+            are replaced by probes.
         overrides: entries put into the bag for the trace, unless the call has such an entry itself:
             what a person's node put there must not be lost.
         check: called often during the trace; what it raises ends the trace and comes out.
@@ -205,9 +205,9 @@ def capture(
 
     def arguments(tensors: list[torch.Tensor]) -> dict[str, Any]:
         rebuilt = call.rebuild([unfold(t) if i in folds else t for i, t in enumerate(tensors)])
-        withheld = {name: value if value is None else Withheld(name) for name, value in options.items()}
+        probes = {name: value if value is None else OptionProbe(name) for name, value in options.items()}
         if rebuilt.get(options_name) is not None:
-            rebuilt[options_name] = {**overrides, **withheld, **rebuilt[options_name]}
+            rebuilt[options_name] = {**overrides, **probes, **rebuilt[options_name]}
         return rebuilt
 
     wrapper = _Forward(target.module, forward, arguments)
@@ -260,8 +260,8 @@ def capture(
             raise NotCovered(_never_found_again(error)) from error
         except Exception as error:
             check()  # what looks like a failure may be an interruption that torch has wrapped
-            if call.withheld:  # torch's own functions take a stand-in for a number as a mistake, not as a use
-                raise OptionRead(call.withheld[0]) from error
+            if call.probed:  # torch's own functions take a stand-in for a number as a mistake, not as a use
+                raise OptionRead(call.probed[0]) from error
             raise NotCovered(
                 message(
                     "the model cannot be captured ({kind}: {first_line})",

@@ -41,11 +41,11 @@ class Job:
     """What another process needs to make one graph; plain data, whatever name this package has there.
 
     Attributes:
-        module: the target without weights (``skeleton.to_bytes``).
+        module: the target without weights (``weightless_pickle.to_bytes``).
         forward: name of the method of the module's that is called.
         fingerprint: of the target, to be sure that the other process sees the same code.
         signature: of the call, as nested plain values.
-        compiler: what compiles it, with everything that decides about its code (``Compiler`` as a dict).
+        compiler: what compiles it, with everything that decides about its code (``CompilerFingerprint`` as a dict).
         device: where the target computes.
         general: whether a graph for all sizes is wanted.
         settings: of the host and of torch, for the other process to take over.

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..cache.keys import CallKey, Compiler, GraphKey, Manner
-from ..cache.serialization import Origin
+from ..cache.keys import CallKey, CompilerFingerprint, GraphKey, Variant
+from ..cache.serialization import GraphOrigin
 from ..capture.call import Call, NotCovered, Signature
 from ..capture.export import capture, foreign_operators
 from ..capture.fingerprint.reachable_code import NO_HOST, HostCode
@@ -81,17 +81,17 @@ class Maker:
 
     engine: Engine
     device: torch.device
-    compiler: Compiler
+    compiler: CompilerFingerprint
     host: HostServices
 
     @property
-    def manner(self) -> Manner:
+    def variant(self) -> Variant:
         """What a person chose to give up for speed."""
-        return Manner.of(self.compiler.options)
+        return Variant.of(self.compiler.options)
 
     def _forms(self) -> Forms:
         fused = self.host.fused(self.device) if self.engine.fuses else {}
-        return {**self.engine.forms(), **fused, **(IN_FP8 if self.manner.fp8 else {})}
+        return {**self.engine.forms(), **fused, **(IN_FP8 if self.variant.fp8 else {})}
 
     def call_key(self, target: Target, call: Call, general: bool) -> str:
         """Under which name a graph for this call, or for calls like it of all sizes, is known."""
@@ -173,15 +173,16 @@ class Maker:
             library.metrics.count("captured")
             if foreign_operators(captured) - self.host.recordable:  # a recording that fails may end the process
                 captured = replace(captured, binding=replace(captured.binding, waits=True))
-            if self.manner.reusable:
+            if self.variant.reusable:
                 captured = with_brief(captured)
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
         key = GraphKey(captured.digest, self.compiler)
         wrong = library.verdicts.retired(key.digest)
         if wrong is not None:
             raise NotCovered(wrong)
-        origin = Origin(
-            target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}{self.manner}",
+        sizes = "all sizes" if general else largest_tensor(call.signature)
+        origin = GraphOrigin(
+            target=f"{_what(target, forward)} {sizes}{self.variant}",
             fingerprint=target.fingerprint,
             signature=_scope(call, general).lines(),
             call_key=self.call_key(target, call, general),
@@ -206,8 +207,8 @@ def _what(target: Target, forward: Callable[..., Any]) -> str:
     return name if method.strip("_") == "forward" else f"{name} {method}"
 
 
-def describe(signature: Signature) -> str:
-    """The largest tensor of such calls for people: ``float16[2x4x128x128]@cuda:0``."""
+def largest_tensor(signature: Signature) -> str:
+    """Return the largest tensor of such calls, for people: ``float16[2x4x128x128]@cuda:0``."""
     return str(max(signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ..cache.keys import GraphKey
 from ..cache.memory import GraphCache
-from ..cache.serialization import Origin, from_artifact, to_artifact
+from ..cache.serialization import GraphOrigin, from_artifact, to_artifact
 from ..cache.verdicts import Verdicts
 from ..capture.export import Capture
 from ..engines.base import CompiledGraph, Engine
@@ -109,7 +109,7 @@ class GraphBuilder:
         capture: Capture,
         engine: Engine,
         device: torch.device,
-        origin: Origin,
+        origin: GraphOrigin,
         while_waiting: Callable[[Waited], None],
     ) -> CompiledGraph:
         """The compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
@@ -164,7 +164,7 @@ class GraphBuilder:
         return graph
 
     def _compile(
-        self, key: GraphKey, capture: Capture, engine: Engine, device: torch.device, origin: Origin
+        self, key: GraphKey, capture: Capture, engine: Engine, device: torch.device, origin: GraphOrigin
     ) -> CompiledGraph:
         log.info("OneDiff: compiling %s with %s", origin.target, engine.name)
         start = time.monotonic()
@@ -207,7 +207,7 @@ class GraphBuilder:
     def _recorded(self, graph: CompiledGraph) -> RecordedGraph:
         return RecordedGraph(graph, self._recordings, lambda: self._metrics.count("recorded"))
 
-    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, seconds: float) -> None:
+    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, seconds: float) -> None:
         assert self._store is not None
         try:
             artifact = to_artifact(graph, engine, key, origin, seconds)

@@ -292,12 +292,12 @@ class RecordedGraph(CompiledGraph):
         return self.run(weights, tensors)
 
     def run(
-        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], sparing: bool = False
+        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], record_only_launch_bound: bool = False
     ) -> Sequence[torch.Tensor]:
         """The outputs for ``tensors``.
 
         Args:
-            sparing: only calls that are bound by launching are recorded.
+            record_only_launch_bound: only calls that are bound by launching are recorded.
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
@@ -311,7 +311,7 @@ class RecordedGraph(CompiledGraph):
             self.forget_recordings()
         seen = self._seen.get(sizes)
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
-        gains = self._pool.may_grow and (not sparing or self._launching.bound(sizes))
+        gains = self._pool.may_grow and (not record_only_launch_bound or self._launching.bound(sizes))
         if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
             recorded = self._record(sizes, addresses, weights, tensors, seen.outputs)
             if recorded is not None:

@@ -1,8 +1,8 @@
 """Step cache: calls whose deep layers are taken from an earlier step, where little has changed since.
 
-A ``ReusableGraph`` is a forward compiled twice, whole and brief (see ``capture.reuse``). During a sampling run the
-``StepCache`` decides before each step which of the two runs. It goes by how fast the first block's result changes,
-relative to its size, and expects it to go on changing at that rate:
+A ``ReusableGraph`` is a forward compiled twice, whole and brief (see ``rewrites.step_cache_split``). During a sampling
+run the ``StepCache`` decides before each step which of the two runs. It goes by how fast the first block's result
+changes, relative to its size, and expects it to go on changing at that rate:
 
     (steps since the deep layers were computed) · (change per step) < threshold
 

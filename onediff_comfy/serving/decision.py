@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..cache.keys import LOSSLESS, Manner
+from ..cache.keys import LOSSLESS, Variant
 from ..capture.call import Call, Signature
 from ..capture.target.target import Target
 from ..engines.base import CompiledGraph
@@ -91,7 +91,7 @@ class Served:
 
     graph_key: str
     sizes: tuple[int, ...]
-    variant: Manner = LOSSLESS
+    variant: Variant = LOSSLESS
     note: str = ""
 
     @cached_property

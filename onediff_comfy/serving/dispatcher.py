@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..capture.call import NotCovered, Signature, bind
-from ..compilation.compile_graph import HostServices, describe
+from ..compilation.compile_graph import HostServices, largest_tensor
 from ..compilation.library import GraphLibrary
 from ..engines.eager import EagerEngine
 from ..messages import first_line, message
@@ -207,7 +207,7 @@ class Dispatcher:
             eager = self._eager_times.seconds(route.proof_key, signature)
             graph = self.times.usual(route.graph_key, signature)
             if eager and graph:
-                found.append(Speed(route.graph_key, describe(signature), eager, graph))
+                found.append(Speed(route.graph_key, largest_tensor(signature), eager, graph))
         return found
 
     def __call__(

@@ -61,8 +61,8 @@ class Recorded:
     def _count(self) -> None:
         self.made += 1
 
-    def __call__(self, weight: torch.Tensor, x: torch.Tensor, sparing: bool = False) -> torch.Tensor:
-        (output,) = self.graph.run([weight], [x], sparing)
+    def __call__(self, weight: torch.Tensor, x: torch.Tensor, record_only_launch_bound: bool = False) -> torch.Tensor:
+        (output,) = self.graph.run([weight], [x], record_only_launch_bound)
         return output
 
     def right(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
@@ -341,7 +341,7 @@ def test_sparingly_only_what_is_bound_by_launching_is_recorded() -> None:
     for run, side in ((small, 4), (large, 8192)):
         weight, x = on_gpu(side, side), on_gpu(side, side)
         for _ in range(7):
-            output = run(weight, x, sparing=True)
+            output = run(weight, x, record_only_launch_bound=True)
             torch.cuda.synchronize()
         torch.testing.assert_close(output, run.inner.function(weight, x))
     assert (small.made, large.made) == (1, 0)

@@ -349,13 +349,13 @@ def test_a_text_that_holds_an_address_is_no_identity(
 # -- options -----------------------------------------------------------------------------------
 
 
-def test_reading_a_withheld_option_names_it(capture_of: Any) -> None:
+def test_reading_a_probed_option_names_it(capture_of: Any) -> None:
     with pytest.raises(OptionRead) as read:
         capture_of(Simple(), tensor(2, 4), {"unused": object(), "double": True})
     assert read.value.name == "double"
 
 
-def test_an_option_that_is_none_is_not_withheld(capture_of: Any) -> None:
+def test_an_option_that_is_none_is_not_probed(capture_of: Any) -> None:
     capture_of(Simple(), tensor(2, 4), {"double": None, "unused": object()})
 
 

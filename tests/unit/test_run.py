@@ -11,7 +11,7 @@ import torch
 
 from onediff_comfy.cache.keys import GraphKey, compiler
 from onediff_comfy.cache.memory import GraphCache
-from onediff_comfy.cache.serialization import Origin
+from onediff_comfy.cache.serialization import GraphOrigin
 from onediff_comfy.capture.call import Signature
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.compilation.library import GraphLibrary
@@ -28,7 +28,7 @@ from onediff_comfy.store.trust import Trust
 SIGNATURE = Signature("Net.forward", (), (), ())
 KEY, SIZES = "a" * 64, (2, 128)
 CPU = torch.device("cpu")
-ORIGIN = Origin("Linear", "f" * 64, (), "c" * 64, ())
+ORIGIN = GraphOrigin("Linear", "f" * 64, (), "c" * 64, ())
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The fingerprint of a module: equal for two checkpoints, different for all that computes something else.
 
 Classes and their functions count, attributes, weight names, shapes, dtypes and layouts. Weight values do not, nor
-tensors that a forward only notes on itself and that nothing reads (left_behind.py).
+tensors that a forward only notes on itself and that nothing reads (unread_attributes.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 
 from ...messages import Message, first_line, message
 from ..target.tensor_parts import WeightFormat, format_of
-from .reachable_code import HostCode, Reached
+from .reachable_code import CodeReachability, HostCode
 from .unread_attributes import is_tensors, stored_by
 from .value_text import Describer, Indescribable
 
@@ -147,20 +147,20 @@ def _bases(kinds: set[type]) -> list[type]:
     )
 
 
-def _reached(bases: list[type], describer: Describer, host: HostCode) -> Reached:
+def _reached(bases: list[type], describer: Describer, host: HostCode) -> CodeReachability:
     """The code of the layers' classes and of all that they hold, and what that code reaches.
 
     Other extensions replace methods and functions of the host while it runs. What they replaced
     must not be served by a graph of what was there before.
     """
-    reached = Reached(describer, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
+    reached = CodeReachability(describer, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
     for kind in bases:
         reached.add_layer_class(kind)
     reached.follow()
     return reached
 
 
-def _read_of(names: set[str], reached: Reached, describer: Describer, lines: list[str]) -> set[str]:
+def _read_of(names: set[str], reached: CodeReachability, describer: Describer, lines: list[str]) -> set[str]:
     """Which attributes of these names may be read, also by a name that is itself the value of an attribute."""
     if not names:
         return names

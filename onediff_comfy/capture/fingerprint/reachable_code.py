@@ -70,7 +70,7 @@ class _Open(NamedTuple):
     read: bool = False
 
 
-class Reached:
+class CodeReachability:
     """Collects what code reaches, from whatever is added.
 
     Args:

@@ -1,7 +1,7 @@
 """The module that is accelerated: its weights as they are now, and what identifies its code.
 
 Weights are inputs of a compiled graph, so their values do not matter here: two checkpoints of one architecture have
-the same fingerprint. Everything else that can change what the forward computes does matter: see ``inspection``.
+the same fingerprint. Everything else that can change what the forward computes does matter: see ``module_fingerprint``.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ class _Wanted:
     """Weights that a graph takes: the dict that holds each, and its name there; dtypes and shapes.
 
     ``found`` is the device and the addresses that they were last looked at with, in the same run. Where some of the
-    weights are parts of others, ``parted`` says which.
+    weights are parts of others, ``flattening`` says how to take them apart.
     """
 
     holders: list[dict[str, Any]]
     names: list[str]
     metadata: list[tuple[torch.dtype, tuple[int, ...]]]
-    parted: _Parted | None = None
+    flattening: _Flattening | None = None
     found: tuple[torch.device, list[int]] | None = None
 
 
@@ -50,7 +50,7 @@ class _Whole(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Parted:
+class _Flattening:
     """What to make of weights some of which are several tensors.
 
     Attributes:
@@ -116,8 +116,8 @@ class WeightTable:
             tensors = weights = list(map(operator.getitem, wanted.holders, wanted.names))
         except KeyError as error:
             raise NotCovered(message("a weight of the model was removed")) from error
-        if wanted.parted is not None:
-            parts = wanted.parted.tensors(weights)
+        if wanted.flattening is not None:
+            parts = wanted.flattening.tensors(weights)
             if parts is None:
                 raise NotCovered(_replaced())
             tensors = parts
@@ -131,7 +131,7 @@ class WeightTable:
             (tensor.dtype, tensor.shape) for tensor in tensors
         ] != wanted.metadata:
             raise NotCovered(self._misfit(names, tensors, device))
-        if wanted.parted is not None and not wanted.parted.is_same(weights):
+        if wanted.flattening is not None and not wanted.flattening.is_same(weights):
             raise NotCovered(_replaced())
         wanted.found = found
         return tensors
@@ -147,10 +147,10 @@ class WeightTable:
         slots = [self._slots[name] for name in weights]
         holders, own_names = [holder for holder, _ in slots], [name for _, name in slots]
         metadata = [(spec.dtype, spec.shape) for spec in specs]
-        wanted = self._wanted_of[names] = _Wanted(holders, own_names, metadata, self._parted(names, weights))
+        wanted = self._wanted_of[names] = _Wanted(holders, own_names, metadata, self._flattening(names, weights))
         return wanted
 
-    def _parted(self, names: tuple[str, ...], weights: Sequence[str]) -> _Parted | None:
+    def _flattening(self, names: tuple[str, ...], weights: Sequence[str]) -> _Flattening | None:
         """How tensors of these names come from these weights; None if each is a weight of its own."""
         if self._part_of.keys().isdisjoint(names):
             return None
@@ -158,7 +158,7 @@ class WeightTable:
         counts = (1 if whole is None else whole.size for whole in wholes)
         first = dict(zip(weights, accumulate(counts, initial=0), strict=False))
         places = (self._part_of.get(name, (name, 0)) for name in names)
-        return _Parted(wholes, [first[name] + index for name, index in places])
+        return _Flattening(wholes, [first[name] + index for name, index in places])
 
     def _misfit(self, names: tuple[str, ...], tensors: Sequence[Any], device: torch.device) -> Message:
         """What is wrong with the first weight that cannot be used as it is."""

@@ -39,7 +39,7 @@ def run(job: Job) -> Outcome:
     take_over(job.settings)
     import torch
 
-    from ...cache.keys import Manner, compiler
+    from ...cache.keys import Variant, compiler
     from ...capture.call import NotCovered
     from ...capture.option_probe import OptionRead
     from ...capture.target.target import Target
@@ -58,7 +58,7 @@ def run(job: Job) -> Outcome:
         return Outcome("another process sees other code: an extension has changed the model or the host")
     try:
         engine = choose(job.compiler["engine"], device)
-        code = compiler(engine, device, Manner.of(job.compiler["options"]))
+        code = compiler(engine, device, Variant.of(job.compiler["options"]))
         if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
         call = job.call()

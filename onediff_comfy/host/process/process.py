@@ -42,7 +42,7 @@ def _path_of_worker() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Origin:
+class NodeOrigin:
     """Where an accelerated object comes from.
 
     Attributes:
@@ -57,7 +57,7 @@ class Origin:
 
 
 @functools.cache
-def accelerated() -> WeakKeyDictionary[Dispatcher, Origin]:
+def accelerated() -> WeakKeyDictionary[Dispatcher, NodeOrigin]:
     """What serves the accelerated objects that there are now, for the report; whoever makes one adds it."""
     return WeakKeyDictionary()
 

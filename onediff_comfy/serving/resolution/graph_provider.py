@@ -71,7 +71,7 @@ class GraphProvider:
                 if isinstance(graph, Pending):
                     return graph
                 if graph is not None:
-                    route = Served(candidate.graph_key, tuple(sizes.values()), maker.manner)
+                    route = Served(candidate.graph_key, tuple(sizes.values()), maker.variant)
                     return Provided(request, route, graph)
         return None
 
@@ -99,7 +99,9 @@ class GraphProvider:
                 request = self._guard.renewed(request)
                 continue
             sizes = graph.shapes.values(call.signature.tensors)
-            return None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.manner), graph)
+            return (
+                None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.variant), graph)
+            )
 
     def _loaded(self, graph_key: str, maker: Maker, wait: bool) -> CompiledGraph | Pending | None:
         if wait:

@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
-from ...cache.keys import Manner
+from ...cache.keys import Variant
 from ...capture.call import NotCovered
 from ...compilation.compile_graph import HostServices, Maker
 from ...compilation.graph_builder import Pending
@@ -115,13 +115,13 @@ class Resolver:
 
     def failed(self, serve: Serve, reason: str) -> None:
         """Note that a graph failed when it ran: it is not tried again, at least not in this variant."""
-        if not (serve.route.variant.fp8 and self._dropped(serve.request, Manner(fp8=True), reason)):
+        if not (serve.route.variant.fp8 and self._dropped(serve.request, Variant(fp8=True), reason)):
             self.routes[serve.request.key] = Refused(reason)
 
     def disproved(self, serve: Serve, reason: str) -> None:
         """Note that a graph's output was wrong, and that it was retired."""
         if serve.route.variant.fp8:
-            self._dropped(serve.request, Manner(fp8=True), message("fp8 was too far off for this model"))
+            self._dropped(serve.request, Variant(fp8=True), message("fp8 was too far off for this model"))
         elif serve.graph.shapes.general:
             self.routes[serve.request.key] = Refused(reason)
         else:  # the general graph may be right where this one was not
@@ -129,7 +129,7 @@ class Resolver:
 
     def no_reuse(self, serve: Serve, reason: str) -> None:
         """Serve this target by graphs that are not cut in two from now on."""
-        self._dropped(serve.request, Manner(reusable=True), reason)
+        self._dropped(serve.request, Variant(reusable=True), reason)
 
     def never_split(self) -> None:
         """Note that calls cannot be cut, since samples of a batch see each other."""
@@ -153,11 +153,11 @@ class Resolver:
         """
         # Before minutes of work.
         request.target.weights(tuple(request.target.specs), request.device)
-        variant = Manner()
+        variant = Variant()
         while True:
             try:
                 maker = self._maker(request)
-                variant = maker.manner
+                variant = maker.variant
                 found = self._found(request, maker, run)
             except self._host.interruption:
                 raise
@@ -218,7 +218,7 @@ class Resolver:
         try:
             return self.sources.provider.made(request, maker, True, run)
         except NotCovered as refusal:
-            if maker.manner != Manner():
+            if maker.variant != Variant():
                 raise
             log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
         self._only_exact.add((request.target.fingerprint, request.call.signature.any_sizes()))
@@ -236,7 +236,7 @@ class Resolver:
     def _maker(self, request: Request) -> Maker:
         return self.sources.policy.maker(request.target, request.device, request.reusing, self._host)
 
-    def _dropped(self, request: Request, variant: Manner, reason: str) -> bool:
+    def _dropped(self, request: Request, variant: Variant, reason: str) -> bool:
         """Give up a variant for the target of a request. Return False if it was the last one."""
         if self.sources.policy.drop(request.target, variant, reason) is None:
             return False
