@@ -1,4 +1,4 @@
-"""capture/export.py: graphs that wait for the device in their middle are known, for they cannot be replayed."""
+"""capture/tracing/: graphs that wait for the device in their middle are known, for they cannot be replayed."""
 
 from __future__ import annotations
 

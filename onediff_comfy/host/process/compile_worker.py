@@ -44,7 +44,7 @@ def run(job: Job) -> Outcome:
     from ...capture.option_probe import OptionRead
     from ...capture.target.target import Target
     from ...compilation import weightless_pickle
-    from ...compilation.compile_graph import Maker
+    from ...compilation.compile_graph import Maker, TargetCall
     from ...engines import choose
     from ...engines.base import EngineError
     from .process import library
@@ -62,15 +62,8 @@ def run(job: Job) -> Outcome:
         if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
         call = job.call()
-        Maker(engine, device, code, host).make(
-            library(),
-            target,
-            getattr(target.module, job.forward),
-            call,
-            call.signature.options(),
-            job.general,
-            show=lambda _text: None,
-        )
+        what = TargetCall(target, getattr(target.module, job.forward), call, call.signature.options())
+        Maker(engine, device, code, host).make(library(), what, job.general, show=lambda _text: None)
     except OptionRead as read:
         return Outcome(None, option=read.name)
     except (NotCovered, EngineError) as refusal:
