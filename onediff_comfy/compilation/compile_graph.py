@@ -14,7 +14,7 @@ from ..cache.keys import CallKey, CompilerFingerprint, GraphKey, Variant
 from ..cache.serialization import GraphOrigin
 from ..capture.call import Call, NotCovered, Signature
 from ..capture.export import Capture
-from ..capture.fingerprint.reachable_code import NO_HOST, HostCode
+from ..capture.fingerprint.code_ownership import NO_HOST, HostCode
 from ..capture.rewrites.fp8_linear import IN_FP8
 from ..capture.rewrites.op_substitutions import Forms
 from ..capture.rewrites.step_cache_split import with_brief

@@ -7,17 +7,17 @@ the same fingerprint. Everything else that can change what the forward computes 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..fingerprint.module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
-from ..fingerprint.reachable_code import NO_HOST, HostCode
+from ..fingerprint.code_ownership import NO_HOST, HostCode
 from ..fingerprint.unread_attributes import is_tensors
 from ..fingerprint.value_text import Describer
 from .attribute_guard import AttributeGuard
+from .module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
 from .tensor_parts import TensorSubclasses, WeightFormat
-from .weight_table import WeightTable
+from .weight_table import WeightSpec, WeightTable
 
 _FORMATS = (TensorSubclasses(),)
 
@@ -36,8 +36,6 @@ class Target:
 
     Attributes:
         layers: the module and all its submodules.
-        formats: as given.
-        specs: as of ``WeightTable``.
         weights: as of ``WeightTable``.
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
@@ -50,12 +48,21 @@ class Target:
     ) -> None:
         self.module = module
         self.layers = tuple(module.modules())
-        self.formats = formats
         self._host = host
         self._table = WeightTable(module, formats)
-        self.specs, self.weights = self._table.specs, self._table.weights
+        self.weights = self._table.weights
         self._use(AttributeGuard(self.layers))
         self.fingerprint, self.refusal, self._unread = self._inspected()
+
+    @property
+    def formats(self) -> Sequence[WeightFormat]:
+        """The ways in which one weight may be several tensors."""
+        return self._table.formats
+
+    @property
+    def specs(self) -> Mapping[str, WeightSpec]:
+        """Every weight by name; see ``WeightTable``."""
+        return self._table.specs
 
     def is_current(self) -> bool:
         """Return True if the layers are the same objects with the same code. Takes milliseconds: ask once a run."""

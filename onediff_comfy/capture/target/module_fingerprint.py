@@ -15,10 +15,11 @@ import torch
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from ...messages import Message, first_line, message
-from ..target.tensor_parts import WeightFormat, format_of
-from .reachable_code import CodeReachability, HostCode
-from .unread_attributes import is_tensors, stored_by
-from .value_text import Describer, Indescribable
+from ..fingerprint.code_ownership import HostCode
+from ..fingerprint.reachable_code import CodeReachability
+from ..fingerprint.unread_attributes import is_tensors, stored_by
+from ..fingerprint.value_text import Describer, Indescribable
+from .tensor_parts import WeightFormat, format_of
 
 NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
 """nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart."""
@@ -74,9 +75,10 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
                         return Inspected("", _cannot_be_part(path, error))
             aside = [attribute for attribute in aside if attribute[1] not in read]
             reached.follow()
-        lines += [f"\n{line}" for line in reached.lines()]
-        if reached.refusal is not None:
-            return Inspected("", reached.refusal)
+        reached.follow()
+        lines += [f"\n{line}" for line in reached.identity.sorted()]
+        if reached.identity.refusal is not None:
+            return Inspected("", reached.identity.refusal)
     except Exception as error:
         return Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
