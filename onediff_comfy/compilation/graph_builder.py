@@ -19,7 +19,8 @@ from ..capture.export import Capture
 from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
 from ..metrics import Metrics
-from ..runtime.cuda_graphs import RecordedGraph, RecordingPool
+from ..runtime.cuda_graphs import RecordedGraph
+from ..runtime.recording_pool import RecordingPool
 from ..runtime.step_cache import ReusableGraph
 from ..store.store import GraphStore
 from .job_queue import Jobs, Waited

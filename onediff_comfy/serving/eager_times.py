@@ -6,7 +6,7 @@ import torch
 
 from ..capture.call import Signature
 from ..compilation.library import GraphLibrary
-from ..runtime.cuda_graphs import memory_is_short
+from ..runtime.device_memory import memory_is_short
 from .call_timing import EAGER, CallTimes
 
 Kind = tuple[str, tuple[int, ...]]

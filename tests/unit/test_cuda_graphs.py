@@ -22,9 +22,10 @@ from onediff_comfy.capture.export import Binding
 from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerGraph
-from onediff_comfy.runtime import cuda_graphs
-from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph, RecordingPool
+from onediff_comfy.runtime import cuda_graphs, device_memory, recording_pool
+from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph
 from onediff_comfy.runtime.launch_bound import Launching
+from onediff_comfy.runtime.recording_pool import RecordingPool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 MANY = 1 << 40  # bytes
@@ -91,7 +92,7 @@ def test_calls_on_the_cpu_are_handed_on() -> None:
 
 
 def test_the_inner_graphs_own_outputs_are_handed_on() -> None:
-    """Nothing is copied where nothing is cuda_graphs."""
+    """Nothing is copied where nothing is recorded."""
     x = torch.randn(2, 4)
     assert Recorded(lambda _w, x: x)(torch.randn(4, 4), x) is x
 
@@ -140,7 +141,7 @@ class Card:
     """In the place of ``torch``: a GPU whose memory is a number, on which recording takes what a graph is said to need.
 
     Attributes:
-        needs: bytes that the call takes which is being cuda_graphs.
+        needs: bytes that the call takes which is being recorded.
         fails: what a replay raises, if anything.
     """
 
@@ -203,7 +204,7 @@ class OnCard:
 
 
 class Part:
-    """A model's part on the card: the graph, what its recording needs there, and how often it was cuda_graphs."""
+    """A model's part on the card: the graph, what its recording needs there, and how often it was recorded."""
 
     def __init__(self, card: Card, pool: RecordingPool, nbytes: int) -> None:
         def run(_weight: Any, x: Any) -> Any:
@@ -234,7 +235,8 @@ class Part:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
-    monkeypatch.setattr(cuda_graphs, "torch", card)
+    for module in (cuda_graphs, device_memory, recording_pool):
+        monkeypatch.setattr(module, "torch", card)
     monkeypatch.setattr(Launching, "measured", lambda *_args: contextlib.nullcontext())
     return card
 
@@ -518,9 +520,9 @@ def test_a_graph_that_is_gone_takes_its_recordings_with_it() -> None:
 
 _AS_THE_SERVER_DOES = """
 import torch
-from test_recorded import MANY, Recorded, on_gpu
+from test_cuda_graphs import MANY, Recorded, on_gpu
 assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
-from onediff_comfy.runtime.cuda_graphs import RecordingPool
+from onediff_comfy.runtime.recording_pool import RecordingPool
 pool, weight = RecordingPool(lambda: MANY), on_gpu(256, 256).half()
 one = Recorded(pool=pool)
 other = Recorded(lambda w, x: (x @ w).softmax(-1).repeat(1, 1000).sum(-1) @ (x @ w), pool=pool)
