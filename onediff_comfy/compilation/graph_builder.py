@@ -185,15 +185,15 @@ class GraphBuilder:
 
     def expected_seconds(self, engine: Engine, device: torch.device, operators: int) -> float | None:
         """How long compiling so many operators will take, by what it took on this machine; None the first time."""
-        rates = self._store.recall(_COMPILE_RATES, f"{engine.name}-{device.type}") if self._store else None
+        rates = self._store.notes.read(_COMPILE_RATES, f"{engine.name}-{device.type}") if self._store else None
         # Per operator, the largest: being done early disappoints nobody.
         return operators * max(rates) if rates else None
 
     def _note_compile_rate(self, engine: Engine, device: torch.device, seconds: float, operators: int) -> None:
         if self._store is not None:
             name = f"{engine.name}-{device.type}"
-            rates = self._store.recall(_COMPILE_RATES, name) or []
-            self._store.note(_COMPILE_RATES, name, [*rates, seconds / operators][-_RATES_KEPT:])
+            rates = self._store.notes.read(_COMPILE_RATES, name) or []
+            self._store.notes.write(_COMPILE_RATES, name, [*rates, seconds / operators][-_RATES_KEPT:])
 
     def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
         """Into the cache, recorded where that helps."""

@@ -565,7 +565,7 @@ def test_a_model_is_looked_at_first_where_a_calls_output_could_not_be_thrown_awa
         run = EagerGraph.__call__
         monkeypatch.setattr(EagerGraph, "__call__", lambda *args: (events.append("computed"), run(*args))[1])
     elif why == "not proved":
-        monkeypatch.setattr(library, "is_proved", lambda *_: False)
+        monkeypatch.setattr(library.verdicts, "is_proved", lambda *_: False)
     elif why == "to be timed":
         monkeypatch.setattr(EagerTimes, "due", lambda *_, **__: True)
     events.clear()

@@ -98,13 +98,13 @@ def test_what_eager_took_is_known_to_the_next_process(library: GraphLibrary, tmp
     library.verdicts.eager_took(KEY, SIZES, 0.26)
     store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
     later = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
-    assert later.eager_samples(KEY, SIZES) == [0.25, 0.26]
-    assert later.eager_samples(KEY, (1, 1)) == []
+    assert later.verdicts.eager_samples(KEY, SIZES) == [0.25, 0.26]
+    assert later.verdicts.eager_samples(KEY, (1, 1)) == []
 
 
 def test_a_note_from_before_there_were_several_samples_is_one_of_them(library: GraphLibrary, tmp_path: Path) -> None:
     store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
-    store.note("eager_seconds", KEY, [[list(SIZES), 0.29], [[1, 64], 0.5], [SIZES], 3, [[1, 64], "x"]])
+    store.notes.write("eager_seconds", KEY, [[list(SIZES), 0.29], [[1, 64], 0.5], [SIZES], 3, [[1, 64], "x"]])
     assert library.verdicts.eager_samples(KEY, SIZES) == [0.29]
     assert _run(library).gain() is None, "as long as no other one agrees"
     for seconds in (0.17, 0.18):
