@@ -55,10 +55,6 @@ class TensorSpec:
     dtype: torch.dtype
     device: torch.device
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
-
     def __str__(self) -> str:
         sizes = "x".join("?" if size == ANY_SIZE else str(size) for size in self.shape) or "scalar"
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]@{self.device}"
@@ -133,7 +129,12 @@ class _Splitter:
     def split(self, value: Any, path: str) -> Structure:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            return self._tensor(value, path)
+            if value.layout != torch.strided:
+                raise NotCovered(message("argument {path} is a {layout} tensor", path=path, layout=value.layout))
+            tensor = value.detach().contiguous()
+            self.tensors.append(tensor)
+            self.specs.append(TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device))
+            return ("tensor", len(self.tensors) - 1)
         if kind is dict:
             return self._dict(value, path) if value else ("dict", ())
         if kind in (list, tuple, torch.Size):
@@ -156,14 +157,6 @@ class _Splitter:
                 source=source_of(value),
             )
         )
-
-    def _tensor(self, value: torch.Tensor, path: str) -> Structure:
-        if value.layout != torch.strided:
-            raise NotCovered(message("argument {path} is a {layout} tensor", path=path, layout=value.layout))
-        tensor = value.detach().contiguous()
-        self.tensors.append(tensor)
-        self.specs.append(TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device))
-        return ("tensor", len(self.tensors) - 1)
 
     def _dict(self, value: dict[Any, Any], path: str) -> Structure:
         items = sorted(value.items(), key=lambda item: repr(_dict_key(item[0], path)))
@@ -271,8 +264,14 @@ def split(
     option_names: tuple[str, ...] = ()
     probes_numbers = False
     if options_name is not None and plain.get(options_name) is not None:
-        options = plain[options_name]
-        option_names, plain[options_name] = _option_names(options), _read_options(options, options_read)
+        options, names = plain[options_name], []
+        for name, value in options.items():
+            names.append(f"{name}{_IS_NONE}" if value is None else f"{name}")
+        option_names = tuple(sorted(names))
+        plain[options_name] = {}  # in an order that does not depend on the process
+        for name in sorted(options_read):
+            if name in options:
+                plain[options_name][name] = options[name]
         probes_numbers = True
     try:
         for name in sorted(plain):
@@ -285,14 +284,3 @@ def split(
         raise NotCovered(message("the arguments hold something that contains itself")) from None
     structure = ("dict", (*children, *probed))
     return Call(Signature(function, structure, tuple(splitter.specs), option_names), tuple(splitter.tensors))
-
-
-def _option_names(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of options, with a mark on those that are None: a forward can ask for both."""
-    names = [f"{name}{_IS_NONE}" if options[name] is None else f"{name}" for name in options]
-    return tuple(sorted(names))
-
-
-def _read_options(options: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
-    """Return the options that a target is known to read, in an order that does not depend on the process."""
-    return {name: options[name] for name in sorted(read) if name in options} if read else {}

@@ -120,20 +120,24 @@ class RecordedGraph(CompiledGraph):
         self._overflows.clear()
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.run(weights, tensors)
+        return self.run(weights, [weight.data_ptr() for weight in weights], tensors)
 
     def run(
-        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], record_only_launch_bound: bool = False
+        self,
+        weights: Sequence[torch.Tensor],
+        addresses: list[int],
+        tensors: Sequence[torch.Tensor],
+        record_only_launch_bound: bool = False,
     ) -> Sequence[torch.Tensor]:
-        """The outputs for ``tensors``.
+        """Return the outputs for ``tensors``.
 
         Args:
+            addresses: of the weights.
             record_only_launch_bound: only calls that are bound by launching are recorded.
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
             return self.inner(weights, tensors)
-        addresses = [weight.data_ptr() for weight in weights]
         recording = self._recordings.get(sizes)
         if recording is not None and recording.addresses == addresses:
             self._recordings.move_to_end(sizes)

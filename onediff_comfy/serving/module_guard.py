@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
 
 import torch
 import torch.utils._pytree as pytree
 
-from ..capture.call import Call, NotCovered, bind, split
+from ..capture.call import NotCovered, bind, split
 from ..capture.target.target import Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
@@ -27,6 +26,7 @@ class _Guarded:
     """A module that was seen."""
 
     target: Target
+    options_read: frozenset[str] = frozenset()  # as far as is known
     checked: bool = False  # in this run
     accepted: bool = False  # by the host, with the attributes that its layers have
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
@@ -70,7 +70,12 @@ class ModuleGuard:
             self._host.refuse(target.layers)
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
         arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
-        call = self._split(target, invocation, arguments)
+        call = split(
+            arguments,
+            function=getattr(invocation.forward, "__qualname__", type(invocation.forward).__qualname__),
+            options_name=self._host.options_name,
+            options_read=guarded.options_read,
+        )
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
@@ -78,7 +83,8 @@ class ModuleGuard:
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(device.type):
             raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
-        return Request(invocation, target, arguments, call, device, run.reusing, guarded.checked)
+        key = target.fingerprint, call.signature, run.reusing
+        return Request(invocation, target, arguments, call, device, key, guarded.checked)
 
     def confirms(self, request: Request) -> bool:
         """Look at the module of a request. Return True if it is what the request took it for.
@@ -88,18 +94,18 @@ class ModuleGuard:
         """
         return self._checked(request.invocation.module).target is request.target
 
-    def renewed(self, request: Request) -> Request:
-        """Return the request as it is now that more is known of which options its target reads."""
-        return replace(request, call=self._split(request.target, request.invocation, request.arguments))
+    def up_to_date(self, request: Request, run: RunContext) -> Request:
+        """Return the request as it is if more is known by now of which options its target reads.
 
-    def _split(self, target: Target, invocation: Invocation, arguments: Mapping[str, Any]) -> Call:
-        forward = invocation.forward
-        return split(
-            arguments,
-            function=getattr(forward, "__qualname__", type(forward).__qualname__),
-            options_name=self._host.options_name,
-            options_read=self._library.index.options_read(target.fingerprint),
-        )
+        Raises:
+            NotCovered: as for ``request``.
+        """
+        guarded = self._guarded.get(id(request.invocation.module))
+        read = self._library.index.options_read(request.target.fingerprint)
+        if guarded is None or guarded.target is not request.target or guarded.options_read == read:
+            return request
+        guarded.options_read = read
+        return self.request(request.invocation, run)
 
     def _checked(self, module: torch.nn.Module) -> _Guarded:
         """Return what is known of a module, after a look at it where it may be another than before.
@@ -118,6 +124,7 @@ class ModuleGuard:
             if not guarded.target.is_current():
                 guarded.target = Target(module, self._host.code, self._host.formats)
         guarded.checked = True
+        guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
         if guarded.target.refusal is not None:
             raise NotCovered(guarded.target.refusal)
         if guarded.target.fingerprint not in guarded.identities:

@@ -63,7 +63,7 @@ class Recorded:
         self.made += 1
 
     def __call__(self, weight: torch.Tensor, x: torch.Tensor, record_only_launch_bound: bool = False) -> torch.Tensor:
-        (output,) = self.graph.run([weight], [x], record_only_launch_bound)
+        (output,) = self.graph.run([weight], [weight.data_ptr()], [x], record_only_launch_bound)
         return output
 
     def right(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
@@ -223,7 +223,7 @@ class Part:
 
     def calls(self, count: int = 1, columns: int = 4) -> None:
         for _ in range(count):
-            self._run.graph.run([OnCard(1)], [OnCard(columns)])  # type: ignore[list-item]
+            self._run.graph.run([OnCard(1)], [0], [OnCard(columns)])  # type: ignore[list-item]
 
     def replays(self, columns: int = 4) -> bool:
         """Whether a call launches nothing kernel by kernel."""
@@ -259,7 +259,7 @@ def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> 
     assert pool.nbytes == 100 * MB
     for _ in range(2):  # the second is recorded
         dies += [1] * (part.inner.calls == 1)
-        part.graph.run([OnCard(1)], [OnCard(4)])  # type: ignore[list-item]
+        part.graph.run([OnCard(1)], [0], [OnCard(4)])  # type: ignore[list-item]
     assert (part.made, part.graph.recordings, pool.nbytes) == (1, 0, 0)
     other.calls()
     assert other.replays()

@@ -25,7 +25,8 @@ from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
 from onediff_comfy.messages import first_line
 from onediff_comfy.metrics import Metrics
-from onediff_comfy.serving.dispatcher import Dispatcher, Options
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.options import Options
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 

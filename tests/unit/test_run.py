@@ -18,10 +18,10 @@ from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
-from onediff_comfy.serving.call_timing import CallTimes
 from onediff_comfy.serving.decision import Served
-from onediff_comfy.serving.eager_times import EagerTimes
+from onediff_comfy.serving.executor import CallTimes
 from onediff_comfy.serving.run import RunReport
+from onediff_comfy.serving.verification.eager_times import EagerTimes
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -41,7 +41,7 @@ def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20, gai
     times = CallTimes(iter((0.0, graph_seconds)).__next__)
     with times.measured(KEY, SIGNATURE, CPU):
         pass
-    run = RunReport(library, EagerTimes(library, times, gains))
+    run = RunReport(Metrics(), library.metrics, EagerTimes(library, times, gains).gain)
     for _ in range(calls):
         run.graph_answered(Served(KEY, SIZES), SIGNATURE)
     return run
@@ -88,7 +88,7 @@ def test_calls_that_ran_eager_are_told_with_every_reason(library: GraphLibrary) 
 
 
 def test_a_run_of_eager_calls_gives_the_reason_and_no_more(library: GraphLibrary) -> None:
-    run = RunReport(library, EagerTimes(library, CallTimes(), gains=True))
+    run = RunReport(Metrics(), library.metrics, EagerTimes(library, CallTimes(), gains=True).gain)
     run.eager_answered("a patch")
     assert (run.calls, run.served, run.status("64×64 b1")) == (1, 0, "not accelerated: a patch")
 

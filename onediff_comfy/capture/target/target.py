@@ -14,10 +14,9 @@ import torch
 from ..fingerprint.code_ownership import NO_HOST, HostCode
 from ..fingerprint.unread_attributes import is_tensors
 from ..fingerprint.value_text import Describer
-from .attribute_guard import AttributeGuard
+from .held_objects import AttributeGuard, WeightSpec, WeightTable
 from .module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
 from .tensor_parts import TensorSubclasses, WeightFormat
-from .weight_table import WeightSpec, WeightTable
 
 _FORMATS = (TensorSubclasses(),)
 
@@ -25,9 +24,9 @@ _FORMATS = (TensorSubclasses(),)
 class Target:
     """A module seen as code plus weights.
 
-    Built once per module and cheap to ask again: ``weights`` reads the tensors that are in place *now* (a LoRA replaces
-    them, an offload moves them), ``guard_holds`` notices what replaced an object, ``is_current`` whether the module's
-    code is still what was fingerprinted.
+    Built once per module and cheap to ask again: ``placed_weights`` reads the tensors that are in place *now* (a LoRA
+    replaces them, an offload moves them), ``guard_holds`` notices what replaced an object, ``is_current`` whether the
+    module's code is still what was fingerprinted.
 
     Args:
         module: to be served.
@@ -36,7 +35,7 @@ class Target:
 
     Attributes:
         layers: the module and all its submodules.
-        weights: as of ``WeightTable``.
+        placed_weights: as ``WeightTable.placed``.
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
         guard_holds: returns True if no attribute, child or hook of a layer is another object than before. What happens
@@ -50,9 +49,17 @@ class Target:
         self.layers = tuple(module.modules())
         self._host = host
         self._table = WeightTable(module, formats)
-        self.weights = self._table.weights
+        self.placed_weights = self._table.placed
         self._use(AttributeGuard(self.layers))
         self.fingerprint, self.refusal, self._unread = self._inspected()
+
+    def weights(self, names: tuple[str, ...], device: torch.device) -> Sequence[torch.Tensor]:
+        """Return the named weights as they are in place now.
+
+        Raises:
+            NotCovered: see ``WeightTable.placed``.
+        """
+        return self.placed_weights(names, device).tensors
 
     @property
     def formats(self) -> Sequence[WeightFormat]:

@@ -9,7 +9,8 @@ from comfy.patcher_extension import CallbacksMP
 
 from ...engines import prepare
 from ...messages import Message, message
-from ...serving.dispatcher import Dispatcher, Options
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options
 from ..process.process import NodeOrigin, accelerated, library, metrics
 from ..process.services import host_services
 from ..report.status import status_of

@@ -20,7 +20,8 @@ from comfy.model_patcher import ModelPatcher
 
 from ...capture.target.target import Target
 from ...messages import message
-from ...serving.dispatcher import Dispatcher, Options
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options
 from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit

@@ -26,7 +26,8 @@ from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
 from ...messages import Message, message
 from ...runtime.step_cache import StepCache
-from ...serving.dispatcher import Dispatcher, Options, no_sizes
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options, no_sizes
 from ..preparation.latents import latent_ratio
 from ..process.process import NodeOrigin, accelerated
 from ..report.owners import owners_of

@@ -25,7 +25,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...messages import message
-from ...serving.dispatcher import Dispatcher, Options
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options
 from ..weights.dynamic_vram import is_dynamic, resident_clone
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ModuleProxy, module_behind, server_behind

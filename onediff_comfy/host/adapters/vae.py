@@ -20,7 +20,8 @@ from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
-from ...serving.dispatcher import Dispatcher, Options, no_sizes
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options, no_sizes
 from ..process.process import metrics
 from ..weights.dynamic_vram import is_dynamic, resident_clone
 from .attach import dispatcher_for, pass_through, unfit

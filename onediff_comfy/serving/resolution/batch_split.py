@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 
 from ...capture.call import Call, Signature
 from ...capture.shape_range import batch_tensor
-from .. import numerics
+from ..verification import numerics
 from .batch_plan import BatchPart, cost_of_call, join, plan, split_batch
 
 Family = tuple[str, Signature]
