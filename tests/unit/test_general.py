@@ -555,7 +555,7 @@ def test_a_graph_that_took_the_place_of_a_proved_one_is_compared(
     assert served.matches(*small(1, 16, 16))
     assert served.counts["retired"] == 1
     store.adopt(other)
-    assert process(tmp_path).retired(key), "the same compiler makes it wrong again"
+    assert process(tmp_path).verdicts.retired(key), "the same compiler makes it wrong again"
 
 
 @pytest.mark.parametrize("again", ["saved", "adopted"])
