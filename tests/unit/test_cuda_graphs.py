@@ -241,6 +241,15 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return card
 
 
+def test_the_addresses_of_weights_are_not_read_again(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call has read those of a thousand weights, to see whether they are the same."""
+    run = Recorded(lambda _weight, x: x, RecordingPool(lambda: MANY))
+    monkeypatch.setattr(OnCard, "data_ptr", lambda _self: pytest.fail("read again"))
+    for address in (1, 1, 1, 2, 2):
+        run.graph.run([OnCard(1)], [address], [OnCard(4)])  # type: ignore[list-item]
+    assert (run.made, run.inner.calls) == (2, 4), "weights at another address are another recording"
+
+
 def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> None:
     """A garbage collection may find a dead model at any time."""
     pool = RecordingPool(lambda: 1000 * MB)
