@@ -342,7 +342,7 @@ def test_a_replay_gives_what_a_direct_call_gives() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_sparingly_only_what_is_bound_by_launching_is_recorded() -> None:
+def test_only_what_is_bound_by_launching_is_recorded() -> None:
     def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         for _ in range(200):
             x = torch.tanh(x)

@@ -1,4 +1,4 @@
-"""serving/numerics.py: what counts as the same output."""
+"""serving/verification/numerics.py: what counts as the same output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""serving/numerics.py: how far a right graph may be off whose model rounds what it computes to 8 bits."""
+"""serving/verification/numerics.py: how far a right graph may be off whose model rounds what it computes to 8 bits."""
 
 from __future__ import annotations
 

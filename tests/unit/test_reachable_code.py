@@ -1,4 +1,4 @@
-"""reachable_code.py: what an extension replaces, however far the model's own code is from it, is noticed."""
+"""fingerprint/: what an extension replaces, however far the model's own code is from it, is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reachable_code.py: whatever value code reads by a name is part of a model's identity, or the model is refused."""
+"""fingerprint/: whatever value code reads by a name is part of a model's identity, or the model is refused."""
 
 from __future__ import annotations
 

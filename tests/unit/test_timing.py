@@ -1,4 +1,4 @@
-"""serving/call_timing.py: seconds by graph, without waiting for a device."""
+"""serving/executor.py: seconds by graph, without waiting for a device."""
 
 from __future__ import annotations
 
