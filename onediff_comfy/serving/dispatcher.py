@@ -121,7 +121,9 @@ class CallServer:
 
     def _resolved(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
         """Return what answers a request that no graph in memory is known for."""
-        found = self.resolver.resolve(self.guard.up_to_date(request, run), run)
+        if request.key not in self.resolver.routes:  # another object may have found what the target reads
+            request = self.guard.up_to_date(request)
+        found = self.resolver.resolve(request, run)
         if not isinstance(found, Provided):
             return found
         serve = self._known(found.request, run, found)

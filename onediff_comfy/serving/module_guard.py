@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from ..capture.call import NotCovered, bind, split
+from ..capture.call import Call, NotCovered, bind, split
 from ..capture.target.target import Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
@@ -70,12 +71,7 @@ class ModuleGuard:
             self._host.refuse(target.layers)
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
         arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
-        call = split(
-            arguments,
-            function=getattr(invocation.forward, "__qualname__", type(invocation.forward).__qualname__),
-            options_name=self._host.options_name,
-            options_read=guarded.options_read,
-        )
+        call = self._split(invocation, arguments, guarded.options_read)
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
@@ -94,18 +90,28 @@ class ModuleGuard:
         """
         return self._checked(request.invocation.module).target is request.target
 
-    def up_to_date(self, request: Request, run: RunContext) -> Request:
-        """Return the request as it is if more is known by now of which options its target reads.
+    def up_to_date(self, request: Request) -> Request:
+        """Return the request as it is with all that is known by now of which options its target reads.
 
         Raises:
-            NotCovered: as for ``request``.
+            NotCovered: an option that is read holds something that no graph can take.
         """
+        target = request.target
+        read = self._library.index.options_read(target.fingerprint)
         guarded = self._guarded.get(id(request.invocation.module))
-        read = self._library.index.options_read(request.target.fingerprint)
-        if guarded is None or guarded.target is not request.target or guarded.options_read == read:
-            return request
-        guarded.options_read = read
-        return self.request(request.invocation, run)
+        if guarded is not None and guarded.target is target:
+            guarded.options_read = read
+        call = self._split(request.invocation, request.arguments, read)
+        return replace(request, call=call, key=(target.fingerprint, call.signature, request.reusing))
+
+    def _split(self, invocation: Invocation, arguments: Mapping[str, Any], options_read: frozenset[str]) -> Call:
+        forward = invocation.forward
+        return split(
+            arguments,
+            function=getattr(forward, "__qualname__", type(forward).__qualname__),
+            options_name=self._host.options_name,
+            options_read=options_read,
+        )
 
     def _checked(self, module: torch.nn.Module) -> _Guarded:
         """Return what is known of a module, after a look at it where it may be another than before.
@@ -124,9 +130,9 @@ class ModuleGuard:
             if not guarded.target.is_current():
                 guarded.target = Target(module, self._host.code, self._host.formats)
         guarded.checked = True
-        guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
         if guarded.target.refusal is not None:
             raise NotCovered(guarded.target.refusal)
+        guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
         if guarded.target.fingerprint not in guarded.identities:
             _count_identity(guarded)
         return guarded

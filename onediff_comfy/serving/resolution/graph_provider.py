@@ -96,7 +96,7 @@ class GraphProvider:
                     key, graph = maker.make(self._library, what, general, self._show)
             except OptionRead as read:
                 self._library.index.learn_option(target.fingerprint, read.name)
-                request = self._guard.up_to_date(request, run)
+                request = self._guard.up_to_date(request)
                 continue
             sizes = graph.shapes.values(call.signature.tensors)
             return (
