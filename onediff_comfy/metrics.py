@@ -111,17 +111,17 @@ class Metrics:
             self._total.made(how, key, engine, what, seconds)
 
     def graphs_made(self) -> int:
-        """How many graphs were compiled or loaded so far."""
+        """Return how many graphs were compiled or loaded so far."""
         with self._lock:
             return len(self._graphs)
 
     def graphs(self, since: int = 0) -> list[dict[str, Any]]:
-        """The graphs that were compiled or loaded, in order, without the first ``since``."""
+        """Return the graphs that were compiled or loaded, in order, without the first ``since``."""
         with self._lock:
             return [dict(graph) for graph in self._graphs[since:]]
 
     def served_by(self) -> dict[str, int]:
-        """How many calls each graph answered, by graph key."""
+        """Return how many calls each graph answered, by graph key."""
         with self._lock:
             return dict(self._all_served())
 
@@ -129,12 +129,12 @@ class Metrics:
         return sum((counts.copy() for _, counts in self._tallies), self._served_by.copy())
 
     def evictions(self) -> dict[str, int]:
-        """How often each graph left memory to make room, by graph key."""
+        """Return how often each graph left memory to make room, by graph key."""
         with self._lock:
             return dict(self._evicted)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything so far, as plain data for JSON."""
+        """Return everything so far, as plain data for JSON."""
         with self._lock:
             return {
                 **{name: self._counts[name] for name in _COUNTED},

@@ -46,7 +46,7 @@ class CallIndex:
         self._options_read: dict[str, frozenset[str]] = {}
 
     def options_read(self, fingerprint: str) -> frozenset[str]:
-        """The options that the target with this fingerprint is known to read."""
+        """Return the options that the target with this fingerprint is known to read."""
         if fingerprint not in self._options_read:
             noted = self._store.notes.read(_OPTIONS, fingerprint) if self._store else None
             self._options_read[fingerprint] = frozenset(noted or ())
@@ -59,7 +59,7 @@ class CallIndex:
             self._store.notes.write(_OPTIONS, fingerprint, sorted(read))
 
     def candidates(self, call_key: str) -> tuple[Candidate, ...]:
-        """The graphs that are known to serve calls like this one, whoever compiled them and when."""
+        """Return the graphs that are known to serve calls like this one, whoever compiled them and when."""
         found = self._candidates.get(call_key)
         if not found:
             noted = self._store.notes.calls(call_key) if self._store else []

@@ -66,15 +66,15 @@ class Variant:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Variant:
-        """What was chosen where code was compiled with these options."""
+        """Return what was chosen where code was compiled with these options."""
         return cls(reusable=_REUSE in options, fp8=_PRECISION in options)
 
     def __str__(self) -> str:
-        """For people, behind the name of what is compiled."""
+        """Return the variant for people, to stand behind the name of what is compiled."""
         return f"{', fp8' if self.fp8 else ''}{', step cache' if self.reusable else ''}"
 
     def options(self) -> dict[str, str]:
-        """As options of a compiler. An fp8 layer is one operator of a capture: other arithmetic needs another name."""
+        """Return it as a compiler's options. An fp8 layer is one operator, whose arithmetic needs a name."""
         reuse = {_REUSE: "first block"} if self.reusable else {}
         return {**reuse, **({_PRECISION: "fp8 rows"} if self.fp8 else {})}
 
@@ -124,7 +124,7 @@ def _numeric_settings() -> dict[str, str]:
 
 
 def attention_kernels() -> dict[str, bool]:
-    """Which kernels PyTorch may choose from: a capture names what it chooses."""
+    """Return which kernels PyTorch may choose from: a capture names what it chooses."""
     return {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION_KERNELS}
 
 

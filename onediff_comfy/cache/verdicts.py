@@ -40,7 +40,7 @@ class Verdicts:
         self._aside: set[str] = set()
 
     def retired(self, graph_key: str) -> str | None:
-        """Why this graph may not serve, if it was found wrong, now or by an earlier process."""
+        """Return why this graph may not serve, if it was found wrong, now or by an earlier process."""
         if graph_key not in self._retired and self._store and self._store.notes.read(PROVED, graph_key) is False:
             self._retired[graph_key] = message(
                 "its compiled graph differed from eager when it was first used on this machine"
@@ -48,7 +48,7 @@ class Verdicts:
         return self._retired.get(graph_key)
 
     def useful(self, graph_key: str) -> bool:
-        """Whether this graph may serve, and is not known to be slower than another that does."""
+        """Return True if this graph may serve, and is not known to be slower than another that does."""
         if graph_key not in self._aside and self._store and self._store.notes.read(_SLOWER, graph_key) is True:
             self._aside.add(graph_key)
         return graph_key not in self._aside and self.retired(graph_key) is None
@@ -75,11 +75,11 @@ class Verdicts:
         self._metrics.count("retired")
 
     def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
-        """Whether the graph's output for these values of its symbols was compared with eager's on this machine."""
+        """Return True if the graph's output for these values of its symbols agreed with eager's on this machine."""
         return list(sizes) in self._proofs(graph_key)
 
     def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
-        """A graph's output for these values of its symbols agreed with eager's: it need not be compared again."""
+        """Note that a graph's output for these values of its symbols agreed with eager's: it is not compared again."""
         proofs = self._proofs(graph_key)
         proofs.append(list(sizes))
         del proofs[:-_MOST_PROVED]
@@ -96,7 +96,7 @@ class Verdicts:
             self._store.notes.write(_EAGER_SECONDS, graph_key, self._timed[graph_key])
 
     def eager_samples(self, graph_key: str, sizes: Sequence[int]) -> list[float]:
-        """Seconds of eager calls that this graph serves now, in this process and earlier ones."""
+        """Return the seconds of eager calls that this graph serves now, in this process and earlier ones."""
         return [seconds for known, seconds in self._eager_times(graph_key) if known == list(sizes)]
 
     def _eager_times(self, graph_key: str) -> list[list[Any]]:

@@ -70,21 +70,21 @@ class Signature:
     option_names: tuple[str, ...]
 
     def any_sizes(self) -> Signature:
-        """This signature with the sizes left open: what calls of all sizes have in common."""
+        """Return this signature with the sizes left open: what calls of all sizes have in common."""
         return replace(self, tensors=tuple(replace(t, shape=(ANY_SIZE,) * len(t.shape)) for t in self.tensors))
 
     def options(self) -> dict[str, object]:
-        """The bag of options as far as a signature tells it: None where the value is None, a stand-in elsewhere."""
+        """Return the bag of options as far as a signature tells it: None where a value is None, an object elsewhere."""
         names = ((name.removesuffix(_IS_NONE), name.endswith(_IS_NONE)) for name in self.option_names)
         return {name: None if is_none else object() for name, is_none in names}
 
     def with_batch(self, batch: int, other: int) -> Signature:
-        """This signature as a call of ``other`` samples has it, where ``batch`` is the first axis."""
+        """Return this signature as a call of ``other`` samples has it, where ``batch`` is the first axis."""
         tensors = tuple(replace(t, shape=(other, *t.shape[1:])) if t.shape[:1] == (batch,) else t for t in self.tensors)
         return replace(self, tensors=tensors)
 
     def lines(self) -> list[str]:
-        """One line for every fact, in an order that does not depend on the process."""
+        """Return one line for every fact, in an order that does not depend on the process."""
         return [
             f"function {self.function}",
             f"structure {self.structure!r}",
@@ -102,11 +102,11 @@ class Call:
 
     @property
     def probed(self) -> tuple[str, ...]:
-        """The names of the arguments whose values are not part of the signature."""
+        """Return the names of the arguments whose values are not part of the signature."""
         return tuple(name for name, child in self.signature.structure[1] if child[0] == _PROBED)
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """The call's arguments by name, with ``tensors`` in place of the original ones.
+        """Return the call's arguments by name, with ``tensors`` in place of the original ones.
 
         A probe takes the place of an argument whose value is not part of the signature (see ``option_probe``).
         """
@@ -212,7 +212,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``function(*args, **kwargs)`` by name, defaults filled in.
+    """Return the arguments of ``function(*args, **kwargs)`` by name, defaults filled in.
 
     Model families order their parameters differently, and callers mix positions and names: names
     are the only common ground.

@@ -53,7 +53,7 @@ class Binding:
         return tuple(item.name for item in self.inputs if item.kind == "weight")
 
     def feed(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The graph's inputs in order, from weights (in ``weight_names`` order) and a call's tensors."""
+        """Return the graph's inputs in order, from weights (in ``weight_names`` order) and a call's tensors."""
         remaining = iter(weights)
         return [
             next(remaining)
@@ -88,12 +88,12 @@ class Capture:
 
     @property
     def shapes(self) -> ShapeRange:
-        """The sizes it holds for. Compiling may narrow them: ask again afterwards."""
+        """Return the sizes it holds for. Compiling may narrow them: ask again afterwards."""
         placeholders = [node for node in self.graph.graph.nodes if node.op == "placeholder"]
         pairs = zip(self.binding.inputs, placeholders, strict=True)
         examples = [node.meta["val"] for item, node in pairs if item.kind == "tensor"]
         return range_of(examples, self.batch, self.binding.folds)
 
     def examples(self) -> list[Any]:
-        """A fake tensor for every input: shapes, dtypes, strides and devices without memory."""
+        """Return a fake tensor for every input: shapes, dtypes, strides and devices without memory."""
         return [node.meta["val"] for node in self.graph.graph.nodes if node.op == "placeholder"]

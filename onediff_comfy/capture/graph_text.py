@@ -16,7 +16,7 @@ class AddressInText(Exception):
 
 
 def argument_text(value: Any, name: Callable[[torch.fx.Node], str]) -> str:
-    """The arguments of a graph's node as canonical text.
+    """Return the arguments of a graph's node as canonical text.
 
     Args:
         value: what a node holds as ``args`` or ``kwargs``, or a part of it.
@@ -34,7 +34,7 @@ def argument_text(value: Any, name: Callable[[torch.fx.Node], str]) -> str:
 
 
 def target_text(target: Any) -> str:
-    """What a graph's node calls. Python functions by module and name, for ``str`` gives them their address."""
+    """Return what a graph's node calls. Python functions by module and name, for ``str`` gives them their address."""
     return f"{target.__module__}.{target.__qualname__}" if isinstance(target, types.FunctionType) else str(target)
 
 
@@ -73,7 +73,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def text_digest(lines: Sequence[str]) -> str:
-    """sha256 over lines that identify something in every process.
+    """Return the sha256 over lines that identify something in every process.
 
     Raises:
         AddressInText: a line holds an address, which is another in every process.

@@ -105,7 +105,7 @@ class Maker:
 
     @property
     def variant(self) -> Variant:
-        """What a person chose to give up for speed."""
+        """Return what a person chose to give up for speed."""
         return Variant.of(self.compiler.options)
 
     def _substitutions(self) -> Forms:

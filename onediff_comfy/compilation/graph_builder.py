@@ -72,13 +72,13 @@ class GraphBuilder:
     def while_no_graph_is_made(
         self, while_waiting: Callable[[Waited], None]
     ) -> contextlib.AbstractContextManager[None]:
-        """For captures: torch.export and a compiler at work on another thread disturb each other."""
+        """Hold compilations back for a capture: torch.export and a compiler on another thread disturb each other."""
         return self._jobs.between_jobs(while_waiting)
 
     def loaded(
         self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[Waited], None]
     ) -> CompiledGraph | None:
-        """The graph from the cache or the store; None if neither has it.
+        """Return the graph from the cache or the store; None if neither has it.
 
         Raises:
             BaseException: whatever ``while_waiting`` raises; the loading goes on and is kept.
@@ -89,7 +89,7 @@ class GraphBuilder:
         return graph
 
     def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | Pending | None:
-        """As ``loaded``, without waiting: what is on its way, where it is being loaded."""
+        """Do as ``loaded`` without waiting. Return what is on its way, where it is being loaded."""
         graph = self._cache.get(graph_key)
         if graph is not None or self._store is None or self._verdicts.is_retired_here(graph_key):
             return graph
@@ -113,7 +113,7 @@ class GraphBuilder:
         origin: GraphOrigin,
         while_waiting: Callable[[Waited], None],
     ) -> CompiledGraph:
-        """The compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
+        """Return the compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
 
         Raises:
             EngineError: the engine cannot compile here.
@@ -184,7 +184,7 @@ class GraphBuilder:
         return self._put(key.digest, graph, engine, device)
 
     def expected_seconds(self, engine: Engine, device: torch.device, operators: int) -> float | None:
-        """How long compiling so many operators will take, by what it took on this machine; None the first time."""
+        """Return how long compiling so many operators will take, by what it took here before; None the first time."""
         rates = self._store.notes.read(_COMPILE_RATES, f"{engine.name}-{device.type}") if self._store else None
         # Per operator, the largest: being done early disappoints nobody.
         return operators * max(rates) if rates else None
@@ -224,7 +224,7 @@ class GraphBuilder:
 
 
 def waiting_for_turn(seconds: float) -> Message:
-    """What a person is shown whose own work is not begun; what is under way may be for the same graph."""
+    """Return what a person is shown whose own work is not begun; what is under way may be for the same graph."""
     return message("waiting for a compilation that is under way, {seconds:.0f} s", seconds=seconds)
 
 

@@ -104,7 +104,7 @@ class RecordedGraph(CompiledGraph):
 
     @property
     def recordings(self) -> int:
-        """How many sizes are recorded."""
+        """Return how many sizes are recorded."""
         return len(self._recordings)
 
     def forget_recordings(self) -> None:
@@ -228,7 +228,7 @@ class RecordedGraph(CompiledGraph):
         return _Recording(graph, addresses, own, outputs)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
-        """A recording was too much for the budget: not for ever, where it and others take turns in every step.
+        """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.
 
         Args:
             alone: there were no others.

@@ -72,7 +72,7 @@ class RecordingPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory that recordings hold."""
+        """Return the bytes of device memory that recordings hold."""
         return sum(pool.nbytes for pool in list(self._devices.values()))
 
     def join(self, recorder: Recorder) -> None:
@@ -150,7 +150,7 @@ class RecordingPool:
 
     @property
     def may_grow(self) -> bool:
-        """True if this thread's calls are recorded."""
+        """Return True if this thread's calls are recorded."""
         return self._thread is None or self._thread == threading.get_ident()
 
     @contextlib.contextmanager

@@ -54,14 +54,14 @@ class ReusableGraph(CompiledGraph):
     def compute(
         self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> tuple[Sequence[torch.Tensor], Features]:
-        """The outputs of the whole forward, and what a brief one may reuse."""
+        """Return the outputs of the whole forward, and what a brief one may reuse."""
         outputs = self.whole(weights, tensors)
         return outputs[:-FEATURES], Features(*outputs[-FEATURES:])
 
     def reuse(
         self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], features: Features
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """The outputs with the deep layers' work taken from ``features``, and this call's early result."""
+        """Return the outputs with the deep layers' work taken from ``features``, and this call's early result."""
         *outputs, early = self.brief([weights[i] for i in self._brief_weights], [*tensors, features.deep])
         return outputs, early
 
@@ -170,12 +170,12 @@ class StepCache:
         self.calls, self._decision.computed = 0, 0
 
     def features(self, stream: Hashable) -> Features | None:
-        """What the stream's last whole call found, if it is not too old."""
+        """Return what the stream's last whole call found, if it is not too old."""
         known = self._streams.get(stream)
         return known.features if known is not None else None
 
     def forget(self) -> None:
-        """The run has ended: nobody needs its features any more."""
+        """Forget all features: the run has ended."""
         self._streams.clear()
         self._decision.measured.clear()
 
@@ -185,11 +185,11 @@ class StepCache:
         self.forget()
 
     def cannot_reuse(self, reason: str) -> None:
-        """A call was answered by a graph that computes everything."""
+        """Note that a call was answered by a graph that computes everything."""
         self.others[reason] += 1
 
     def reuses(self, stream: Hashable) -> bool:
-        """Whether the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
+        """Return True if the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
         if not self._decision.step:
             self.refuse(message("the sampler does not say when a step begins"))
         elif stream in self._in_this_step:
@@ -216,7 +216,7 @@ class StepCache:
         tensors: Sequence[torch.Tensor],
         reuse: bool,
     ) -> Sequence[torch.Tensor]:
-        """The outputs for a call.
+        """Return the outputs for a call.
 
         Args:
             stream: what the call has in common with those in other steps.
@@ -240,7 +240,7 @@ class StepCache:
 
 
 def change(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """sum |now - before| / sum |before|, summed in float32, on the device."""
+    """Return sum |now - before| / sum |before|, summed in float32, on the device."""
     return _sum_of_sizes(now - before) / _sum_of_sizes(before)
 
 

@@ -75,7 +75,7 @@ class Request:
 
     @property
     def reusing(self) -> bool:
-        """True if the run may be served by graphs that can leave deep layers out."""
+        """Return True if the run may be served by graphs that can leave deep layers out."""
         return self.key[2]
 
 
@@ -97,7 +97,7 @@ class Served:
 
     @cached_property
     def proof_key(self) -> tuple[str, tuple[int, ...]]:
-        """A graph is proved for each set of sizes by itself."""
+        """Return what a proof is of: a graph at one set of sizes."""
         return self.graph_key, self.sizes
 
 

@@ -335,7 +335,7 @@ class Dispatcher:
 
     @property
     def calls(self) -> int:
-        """How many calls this run has had so far, served or not."""
+        """Return how many calls this run has had so far, served or not."""
         return self._run.report.calls
 
     def passed_by(self, module: torch.nn.Module, reason: str) -> None:

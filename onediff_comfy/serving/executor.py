@@ -96,27 +96,27 @@ class CallTimes:
                 self._read_passed()
 
     def seconds(self) -> dict[str, float]:
-        """What each graph's calls took so far; on a GPU, of the calls that have ended."""
+        """Return what each graph's calls took so far; on a GPU, of the calls that have ended."""
         with self._lock:
             self._read_passed()
             return {key: seconds for key, seconds in self._seconds.items() if key != EAGER}
 
     def fastest(self, key: str, signature: Signature) -> tuple[float, int]:
-        """Seconds of the fastest call with ``signature`` of the graph ``key``, and of how many; infinite of none."""
+        """Return the fastest such call of the graph ``key`` in seconds, and of how many; infinite of none."""
         with self._lock:
             self._read_passed()
             calls = self._calls.get((key, signature), _Calls())
             return calls.fastest, calls.count
 
     def last(self, key: str, signature: Signature) -> float | None:
-        """Seconds of the last call with ``signature`` of the graph ``key`` that has ended; None of none."""
+        """Return the seconds of the last call with ``signature`` of the graph ``key`` that has ended; None of none."""
         with self._lock:
             self._read_passed()
             calls = self._calls.get((key, signature))
             return None if calls is None else calls.last
 
     def usual(self, key: str, signature: Signature) -> float | None:
-        """Seconds that calls with ``signature`` of the graph ``key`` take on average; None of none.
+        """Return the seconds that calls with ``signature`` of the graph ``key`` take on average; None of none.
 
         Without the slowest, as long as there are others: the first call loads kernels.
         """

@@ -46,7 +46,7 @@ class RunReport:
 
     @property
     def served(self) -> int:
-        """Calls that compiled graphs answered."""
+        """Return how many calls compiled graphs answered."""
         return sum(self._served.values())
 
     @property
@@ -70,7 +70,7 @@ class RunReport:
         self._eager[reason] += 1
 
     def status(self, what: str) -> Message:
-        """For people: ``compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles``, and why calls were not accelerated.
+        """Return ``compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles``, and why calls were not accelerated.
 
         Args:
             what: what the run made.
@@ -86,7 +86,7 @@ class RunReport:
         return joined("\n", filter(None, (line, *self._notes, _reasons(self._eager) if self._eager else "")))
 
     def gain(self) -> float | None:
-        """How many times faster than eager the graph is that answered most calls; None where that is not known."""
+        """Return how many times faster than eager the graph of most calls is; None where that is not known."""
         (kind, _), *_ = self._served.most_common(1)
         return self._gain(kind, self._signatures[kind])
 
@@ -159,5 +159,5 @@ def _rounded(seconds: float) -> str:
 
 
 def _reasons(eager: Counter[str]) -> Message:
-    """Why calls were not accelerated, most of them first."""
+    """Return why calls were not accelerated, most of them first."""
     return joined("\n", (message("not accelerated: {reason}", reason=reason) for reason, _ in eager.most_common()))

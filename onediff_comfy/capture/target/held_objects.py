@@ -157,7 +157,7 @@ class _Flattening:
     order: list[int]
 
     def tensors(self, weights: Sequence[Any]) -> list[Any] | None:
-        """What a graph takes; None if a weight is of another class than it was."""
+        """Return what a graph takes; None if a weight is of another class than it was."""
         found: list[Any] = []
         for weight, whole in zip(weights, self.wholes, strict=True):
             if whole is None:
@@ -246,7 +246,7 @@ class WeightTable:
         return wanted
 
     def _flattening(self, names: tuple[str, ...], weights: Sequence[str]) -> _Flattening | None:
-        """How tensors of these names come from these weights; None if each is a weight of its own."""
+        """Return how tensors of these names come from these weights; None if each is a weight of its own."""
         if self._part_of.keys().isdisjoint(names):
             return None
         wholes = [self._wholes.get(name) for name in weights]
@@ -256,7 +256,7 @@ class WeightTable:
         return _Flattening(wholes, [first[name] + index for name, index in places])
 
     def _misfit(self, names: tuple[str, ...], tensors: Sequence[Any], device: torch.device) -> Message:
-        """What is wrong with the first weight that cannot be used as it is."""
+        """Return what is wrong with the first weight that cannot be used as it is."""
         for name, tensor in zip(names, tensors, strict=True):
             spec = self.specs[name]
             if tensor is None or tensor.dtype != spec.dtype or tensor.shape != spec.shape:

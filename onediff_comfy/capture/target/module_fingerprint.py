@@ -105,7 +105,7 @@ def named(path: str) -> str:
 
 
 def _is_own_forward(layer: torch.nn.Module) -> bool:
-    """Whether the forward that was set on a layer is its class's: hosts put it back so, after another extension's."""
+    """Return True if the forward that was set on a layer is its class's. Hosts put it back so after an extension's."""
     forward = layer.__dict__["forward"]
     return getattr(forward, "__self__", None) is layer and getattr(forward, "__func__", None) is type(layer).forward
 
@@ -123,7 +123,7 @@ def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, aside:
 def _weight_lines(
     path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], formats: Sequence[WeightFormat]
 ) -> Iterator[str]:
-    """The weights of one layer; ``weights`` collects first names by identity."""
+    """Yield the weights of one layer; ``weights`` collects first names by identity."""
     for holder in (layer._parameters, layer._buffers):
         for name, tensor in holder.items():
             if tensor is None:
@@ -143,14 +143,14 @@ def _weight_lines(
 
 
 def _bases(kinds: set[type]) -> list[type]:
-    """The classes of layers and all that these are derived from."""
+    """Return the classes of layers and all that these are derived from."""
     return sorted(
         {base for kind in kinds for base in kind.__mro__}, key=lambda kind: (kind.__module__, kind.__qualname__)
     )
 
 
 def _reached(bases: list[type], describer: Describer, host: HostCode) -> CodeReachability:
-    """The code of the layers' classes and of all that they hold, and what that code reaches.
+    """Return the code of the layers' classes and of all that they hold, and what that code reaches.
 
     Other extensions replace methods and functions of the host while it runs. What they replaced
     must not be served by a graph of what was there before.
@@ -163,7 +163,7 @@ def _reached(bases: list[type], describer: Describer, host: HostCode) -> CodeRea
 
 
 def _read_of(names: set[str], reached: CodeReachability, describer: Describer, lines: list[str]) -> set[str]:
-    """Which attributes of these names may be read, also by a name that is itself the value of an attribute."""
+    """Return which attributes of these names may be read, also by a name that is itself the value of an attribute."""
     if not names:
         return names
     for code in describer.code:  # with what was met on the way

@@ -63,12 +63,12 @@ class Target:
 
     @property
     def formats(self) -> Sequence[WeightFormat]:
-        """The ways in which one weight may be several tensors."""
+        """Return the ways in which one weight may be several tensors."""
         return self._table.formats
 
     @property
     def specs(self) -> Mapping[str, WeightSpec]:
-        """Every weight by name; see ``WeightTable``."""
+        """Return the spec of every weight by name; see ``WeightTable``."""
         return self._table.specs
 
     def is_current(self) -> bool:

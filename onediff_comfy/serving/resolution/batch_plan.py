@@ -25,12 +25,12 @@ class BatchPart:
 
 
 def cost_of_call(size: int) -> float:
-    """The cost of one call of a graph for ``size`` samples, in samples."""
+    """Return the cost of one call of a graph for ``size`` samples, in samples."""
     return size + CALL_OVERHEAD
 
 
 def plan(batch: int, sizes: Collection[int], cost: Callable[[int], float] = cost_of_call) -> list[BatchPart]:
-    """The cheapest calls that together serve a batch; of equally cheap ones, the fewest.
+    """Return the cheapest calls that together serve a batch; of equally cheap ones, the fewest.
 
     Args:
         batch: samples to serve.
@@ -63,7 +63,7 @@ def plan(batch: int, sizes: Collection[int], cost: Callable[[int], float] = cost
 
 
 def split_batch(tensors: Sequence[torch.Tensor], batch: int, parts: Sequence[BatchPart]) -> list[list[torch.Tensor]]:
-    """The tensors of each call.
+    """Return the tensors of each call.
 
     Args:
         tensors: each with the batch as axis 0, ``[batch, ...]``. What all samples share does not belong here.
@@ -84,7 +84,7 @@ def split_batch(tensors: Sequence[torch.Tensor], batch: int, parts: Sequence[Bat
 
 
 def join(outputs: Sequence[Sequence[torch.Tensor]], parts: Sequence[BatchPart]) -> list[torch.Tensor]:
-    """The whole batch's outputs, without what filled the parts up.
+    """Return the whole batch's outputs, without what filled the parts up.
 
     Args:
         outputs: for each part its output tensors, each ``[part.size, ...]``.

@@ -50,7 +50,7 @@ class BatchSplitter:
         self._inseparable: set[Family] = set()
 
     def plan(self, fingerprint: str, call: Call, served: Iterable[Signature]) -> BatchSplit | None:
-        """How a call can be cut so that graphs for other batch sizes serve it, where that costs little.
+        """Return how a call can be cut so that graphs for other batch sizes serve it, where that costs little.
 
         Args:
             fingerprint: of the target.

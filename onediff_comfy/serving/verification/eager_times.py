@@ -88,7 +88,7 @@ class EagerTimes:
         self._given_up.add(kind)
 
     def seconds(self, kind: Kind, signature: Signature) -> float | None:
-        """Seconds that such a call takes eager; None as long as that is not known well enough."""
+        """Return the seconds that such a call takes eager; None as long as that is not known well enough."""
         samples = sorted(self._library.verdicts.eager_samples(*kind)) if self._gains else []
         if not samples:
             return None
@@ -99,7 +99,7 @@ class EagerTimes:
         return samples[0]
 
     def gain(self, kind: Kind, signature: Signature) -> float | None:
-        """How many times faster than eager the graph answers such calls; None where that is not known."""
+        """Return how many times faster than eager the graph answers such calls; None where that is not known."""
         eager, graph = self.seconds(kind, signature), self._times.usual(kind[0], signature)
         return eager / graph if eager and graph else None
 
