@@ -76,7 +76,7 @@ class _Changes:
         import torch
 
         from onediff_comfy.host.process.process import metrics
-        from onediff_comfy.serving import numerics
+        from onediff_comfy.serving.verification import numerics
 
         rows: list[dict[str, Any]] = []
         for what, change in self.changes():

@@ -87,6 +87,7 @@ def hot_call(name: str) -> Callable[[], object]:
 
     from onediff_comfy import engines
     from onediff_comfy.cache.memory import GraphCache
+    from onediff_comfy.cache.verdicts import Verdicts
     from onediff_comfy.compilation.library import GraphLibrary
     from onediff_comfy.engines.base import CompiledGraph
     from onediff_comfy.engines.eager import EagerEngine
@@ -102,7 +103,7 @@ def hot_call(name: str) -> Callable[[], object]:
         def compile(self, capture: Any) -> CompiledGraph:
             return Nothing(capture.binding, capture.shapes)
 
-    class Proved(GraphLibrary):
+    class AllProved(Verdicts):
         def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
             return True
 
@@ -111,7 +112,9 @@ def hot_call(name: str) -> Callable[[], object]:
         module = family.build(torch.float32)
     module = module.to(torch.bfloat16).to_empty(device="cpu").eval().requires_grad_(False)
     engines.ENGINES["eager"] = NothingEngine()
-    dispatcher = Dispatcher("eager", Proved(GraphCache(1 << 30), Metrics()), host_services())
+    library = GraphLibrary(GraphCache(1 << 30), Metrics())
+    library.verdicts = AllProved(library.cache, library.metrics, None)
+    dispatcher = Dispatcher("eager", library, host_services())
     tokens, width = family.context
     batch = 2 if family.cfg > 1 else 1
     x = torch.zeros(batch, family.latent_channels, 16, 24, dtype=torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -42,6 +43,7 @@ class Metrics:
         self._fallbacks: Counter[str] = Counter()
         self._graphs: list[dict[str, Any]] = []
         self._served_by: Counter[str] = Counter()
+        self._tallies: list[tuple[weakref.ref[object], Counter[str]]] = []
         self._evicted: Counter[str] = Counter()
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -50,13 +52,29 @@ class Metrics:
         if self._total is not None:
             self._total.count(name, amount)
 
-    def served(self, key: str) -> None:
-        """Count one call that the graph ``key`` answered."""
+    def tally(self, owner: object) -> Counter[str]:
+        """Return counts, by graph key, of the calls that graphs answer for ``owner``, which alone adds to them.
+
+        They are part of what is counted here, read when somebody asks: a call that a graph answers counts itself once.
+        """
+        counts: Counter[str] = Counter()
+        self.take_in(weakref.ref(owner), counts)
+        return counts
+
+    def take_in(self, owner: weakref.ref[object], counts: Counter[str]) -> None:
+        """Count along what ``owner`` counts, for as long as it lives and after."""
         with self._lock:
-            self._counts["served"] += 1
-            self._served_by[key] += 1
+            self._add_up_ended()
+            self._tallies.append((owner, counts))
         if self._total is not None:
-            self._total.served(key)
+            self._total.take_in(owner, counts)
+
+    def _add_up_ended(self) -> None:
+        """Keep the sum of the counts whose owners are no more."""
+        ended = [tally for tally in self._tallies if tally[0]() is None]
+        self._tallies = [tally for tally in self._tallies if tally[0]() is not None]
+        for _, counts in ended:
+            self._served_by.update(counts)
 
     def evicted(self, key: str) -> None:
         """Count one graph that left memory to make room."""
@@ -105,7 +123,10 @@ class Metrics:
     def served_by(self) -> dict[str, int]:
         """Return how many calls each graph answered, by graph key."""
         with self._lock:
-            return dict(self._served_by)
+            return dict(self._all_served())
+
+    def _all_served(self) -> Counter[str]:
+        return sum((counts.copy() for _, counts in self._tallies), self._served_by.copy())
 
     def evictions(self) -> dict[str, int]:
         """Return how often each graph left memory to make room, by graph key."""
@@ -117,6 +138,7 @@ class Metrics:
         with self._lock:
             return {
                 **{name: self._counts[name] for name in _COUNTED},
+                "served": self._counts["served"] + self._all_served().total(),
                 "fallbacks": dict(self._fallbacks),
                 "graphs": [dict(graph) for graph in self._graphs],
             }

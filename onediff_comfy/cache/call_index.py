@@ -49,9 +49,9 @@ class CallIndex:
         self._exact_only: set[str] = set()
 
     def options_read(self, fingerprint: str) -> frozenset[str]:
-        """The options that the target with this fingerprint is known to read."""
+        """Return the options that the target with this fingerprint is known to read."""
         if fingerprint not in self._options_read:
-            noted = self._store.recall(_OPTIONS, fingerprint) if self._store else None
+            noted = self._store.notes.read(_OPTIONS, fingerprint) if self._store else None
             self._options_read[fingerprint] = frozenset(noted or ())
         return self._options_read[fingerprint]
 
@@ -59,7 +59,7 @@ class CallIndex:
         """Remember that the target with this fingerprint reads the option ``name``."""
         read = self._options_read[fingerprint] = self.options_read(fingerprint) | {name}
         if self._store:
-            self._store.note(_OPTIONS, fingerprint, sorted(read))
+            self._store.notes.write(_OPTIONS, fingerprint, sorted(read))
 
     def is_exact_only(self, call_key: str) -> bool:
         """Return True if calls of all sizes named ``call_key`` are known to have graphs for one set of sizes only.
@@ -69,7 +69,7 @@ class CallIndex:
         if (
             call_key not in self._exact_only
             and self._store
-            and self._store.recall(_EXACT_ONLY, call_key) == __version__
+            and self._store.notes.read(_EXACT_ONLY, call_key) == __version__
         ):
             self._exact_only.add(call_key)
         return call_key in self._exact_only
@@ -78,13 +78,13 @@ class CallIndex:
         """Remember that the code of calls of all sizes named ``call_key`` fixes sizes."""
         self._exact_only.add(call_key)
         if self._store:
-            self._store.note(_EXACT_ONLY, call_key, __version__)
+            self._store.notes.write(_EXACT_ONLY, call_key, __version__)
 
     def candidates(self, call_key: str) -> tuple[Candidate, ...]:
-        """The graphs that are known to serve calls like this one, whoever compiled them and when."""
+        """Return the graphs that are known to serve calls like this one, whoever compiled them and when."""
         found = self._candidates.get(call_key)
         if not found:
-            noted = self._store.calls(call_key) if self._store else []
+            noted = self._store.notes.calls(call_key) if self._store else []
             found = tuple(candidate for key, shapes in noted if (candidate := _candidate(key, shapes)) is not None)
             self._candidates[call_key] = found
         return found
@@ -95,7 +95,7 @@ class CallIndex:
         if candidate not in self.candidates(call_key):
             self._candidates[call_key] = (*self.candidates(call_key), candidate)
             if self._store:
-                self._store.note_call(call_key, graph_key, shapes.to_json())
+                self._store.notes.add_call(call_key, graph_key, shapes.to_json())
 
     def forget_candidates(self, call_key: str) -> None:
         """Ask the store again next time: another process may have compiled one."""

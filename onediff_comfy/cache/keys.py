@@ -38,7 +38,7 @@ def _digest(kind: str, fields: object) -> str:
 
 
 @dataclass(frozen=True)
-class Compiler:
+class CompilerFingerprint:
     """Everything besides the graph that decides what machine code comes out.
 
     Attributes:
@@ -53,38 +53,38 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Manner:
+class Variant:
     """What a person chose to give up for speed: nothing, if not said otherwise.
 
     Attributes:
-        reusable: forwards are compiled whole and brief (see ``capture.reuse``).
-        fp8: large linear layers are computed in fp8 (see ``capture.fp8``).
+        reusable: forwards are compiled whole and brief (see ``rewrites.step_cache_split``).
+        fp8: large linear layers are computed in fp8 (see ``rewrites.fp8_linear``).
     """
 
     reusable: bool = False
     fp8: bool = False
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Manner:
-        """What was chosen where code was compiled with these options."""
+    def of(cls, options: Mapping[str, str]) -> Variant:
+        """Return what was chosen where code was compiled with these options."""
         return cls(reusable=_REUSE in options, fp8=_PRECISION in options)
 
     def __str__(self) -> str:
-        """For people, behind the name of what is compiled."""
+        """Return the variant for people, to stand behind the name of what is compiled."""
         return f"{', fp8' if self.fp8 else ''}{', step cache' if self.reusable else ''}"
 
     def options(self) -> dict[str, str]:
-        """As options of a compiler. An fp8 layer is one operator of a capture: other arithmetic needs another name."""
+        """Return it as a compiler's options. An fp8 layer is one operator, whose arithmetic needs a name."""
         reuse = {_REUSE: "first block"} if self.reusable else {}
         return {**reuse, **({_PRECISION: "fp8 rows"} if self.fp8 else {})}
 
 
 _REUSE, _PRECISION = "reuse", "precision"
-LOSSLESS = Manner()
+LOSSLESS = Variant()
 """Nothing was given up for speed."""
 
 
-def compiler(engine: Engine, device: torch.device, manner: Manner = LOSSLESS) -> Compiler:
+def compiler(engine: Engine, device: torch.device, variant: Variant = LOSSLESS) -> CompilerFingerprint:
     """Describe ``engine`` as it would compile for ``device`` in this process."""
     environment = {
         "torch": torch.__version__,
@@ -95,7 +95,7 @@ def compiler(engine: Engine, device: torch.device, manner: Manner = LOSSLESS) ->
         **_numeric_settings(),
         **engine.versions(device),
     }
-    return Compiler(engine.name, {**engine.options(), **manner.options()}, environment)
+    return CompilerFingerprint(engine.name, {**engine.options(), **variant.options()}, environment)
 
 
 def _hardware(device: torch.device) -> dict[str, str]:
@@ -124,7 +124,7 @@ def _numeric_settings() -> dict[str, str]:
 
 
 def attention_kernels() -> dict[str, bool]:
-    """Which kernels PyTorch may choose from: a capture names what it chooses."""
+    """Return which kernels PyTorch may choose from: a capture names what it chooses."""
     return {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION_KERNELS}
 
 
@@ -142,7 +142,7 @@ class CallKey:
     target: str
     signature: Signature
     host: str
-    compiler: Compiler
+    compiler: CompilerFingerprint
 
     @property
     def digest(self) -> str:
@@ -159,7 +159,7 @@ class GraphKey:
     """
 
     capture: str
-    compiler: Compiler
+    compiler: CompilerFingerprint
 
     @property
     def digest(self) -> str:

@@ -25,7 +25,7 @@ _BRIEF_BINDING = "brief"
 
 
 @dataclass(frozen=True)
-class Origin:
+class GraphOrigin:
     """Where a graph came from: for people who look at it, and for finding it again without a capture.
 
     Attributes:
@@ -44,9 +44,9 @@ class Origin:
 
 
 def to_artifact(
-    graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, compile_seconds: float
+    graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, compile_seconds: float
 ) -> Artifact | None:
-    """The graph as an unsealed artifact; None if this engine's graphs are not worth keeping."""
+    """Return the graph as an unsealed artifact; None if this engine's graphs are not worth keeping."""
     data: dict[str, bytes] = {}
     for prefix, part in _graphs(graph).items():
         parts = engine.to_parts(part)
@@ -95,7 +95,7 @@ def from_artifact(artifact: VerifiedArtifact, engine: Engine, device: torch.devi
 
 
 def _graphs(graph: CompiledGraph) -> Mapping[str, CompiledGraph]:
-    """What an engine has made, by the prefix that its parts get."""
+    """Return what an engine has made, by the prefix that its parts get."""
     return {_ENGINE: graph.whole, _BRIEF: graph.brief} if isinstance(graph, ReusableGraph) else {_ENGINE: graph}
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..messages import message
 from ..metrics import Metrics
-from ..store.store import PROVED, GraphStore
+from ..store.notes import PROVED
+from ..store.store import GraphStore
 from .memory import GraphCache
 
 _SLOWER = "slower"
@@ -39,16 +40,16 @@ class Verdicts:
         self._aside: set[str] = set()
 
     def retired(self, graph_key: str) -> str | None:
-        """Why this graph may not serve, if it was found wrong, now or by an earlier process."""
-        if graph_key not in self._retired and self._store and self._store.recall(PROVED, graph_key) is False:
+        """Return why this graph may not serve, if it was found wrong, now or by an earlier process."""
+        if graph_key not in self._retired and self._store and self._store.notes.read(PROVED, graph_key) is False:
             self._retired[graph_key] = message(
                 "its compiled graph differed from eager when it was first used on this machine"
             )
         return self._retired.get(graph_key)
 
     def useful(self, graph_key: str) -> bool:
-        """Whether this graph may serve, and is not known to be slower than another that does."""
-        if graph_key not in self._aside and self._store and self._store.recall(_SLOWER, graph_key) is True:
+        """Return True if this graph may serve, and is not known to be slower than another that does."""
+        if graph_key not in self._aside and self._store and self._store.notes.read(_SLOWER, graph_key) is True:
             self._aside.add(graph_key)
         return graph_key not in self._aside and self.retired(graph_key) is None
 
@@ -57,7 +58,7 @@ class Verdicts:
         self._aside.add(graph_key)
         self._cache.discard(graph_key)
         if self._store:
-            self._store.note(_SLOWER, graph_key, True)
+            self._store.notes.write(_SLOWER, graph_key, True)
 
     def retire(self, graph_key: str, reason: str) -> None:
         """Take a graph that was found wrong out of service, here and on disk.
@@ -70,21 +71,21 @@ class Verdicts:
         self._cache.discard(graph_key)
         if self._store:
             self._store.remove(graph_key)
-            self._store.note(PROVED, graph_key, False)
+            self._store.notes.write(PROVED, graph_key, False)
         self._metrics.count("retired")
 
     def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
-        """Whether the graph's output for these values of its symbols was compared with eager's on this machine."""
+        """Return True if the graph's output for these values of its symbols agreed with eager's on this machine."""
         return list(sizes) in self._proofs(graph_key)
 
     def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
-        """A graph's output for these values of its symbols agreed with eager's: it need not be compared again."""
+        """Note that a graph's output for these values of its symbols agreed with eager's: it is not compared again."""
         proofs = self._proofs(graph_key)
         proofs.append(list(sizes))
         del proofs[:-_MOST_PROVED]
         self._metrics.count("proved")
         if self._store:
-            self._store.note(PROVED, graph_key, proofs)
+            self._store.notes.write(PROVED, graph_key, proofs)
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
         """Remember how long a call that this graph serves took eager: a sample more."""
@@ -92,21 +93,21 @@ class Verdicts:
         self._timed[graph_key] = samples[-_MOST_TIMED:]
         if self._store:
             # One entry for each sample, in the form that notes had when there was only one: either reads the other's.
-            self._store.note(_EAGER_SECONDS, graph_key, self._timed[graph_key])
+            self._store.notes.write(_EAGER_SECONDS, graph_key, self._timed[graph_key])
 
     def eager_samples(self, graph_key: str, sizes: Sequence[int]) -> list[float]:
-        """Seconds of eager calls that this graph serves now, in this process and earlier ones."""
+        """Return the seconds of eager calls that this graph serves now, in this process and earlier ones."""
         return [seconds for known, seconds in self._eager_times(graph_key) if known == list(sizes)]
 
     def _eager_times(self, graph_key: str) -> list[list[Any]]:
         if graph_key not in self._timed:
-            noted = self._store.recall(_EAGER_SECONDS, graph_key) if self._store else None
+            noted = self._store.notes.read(_EAGER_SECONDS, graph_key) if self._store else None
             self._timed[graph_key] = [sample for sample in noted or () if _is_sample(sample)]
         return self._timed[graph_key]
 
     def _proofs(self, graph_key: str) -> list[list[int]]:
         if graph_key not in self._proved:
-            noted = self._store.recall(PROVED, graph_key) if self._store else None
+            noted = self._store.notes.read(PROVED, graph_key) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
             self._proved[graph_key] = noted if isinstance(noted, list) else []
         return self._proved[graph_key]

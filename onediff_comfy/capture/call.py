@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..messages import message
-from .option_probe import Withheld
+from .option_probe import OptionProbe
 
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
 # in every process.
@@ -28,6 +28,9 @@ Structure = tuple[Any, ...]
 
 # Whether an option's value is None can be seen without reading it, so it counts as part of the name.
 _IS_NONE = "=None"
+
+# An argument that a probe stands for. The word is part of keys on disk, so it stays.
+_PROBED = "withheld"
 
 ANY_SIZE = -1
 """Stands for every size in a signature that leaves sizes open."""
@@ -52,10 +55,6 @@ class TensorSpec:
     dtype: torch.dtype
     device: torch.device
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
-
     def __str__(self) -> str:
         sizes = "x".join("?" if size == ANY_SIZE else str(size) for size in self.shape) or "scalar"
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]@{self.device}"
@@ -71,21 +70,21 @@ class Signature:
     option_names: tuple[str, ...]
 
     def any_sizes(self) -> Signature:
-        """This signature with the sizes left open: what calls of all sizes have in common."""
+        """Return this signature with the sizes left open: what calls of all sizes have in common."""
         return replace(self, tensors=tuple(replace(t, shape=(ANY_SIZE,) * len(t.shape)) for t in self.tensors))
 
     def options(self) -> dict[str, object]:
-        """The bag of options as far as a signature tells it: None where the value is None, a stand-in elsewhere."""
+        """Return the bag of options as far as a signature tells it: None where a value is None, an object elsewhere."""
         names = ((name.removesuffix(_IS_NONE), name.endswith(_IS_NONE)) for name in self.option_names)
         return {name: None if is_none else object() for name, is_none in names}
 
     def with_batch(self, batch: int, other: int) -> Signature:
-        """This signature as a call of ``other`` samples has it, where ``batch`` is the first axis."""
+        """Return this signature as a call of ``other`` samples has it, where ``batch`` is the first axis."""
         tensors = tuple(replace(t, shape=(other, *t.shape[1:])) if t.shape[:1] == (batch,) else t for t in self.tensors)
         return replace(self, tensors=tensors)
 
     def lines(self) -> list[str]:
-        """One line for every fact, in an order that does not depend on the process."""
+        """Return one line for every fact, in an order that does not depend on the process."""
         return [
             f"function {self.function}",
             f"structure {self.structure!r}",
@@ -102,14 +101,14 @@ class Call:
     tensors: tuple[torch.Tensor, ...] = field(compare=False)
 
     @property
-    def withheld(self) -> tuple[str, ...]:
-        """The arguments whose values are not part of the signature, by name."""
-        return tuple(name for name, child in self.signature.structure[1] if child[0] == "withheld")
+    def probed(self) -> tuple[str, ...]:
+        """Return the names of the arguments whose values are not part of the signature."""
+        return tuple(name for name, child in self.signature.structure[1] if child[0] == _PROBED)
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """The call's arguments by name, with ``tensors`` in place of the original ones.
+        """Return the call's arguments by name, with ``tensors`` in place of the original ones.
 
-        Of an argument that is withheld there is a stand-in (see ``capture.withheld``).
+        A probe takes the place of an argument whose value is not part of the signature (see ``option_probe``).
         """
         arguments = _rebuild(self.signature.structure, tensors)
         assert isinstance(arguments, dict)
@@ -130,7 +129,12 @@ class _Splitter:
     def split(self, value: Any, path: str) -> Structure:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            return self._tensor(value, path)
+            if value.layout != torch.strided:
+                raise NotCovered(message("argument {path} is a {layout} tensor", path=path, layout=value.layout))
+            tensor = value.detach().contiguous()
+            self.tensors.append(tensor)
+            self.specs.append(TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device))
+            return ("tensor", len(self.tensors) - 1)
         if kind is dict:
             return self._dict(value, path) if value else ("dict", ())
         if kind in (list, tuple, torch.Size):
@@ -153,14 +157,6 @@ class _Splitter:
                 source=source_of(value),
             )
         )
-
-    def _tensor(self, value: torch.Tensor, path: str) -> Structure:
-        if value.layout != torch.strided:
-            raise NotCovered(message("argument {path} is a {layout} tensor", path=path, layout=value.layout))
-        tensor = value.detach().contiguous()
-        self.tensors.append(tensor)
-        self.specs.append(TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device))
-        return ("tensor", len(self.tensors) - 1)
 
     def _dict(self, value: dict[Any, Any], path: str) -> Structure:
         items = sorted(value.items(), key=lambda item: repr(_dict_key(item[0], path)))
@@ -193,8 +189,8 @@ def _rebuild(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
         return [_rebuild(child, tensors) for child in structure[1]]
     if kind == "tuple":
         return tuple(_rebuild(child, tensors) for child in structure[1])
-    if kind == "withheld":
-        return Withheld(structure[1])
+    if kind == _PROBED:
+        return OptionProbe(structure[1])
     if kind == "enum":
         owner: Any = importlib.import_module(structure[1])
         for name in (*structure[2].split("."), structure[3]):
@@ -216,7 +212,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``function(*args, **kwargs)`` by name, defaults filled in.
+    """Return the arguments of ``function(*args, **kwargs)`` by name, defaults filled in.
 
     Model families order their parameters differently, and callers mix positions and names: names
     are the only common ground.
@@ -258,38 +254,33 @@ def split(
             the *values* only where the target is known to read them. So it is then with arguments that are
             plain numbers: some only repeat what a tensor's shape says, and differ with every prompt.
         options_read: the option names, and names of number arguments, that the target reads (see
-            ``capture.withheld``).
+            ``option_probe``).
 
     Raises:
         NotCovered: an argument, or an option that is read, holds something no graph can take.
     """
-    splitter, children, withheld = _Splitter(), [], []
+    splitter, children, probed = _Splitter(), [], []
     plain = dict(arguments)
     option_names: tuple[str, ...] = ()
-    withholds = False
+    probes_numbers = False
     if options_name is not None and plain.get(options_name) is not None:
-        options = plain[options_name]
-        option_names, plain[options_name] = _option_names(options), _read_options(options, options_read)
-        withholds = True
+        options, names = plain[options_name], []
+        for name, value in options.items():
+            names.append(f"{name}{_IS_NONE}" if value is None else f"{name}")
+        option_names = tuple(sorted(names))
+        plain[options_name] = {}  # in an order that does not depend on the process
+        for name in sorted(options_read):
+            if name in options:
+                plain[options_name][name] = options[name]
+        probes_numbers = True
     try:
         for name in sorted(plain):
             value = plain[name]
-            if withholds and type(value) in _NUMBERS and name not in options_read:
-                withheld.append((name, ("withheld", name)))
+            if probes_numbers and type(value) in _NUMBERS and name not in options_read:
+                probed.append((name, (_PROBED, name)))
             else:
                 children.append((name, splitter.split(value, name)))
     except RecursionError:
         raise NotCovered(message("the arguments hold something that contains itself")) from None
-    structure = ("dict", (*children, *withheld))
+    structure = ("dict", (*children, *probed))
     return Call(Signature(function, structure, tuple(splitter.specs), option_names), tuple(splitter.tensors))
-
-
-def _option_names(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of options, with a mark on those that are None: a forward can ask for both."""
-    names = [f"{name}{_IS_NONE}" if options[name] is None else f"{name}" for name in options]
-    return tuple(sorted(names))
-
-
-def _read_options(options: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
-    """Return the options that a target is known to read, in an order that does not depend on the process."""
-    return {name: options[name] for name in sorted(read) if name in options} if read else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ class AddressInText(Exception):
 
 
 def argument_text(value: Any, name: Callable[[torch.fx.Node], str]) -> str:
-    """The arguments of a graph's node as canonical text.
+    """Return the arguments of a graph's node as canonical text.
 
     Args:
         value: what a node holds as ``args`` or ``kwargs``, or a part of it.
@@ -34,15 +34,46 @@ def argument_text(value: Any, name: Callable[[torch.fx.Node], str]) -> str:
 
 
 def target_text(target: Any) -> str:
-    """What a graph's node calls. Python functions by module and name, for ``str`` gives them their address."""
+    """Return what a graph's node calls. Python functions by module and name, for ``str`` gives them their address."""
     return f"{target.__module__}.{target.__qualname__}" if isinstance(target, types.FunctionType) else str(target)
+
+
+def graph_lines(graph: torch.fx.GraphModule) -> Iterator[str]:
+    """Yield a graph's canonical text: nodes by position, no names, no addresses."""
+    positions: dict[torch.fx.Node, int] = {}
+
+    def numbers(sizes: Sequence[Any]) -> tuple[Any, ...]:
+        # Symbols and their ranges are in the digest by themselves, under names that are the same everywhere.
+        return tuple("*" if isinstance(size, torch.SymInt) else size for size in sizes)
+
+    def name(node: torch.fx.Node) -> str:
+        return f"%{positions[node]}"
+
+    for position, node in enumerate(graph.graph.nodes):
+        positions[node] = position
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            described = (
+                f"{value.dtype} {numbers(value.shape)} {numbers(value.stride())} {value.device}"
+                if isinstance(value, torch.Tensor)
+                else repr(value)
+            )
+            yield f"%{position} = input {described}"
+        elif node.op == "get_attr":
+            attribute = graph.get_submodule(str(node.target)) if hasattr(graph, str(node.target)) else None
+            yield f"%{position} = graph"
+            if isinstance(attribute, torch.fx.GraphModule):
+                yield from (f"  {line}" for line in graph_lines(attribute))
+        else:
+            arguments = f"{argument_text(node.args, name)} {argument_text(node.kwargs, name)}"
+            yield f"%{position} = {node.op} {target_text(node.target)} {arguments}"
 
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def text_digest(lines: Sequence[str]) -> str:
-    """sha256 over lines that identify something in every process.
+    """Return the sha256 over lines that identify something in every process.
 
     Raises:
         AddressInText: a line holds an address, which is another in every process.

@@ -3,13 +3,13 @@
 ComfyUI hands every model an open-ended ``transformer_options`` dict. Some entries change the
 computation (patches, overrides), others are bookkeeping that differs on every call (ids, noise
 levels). Which is which depends on the model, and guessing from names is how accelerators come to
-ignore other people's patches. So we do not guess: during a capture each value is replaced by a
-``Withheld`` stand-in. Storing it, copying it and passing it on are fine, because none of these
+ignore other people's patches. So we do not guess: during a capture each value is replaced by an
+``OptionProbe``. Storing it, copying it and passing it on are fine, because none of these
 can change a result. Any real use raises ``OptionRead``, which names the entry; the capture then
 starts again with that entry's true value, and the value becomes part of the call's signature.
 
 ``value is None`` is answered rightly, because a stand-in is never None and an option that *is* None
-is not withheld. What cannot be seen this way is ``type(value)``, ``callable(value)`` and ``value is
+is not probed. What cannot be seen this way is ``type(value)``, ``callable(value)`` and ``value is
 True``; no model of the host does these to an option.
 """
 
@@ -28,18 +28,18 @@ _USES = """
 
 
 class OptionRead(BaseException):
-    """The forward used a withheld option. A BaseException, so that no ``except Exception`` hides it."""
+    """The forward used an option that a probe stood for. A BaseException, so that no ``except Exception`` hides it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
 
-def _raise_read(self: Withheld, *_args: Any, **_kwargs: Any) -> NoReturn:
+def _raise_read(self: OptionProbe, *_args: Any, **_kwargs: Any) -> NoReturn:
     raise OptionRead(object.__getattribute__(self, "_name"))
 
 
-class Withheld:
+class OptionProbe:
     """Stands for the value of the option ``name``: may be carried around, not used."""
 
     def __init__(self, name: str) -> None:
@@ -50,10 +50,10 @@ class Withheld:
             return object.__getattribute__(self, attribute)
         raise OptionRead(object.__getattribute__(self, "_name"))
 
-    def __copy__(self) -> Withheld:
+    def __copy__(self) -> OptionProbe:
         return self
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Withheld:
+    def __deepcopy__(self, _memo: dict[int, Any]) -> OptionProbe:
         return self
 
     @classmethod
@@ -67,4 +67,4 @@ class Withheld:
 
 
 for _use in _USES.split():
-    setattr(Withheld, f"__{_use}__", _raise_read)
+    setattr(OptionProbe, f"__{_use}__", _raise_read)

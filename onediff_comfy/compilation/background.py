@@ -41,11 +41,11 @@ class Job:
     """What another process needs to make one graph; plain data, whatever name this package has there.
 
     Attributes:
-        module: the target without weights (``skeleton.to_bytes``).
+        module: the target without weights (``weightless_pickle.to_bytes``).
         forward: name of the method of the module's that is called.
         fingerprint: of the target, to be sure that the other process sees the same code.
         signature: of the call, as nested plain values.
-        compiler: what compiles it, with everything that decides about its code (``Compiler`` as a dict).
+        compiler: what compiles it, with everything that decides about its code (``CompilerFingerprint`` as a dict).
         device: where the target computes.
         general: whether a graph for all sizes is wanted.
         settings: of the host and of torch, for the other process to take over.
@@ -69,7 +69,7 @@ class Job:
         return cls(**pickle.loads(data))
 
     def call(self) -> Call:
-        """A call of this signature, with tensors of arbitrary values."""
+        """Return a call of this signature, with tensors of arbitrary values."""
         fields = self.signature
         specs = tuple(
             TensorSpec(tuple(shape), dtype, torch.device(device)) for shape, dtype, device in fields["tensors"]
@@ -79,7 +79,7 @@ class Job:
 
 
 def signature_fields(signature: Signature) -> dict[str, Any]:
-    """A signature as the plain values that ``Job.call`` reads."""
+    """Return a signature as the plain values that ``Job.call`` reads."""
     return {
         "function": signature.function,
         "structure": signature.structure,
@@ -135,16 +135,16 @@ class Background:
         self._first_image_over = True
 
     def busy(self) -> bool:
-        """Whether a job is under way."""
+        """Return True if a job is under way."""
         return bool(self._started)
 
     def seconds(self, key: str) -> float | None:
-        """For how long the job ``key`` has been under way; None if it is not."""
+        """Return for how many seconds the job ``key`` has been under way; None if it is not."""
         start = self._started.get(key)
         return None if start is None else time.monotonic() - start
 
     def outcome(self, key: str) -> Outcome | None:
-        """How the job ``key`` ended, once; None if it is under way or was never begun."""
+        """Return how the job ``key`` ended, once; None if it is under way or was never begun."""
         return self._ended.pop(key, None)
 
     def start(self, key: str, job: Job) -> bool:
@@ -186,7 +186,7 @@ class Background:
 
 
 def _how_it_ended(status: int, said: str) -> Message:
-    """What became of a compiling process that left no result, for people.
+    """Return what became of a compiling process that left no result, for people.
 
     Args:
         status: as of ``subprocess``: negative where a signal ended it.

@@ -10,23 +10,25 @@ from typing import Any
 
 import torch
 
-from ..cache.keys import CallKey, Compiler, GraphKey, Manner
-from ..cache.serialization import Origin
+from ..cache.keys import CallKey, CompilerFingerprint, GraphKey, Variant
+from ..cache.serialization import GraphOrigin
 from ..capture.call import Call, NotCovered, Signature
-from ..capture.export import capture, foreign_operators
-from ..capture.fingerprint.reachable_code import NO_HOST, HostCode
+from ..capture.export import Capture
+from ..capture.fingerprint.code_ownership import NO_HOST, HostCode
 from ..capture.rewrites.fp8_linear import IN_FP8
 from ..capture.rewrites.op_substitutions import Forms
 from ..capture.rewrites.step_cache_split import with_brief
 from ..capture.target.target import Target
 from ..capture.target.tensor_parts import TensorSubclasses, WeightFormat
-from ..compilation.graph_builder import waiting_for_turn
-from ..compilation.library import GraphLibrary
+from ..capture.tracing.operator_traits import foreign_operators
+from ..capture.tracing.trace_forward import TraceSettings, capture
 from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
 from . import weightless_pickle
 from .background import Job, signature_fields
+from .graph_builder import waiting_for_turn
 from .job_queue import Waited
+from .library import GraphLibrary
 
 log = logging.getLogger(__name__)
 
@@ -75,34 +77,51 @@ class HostServices:
     fused: Callable[[torch.device], Forms] = lambda _device: {}
 
 
+@dataclass(frozen=True, eq=False)
+class TargetCall:
+    """A call that a graph is wanted for.
+
+    Attributes:
+        target: the module that ``forward`` runs.
+        forward: called with arguments by name.
+        call: its structure and tensors.
+        options: its open-ended bag of options.
+    """
+
+    target: Target
+    forward: Callable[..., Any]
+    call: Call
+    options: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Maker:
     """An engine on a device, with what identifies the code that comes out of it."""
 
     engine: Engine
     device: torch.device
-    compiler: Compiler
+    compiler: CompilerFingerprint
     host: HostServices
 
     @property
-    def manner(self) -> Manner:
-        """What a person chose to give up for speed."""
-        return Manner.of(self.compiler.options)
+    def variant(self) -> Variant:
+        """Return what a person chose to give up for speed."""
+        return Variant.of(self.compiler.options)
 
-    def _forms(self) -> Forms:
+    def _substitutions(self) -> Forms:
         fused = self.host.fused(self.device) if self.engine.fuses else {}
-        return {**self.engine.forms(), **fused, **(IN_FP8 if self.manner.fp8 else {})}
+        return {**self.engine.forms(), **fused, **(IN_FP8 if self.variant.fp8 else {})}
 
     def call_key(self, target: Target, call: Call, general: bool) -> str:
-        """Under which name a graph for this call, or for calls like it of all sizes, is known."""
+        """Return the name under which a graph for this call, or for calls like it of all sizes, is known."""
         return CallKey(target.fingerprint, _scope(call, general), self.host.identity, self.compiler).digest
 
     def job(self, target: Target, forward: Callable[..., Any], call: Call, general: bool) -> Job:
-        """The same as ``make``, for another process to do.
+        """Return the same as ``make`` does, for another process to do.
 
         Raises:
             Unpicklable: the target cannot be sent to another process.
-            AttributeError: ``forward`` is not a method of the target's.
+            AttributeError: the forward is not a method of the target's.
         """
         name = forward.__name__
         if getattr(target.module, name) != forward:
@@ -119,23 +138,13 @@ class Maker:
         )
 
     def make(
-        self,
-        library: GraphLibrary,
-        target: Target,
-        forward: Callable[..., Any],
-        call: Call,
-        options: Mapping[str, Any],
-        general: bool,
-        show: Callable[[str], None],
+        self, library: GraphLibrary, what: TargetCall, general: bool, show: Callable[[str], None]
     ) -> tuple[str, CompiledGraph] | None:
-        """Capture ``forward`` and compile it, or find that what it computes was compiled before.
+        """Capture a forward and compile it, or find that what it computes was compiled before.
 
         Args:
             library: takes the graph.
-            target: the module that ``forward`` runs.
-            forward: called with arguments by name.
-            call: the call that the graph is for.
-            options: its open-ended bag of options.
+            what: the call that the graph is for.
             general: for calls like it of all sizes.
             show: told what is going on.
 
@@ -148,72 +157,86 @@ class Maker:
             NotCovered: it cannot be captured, or its graph was found wrong before.
             EngineError: it cannot be compiled here.
         """
-
-        expected: float | None = None
-
-        def while_waiting(waited: Waited) -> None:
-            self.host.check_interrupted()
-            show(waiting_for_turn(waited) if waited.for_turn else _compiling(waited, expected))
-
-        with library.builder.while_no_graph_is_made(while_waiting):
-            show(message("capturing"))
-            start = time.monotonic()
-            captured = capture(
-                target,
-                forward,
-                call,
-                options_name=self.host.options_name,
-                options=options,
-                overrides=self.host.capture_options,
-                check=self.host.check_interrupted,
-                general=general,
-                forms=self._forms(),
-                multiple=self.host.side_multiple(target.module, call.signature.function),
-                prepare=self.host.prepare,
-            )
-            library.metrics.count("captured")
-            if foreign_operators(captured) - self.host.recordable:  # a recording that fails may end the process
-                captured = replace(captured, binding=replace(captured.binding, waits=True))
-            if self.manner.reusable:
-                captured = with_brief(captured)
-            log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
-        call_key = self.call_key(target, call, general)
-        if general and captured.shapes.values(call.signature.tensors) is None:
-            if captured.shapes.fixes_other_than(call.signature.tensors):
-                library.index.note_exact_only(call_key)
+        captured, tensors = self._captured(library, what, general, show), what.call.signature.tensors
+        if general and captured.shapes.values(tensors) is None:
+            if captured.shapes.fixes_other_than(tensors):
+                library.index.note_exact_only(self.call_key(what.target, what.call, general))
             return None
         key = GraphKey(captured.digest, self.compiler)
         wrong = library.verdicts.retired(key.digest)
         if wrong is not None:
             raise NotCovered(wrong)
-        origin = Origin(
-            target=f"{_what(target, forward)} {'all sizes' if general else describe(call.signature)}{self.manner}",
+        origin = self._origin(library, what, general)
+        expected = library.builder.expected_seconds(self.engine, self.device, len(captured.graph.graph.nodes))
+        while_waiting = self._telling(show, expected)
+        graph = library.builder.compiled(key, captured, self.engine, self.device, origin, while_waiting)
+        library.index.serve_with(origin.call_key, key.digest, graph.shapes)
+        return key.digest, graph
+
+    def _captured(self, library: GraphLibrary, what: TargetCall, general: bool, show: Callable[[str], None]) -> Capture:
+        """Capture a forward while no graph is made.
+
+        Raises:
+            OptionRead, NotCovered: as for ``make``.
+        """
+        target, call, host = what.target, what.call, self.host
+        settings = TraceSettings(
+            host.options_name,
+            host.capture_options,
+            host.check_interrupted,
+            general,
+            self._substitutions(),
+            host.side_multiple(target.module, call.signature.function),
+            host.prepare,
+        )
+        with library.builder.while_no_graph_is_made(self._telling(show, None)):
+            show(message("capturing"))
+            start = time.monotonic()
+            captured = capture(target, what.forward, call, what.options, settings)
+            library.metrics.count("captured")
+            if foreign_operators(captured) - host.recordable:  # a recording that fails may end the process
+                captured = replace(captured, binding=replace(captured.binding, waits=True))
+            if self.variant.reusable:
+                captured = with_brief(captured)
+            log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
+        return captured
+
+    def _origin(self, library: GraphLibrary, what: TargetCall, general: bool) -> GraphOrigin:
+        target, signature = what.target, what.call.signature
+        sizes = "all sizes" if general else largest_tensor(signature)
+        return GraphOrigin(
+            target=f"{_name_of(target, what.forward)} {sizes}{self.variant}",
             fingerprint=target.fingerprint,
-            signature=_scope(call, general).lines(),
-            call_key=call_key,
+            signature=_scope(what.call, general).lines(),
+            call_key=self.call_key(target, what.call, general),
             options_read=sorted(library.index.options_read(target.fingerprint)),
         )
-        expected = library.builder.expected_seconds(self.engine, self.device, len(captured.graph.graph.nodes))
-        graph = library.builder.compiled(key, captured, self.engine, self.device, origin, while_waiting)
-        library.index.serve_with(call_key, key.digest, graph.shapes)
-        return key.digest, graph
+
+    def _telling(self, show: Callable[[str], None], expected: float | None) -> Callable[[Waited], None]:
+        """Return what tells a waiting person how far their graph is, and raises where they want to stop."""
+
+        def while_waiting(waited: Waited) -> None:
+            self.host.check_interrupted()
+            show(waiting_for_turn(waited) if waited.for_turn else _compiling(waited, expected))
+
+        return while_waiting
 
 
 def _compiling(seconds: float, expected: float | None) -> Message:
-    """What a waiting person is shown; nothing is promised that has proved wrong."""
+    """Return what a waiting person is shown. Promise nothing that has proved wrong."""
     if expected is None or seconds > expected:
         return message("compiling, {seconds:.0f} s", seconds=seconds)
     return message("compiling, {seconds:.0f} s of about {expected:.0f} s", seconds=seconds, expected=expected)
 
 
-def _what(target: Target, forward: Callable[..., Any]) -> str:
-    """What is compiled, for people: the class, and the method where that is one of several."""
+def _name_of(target: Target, forward: Callable[..., Any]) -> str:
+    """Return what is compiled, for people: the class, and the method where that is one of several."""
     name, method = type(target.module).__name__, getattr(forward, "__name__", "forward")
     return name if method.strip("_") == "forward" else f"{name} {method}"
 
 
-def describe(signature: Signature) -> str:
-    """The largest tensor of such calls for people: ``float16[2x4x128x128]@cuda:0``."""
+def largest_tensor(signature: Signature) -> str:
+    """Return the largest tensor of such calls, for people: ``float16[2x4x128x128]@cuda:0``."""
     return str(max(signature.tensors, key=lambda spec: (len(spec.shape), spec.shape)))
 
 

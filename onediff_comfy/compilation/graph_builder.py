@@ -13,13 +13,14 @@ import torch
 
 from ..cache.keys import GraphKey
 from ..cache.memory import GraphCache
-from ..cache.serialization import Origin, from_artifact, to_artifact
+from ..cache.serialization import GraphOrigin, from_artifact, to_artifact
 from ..cache.verdicts import Verdicts
 from ..capture.export import Capture
 from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
 from ..metrics import Metrics
-from ..runtime.cuda_graphs import RecordedGraph, RecordingPool
+from ..runtime.cuda_graphs import RecordedGraph
+from ..runtime.recording_pool import RecordingPool
 from ..runtime.step_cache import ReusableGraph
 from ..store.store import GraphStore
 from .job_queue import Jobs, Waited
@@ -71,13 +72,13 @@ class GraphBuilder:
     def while_no_graph_is_made(
         self, while_waiting: Callable[[Waited], None]
     ) -> contextlib.AbstractContextManager[None]:
-        """For captures: torch.export and a compiler at work on another thread disturb each other."""
+        """Hold compilations back for a capture: torch.export and a compiler on another thread disturb each other."""
         return self._jobs.between_jobs(while_waiting)
 
     def loaded(
         self, graph_key: str, engine: Engine, device: torch.device, while_waiting: Callable[[Waited], None]
     ) -> CompiledGraph | None:
-        """The graph from the cache or the store; None if neither has it.
+        """Return the graph from the cache or the store; None if neither has it.
 
         Raises:
             BaseException: whatever ``while_waiting`` raises; the loading goes on and is kept.
@@ -88,7 +89,7 @@ class GraphBuilder:
         return graph
 
     def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | Pending | None:
-        """As ``loaded``, without waiting: what is on its way, where it is being loaded."""
+        """Do as ``loaded`` without waiting. Return what is on its way, where it is being loaded."""
         graph = self._cache.get(graph_key)
         if graph is not None or self._store is None or self._verdicts.is_retired_here(graph_key):
             return graph
@@ -109,10 +110,10 @@ class GraphBuilder:
         capture: Capture,
         engine: Engine,
         device: torch.device,
-        origin: Origin,
+        origin: GraphOrigin,
         while_waiting: Callable[[Waited], None],
     ) -> CompiledGraph:
-        """The compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
+        """Return the compiled graph for ``key``: from cache or store, from the job under way, or compiled now.
 
         Raises:
             EngineError: the engine cannot compile here.
@@ -164,7 +165,7 @@ class GraphBuilder:
         return graph
 
     def _compile(
-        self, key: GraphKey, capture: Capture, engine: Engine, device: torch.device, origin: Origin
+        self, key: GraphKey, capture: Capture, engine: Engine, device: torch.device, origin: GraphOrigin
     ) -> CompiledGraph:
         log.info("OneDiff: compiling %s with %s", origin.target, engine.name)
         start = time.monotonic()
@@ -183,16 +184,16 @@ class GraphBuilder:
         return self._put(key.digest, graph, engine, device)
 
     def expected_seconds(self, engine: Engine, device: torch.device, operators: int) -> float | None:
-        """How long compiling so many operators will take, by what it took on this machine; None the first time."""
-        rates = self._store.recall(_COMPILE_RATES, f"{engine.name}-{device.type}") if self._store else None
+        """Return how long compiling so many operators will take, by what it took here before; None the first time."""
+        rates = self._store.notes.read(_COMPILE_RATES, f"{engine.name}-{device.type}") if self._store else None
         # Per operator, the largest: being done early disappoints nobody.
         return operators * max(rates) if rates else None
 
     def _note_compile_rate(self, engine: Engine, device: torch.device, seconds: float, operators: int) -> None:
         if self._store is not None:
             name = f"{engine.name}-{device.type}"
-            rates = self._store.recall(_COMPILE_RATES, name) or []
-            self._store.note(_COMPILE_RATES, name, [*rates, seconds / operators][-_RATES_KEPT:])
+            rates = self._store.notes.read(_COMPILE_RATES, name) or []
+            self._store.notes.write(_COMPILE_RATES, name, [*rates, seconds / operators][-_RATES_KEPT:])
 
     def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
         """Into the cache, recorded where that helps."""
@@ -207,7 +208,7 @@ class GraphBuilder:
     def _recorded(self, graph: CompiledGraph) -> RecordedGraph:
         return RecordedGraph(graph, self._recordings, lambda: self._metrics.count("recorded"))
 
-    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: Origin, seconds: float) -> None:
+    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, seconds: float) -> None:
         assert self._store is not None
         try:
             artifact = to_artifact(graph, engine, key, origin, seconds)
@@ -223,7 +224,7 @@ class GraphBuilder:
 
 
 def waiting_for_turn(seconds: float) -> Message:
-    """What a person is shown whose own work is not begun; what is under way may be for the same graph."""
+    """Return what a person is shown whose own work is not begun; what is under way may be for the same graph."""
     return message("waiting for a compilation that is under way, {seconds:.0f} s", seconds=seconds)
 
 

@@ -6,7 +6,7 @@ from ..cache.call_index import CallIndex
 from ..cache.memory import GraphCache
 from ..cache.verdicts import Verdicts
 from ..metrics import Metrics
-from ..runtime.cuda_graphs import RecordingPool
+from ..runtime.recording_pool import RecordingPool
 from ..store.store import GraphStore
 from .background import Background
 from .failures import Failures

@@ -10,7 +10,7 @@ from typing import Any
 import folder_paths
 import torch
 
-from ..cache.keys import Manner, compiler
+from ..cache.keys import Variant, compiler
 from ..engines import choose
 from ..engines.base import EngineError
 from ..files import check_name, read_regular, write_atomically
@@ -61,7 +61,7 @@ def save_graphs(
     artifacts = list(found.values())
     write_atomically(path, pack(artifacts))
     log.info("OneDiff: saved %d compiled graph(s) to %s", len(artifacts), path)
-    return str(path), describe(artifacts)
+    return str(path), summary(artifacts)
 
 
 def load_graphs(things: Mapping[str, Any], name: str, strict: bool, node_id: str | None) -> tuple[dict[str, Any], str]:
@@ -105,7 +105,7 @@ def load_graphs(things: Mapping[str, Any], name: str, strict: bool, node_id: str
         raise ValueError(problems[0])
     for problem in problems:
         log.warning("OneDiff: %s; it will be compiled again on first use (choose strict to stop)", problem)
-    return loaded, joined("\n", [describe(artifacts), *problems])
+    return loaded, joined("\n", [summary(artifacts), *problems])
 
 
 def _require_something(things: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ def mismatch(artifact: Artifact, device: Any) -> Message | None:
     """Return in what field the graph was compiled for another machine than this, with both values; or None."""
     manifest = artifact.manifest
     try:
-        here = compiler(choose(manifest.engine, device), device, Manner.of(manifest.options))
+        here = compiler(choose(manifest.engine, device), device, Variant.of(manifest.options))
     except EngineError as error:
         return message("engine: compiled with {engine}, and here {error}", engine=manifest.engine, error=error)
     theirs = {**manifest.environment, **{f"option {name}": value for name, value in manifest.options.items()}}
@@ -224,7 +224,7 @@ def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
         engine, precision = dispatcher.chosen(device_of(kind, made))
     except EngineError:
         return None  # said elsewhere: nothing at all serves
-    theirs = "fp8" if Manner.of(artifact.manifest.options).fp8 else "lossless"
+    theirs = "fp8" if Variant.of(artifact.manifest.options).fp8 else "lossless"
     for field, there, here in (("engine", artifact.manifest.engine, engine), ("precision", theirs, precision)):
         if there != here:
             return message(
@@ -238,7 +238,7 @@ def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
     return None
 
 
-def describe(artifacts: Sequence[Artifact]) -> str:
+def summary(artifacts: Sequence[Artifact]) -> str:
     """Return what is inside a file, for people: a few lines per graph."""
     lines: list[str] = []
     for artifact in artifacts:

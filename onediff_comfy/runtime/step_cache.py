@@ -1,8 +1,8 @@
 """Step cache: calls whose deep layers are taken from an earlier step, where little has changed since.
 
-A ``ReusableGraph`` is a forward compiled twice, whole and brief (see ``capture.reuse``). During a sampling run the
-``StepCache`` decides before each step which of the two runs. It goes by how fast the first block's result changes,
-relative to its size, and expects it to go on changing at that rate:
+A ``ReusableGraph`` is a forward compiled twice, whole and brief (see ``rewrites.step_cache_split``). During a sampling
+run the ``StepCache`` decides before each step which of the two runs. It goes by how fast the first block's result
+changes, relative to its size, and expects it to go on changing at that rate:
 
     (steps since the deep layers were computed) · (change per step) < threshold
 
@@ -54,14 +54,14 @@ class ReusableGraph(CompiledGraph):
     def compute(
         self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> tuple[Sequence[torch.Tensor], Features]:
-        """The outputs of the whole forward, and what a brief one may reuse."""
+        """Return the outputs of the whole forward, and what a brief one may reuse."""
         outputs = self.whole(weights, tensors)
         return outputs[:-FEATURES], Features(*outputs[-FEATURES:])
 
     def reuse(
         self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], features: Features
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """The outputs with the deep layers' work taken from ``features``, and this call's early result."""
+        """Return the outputs with the deep layers' work taken from ``features``, and this call's early result."""
         *outputs, early = self.brief([weights[i] for i in self._brief_weights], [*tensors, features.deep])
         return outputs, early
 
@@ -88,6 +88,51 @@ class _Known:
 
 
 @dataclass
+class _StepDecision:
+    """Decides once a step whether deep layers are computed, by what was measured in earlier steps.
+
+    Attributes:
+        step: its number, from 1; 0 before the first.
+        computed: the last step whose deep layers were computed.
+        reusing: the decision of this step.
+        measured: changes that were not read yet: in which step, over how many, and the number on the device.
+        lock: held while a step is decided.
+    """
+
+    step: int = 0
+    computed: int = 0
+    reusing: bool = False
+    measured: deque[tuple[int, int, _Later]] = field(default_factory=deque)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _decided: bool = False  # in this step
+    _rate: float = float("inf")  # change per step
+
+    def begin_step(self) -> None:
+        """Begin the next step."""
+        self.step += 1
+        self._decided = False
+
+    def decide(self, threshold: float) -> bool:
+        """Decide, unless that is done. Return True if it was done now. Call it under ``lock``.
+
+        Waits for the device, where it is two steps behind.
+        """
+        if self._decided:
+            return False
+        while self.measured and self.step - self.measured[0][0] >= _KNOWN_AFTER:
+            _, steps, change = self.measured.popleft()
+            self._rate = change.value() / steps
+        self.reusing = (self.step - self.computed) * self._rate < threshold
+        self._decided = True
+        return True
+
+    def measure(self, known: _Known, early: torch.Tensor) -> None:
+        """Measure how far the first block's result is from what a stream's last whole call found."""
+        if not self.measured or self.measured[-1][0] < self.step:  # the others in this step are of the same noise
+            self.measured.append((self.step, self.step - known.step, _Later(change(early, known.features.early))))
+
+
+@dataclass
 class StepCache:
     """Of one sampling run: decides in each step whether the deep layers are computed, and keeps what they found.
 
@@ -110,45 +155,29 @@ class StepCache:
     reused: int = 0
     _streams: dict[Hashable, _Known] = field(default_factory=dict)
     _in_this_step: set[Hashable] = field(default_factory=set)
-    _reusing: bool = False
-    _decided: bool = False  # whether that was asked in this step
-    _deciding: threading.Lock = field(default_factory=threading.Lock)
-    _measured: deque[tuple[int, int, _Later]] = field(default_factory=deque)
-    _step: int = 0  # its number, from 1; 0 before the first
-    _computed: int = 0  # the last step that was
-    _rate: float = float("inf")  # change per step
+    _decision: _StepDecision = field(default_factory=lambda: _StepDecision())
     _refusal: str | None = None
 
     def begin_step(self) -> None:
-        """The sampler asks for a prediction."""
-        self._step += 1
-        self._decided = False
+        """Note that the sampler asks for a prediction."""
+        self._decision.begin_step()
         self._in_this_step.clear()
 
     def start_over(self) -> None:
-        """An answer was thrown away before anybody saw it, and its call comes again: nothing is known of this run."""
+        """Forget a call whose answer nobody saw, and which comes again: nothing is known of this run."""
         self.forget()
         self._in_this_step.clear()
-        self.calls, self._computed = 0, 0
-
-    def _decide(self) -> None:
-        """Whether deep layers are computed in this step. Waits for the device, where it is two steps behind."""
-        while self._measured and self._step - self._measured[0][0] >= _KNOWN_AFTER:
-            _, steps, change = self._measured.popleft()
-            self._rate = change.value() / steps
-        self._reusing = (self._step - self._computed) * self._rate < self.threshold
-        # What is older than that may have changed by more: a window of a long video, say, that was left for some steps.
-        self._streams = {stream: known for stream, known in self._streams.items() if known.step >= self._computed}
+        self.calls, self._decision.computed = 0, 0
 
     def features(self, stream: Hashable) -> Features | None:
-        """What the stream's last whole call found, if it is not too old."""
+        """Return what the stream's last whole call found, if it is not too old."""
         known = self._streams.get(stream)
         return known.features if known is not None else None
 
     def forget(self) -> None:
-        """The run has ended: nobody needs its features any more."""
+        """Forget all features: the run has ended."""
         self._streams.clear()
-        self._measured.clear()
+        self._decision.measured.clear()
 
     def refuse(self, reason: str) -> None:
         """Reuse nothing in the rest of this run; of several reasons the first counts."""
@@ -156,12 +185,12 @@ class StepCache:
         self.forget()
 
     def cannot_reuse(self, reason: str) -> None:
-        """A call was answered by a graph that computes everything."""
+        """Note that a call was answered by a graph that computes everything."""
         self.others[reason] += 1
 
     def reuses(self, stream: Hashable) -> bool:
-        """Whether the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
-        if not self._step:
+        """Return True if the next call of ``stream`` is to reuse what an earlier one found. Ask once for each call."""
+        if not self._decision.step:
             self.refuse(message("the sampler does not say when a step begins"))
         elif stream in self._in_this_step:
             # Tiles of an image, say: one would reuse what was found for another. Nor do the other streams go on, for
@@ -172,11 +201,12 @@ class StepCache:
         if self._refusal is not None:
             self.cannot_reuse(self._refusal)
             return False
-        with self._deciding:  # of a run over several GPUs each has a thread, and all prompts are treated alike
-            if not self._decided:
-                self._decide()
-                self._decided = True
-        return self._reusing and stream in self._streams
+        with self._decision.lock:  # of a run over several GPUs each has a thread, and all prompts are treated alike
+            if self._decision.decide(self.threshold):
+                computed = self._decision.computed
+                # What is older may have changed by more: a window of a long video, say, that was left for some steps.
+                self._streams = {stream: known for stream, known in self._streams.items() if known.step >= computed}
+        return self._decision.reusing and stream in self._streams
 
     def call(
         self,
@@ -186,7 +216,7 @@ class StepCache:
         tensors: Sequence[torch.Tensor],
         reuse: bool,
     ) -> Sequence[torch.Tensor]:
-        """The outputs for a call.
+        """Return the outputs for a call.
 
         Args:
             stream: what the call has in common with those in other steps.
@@ -195,27 +225,22 @@ class StepCache:
         known = self._streams.get(stream)
         if known is not None and reuse:
             outputs, early = graph.reuse(weights, tensors, known.features)
-            self._measure(known, early)
+            self._decision.measure(known, early)
             self.reused += 1
             return outputs
         outputs, features = graph.compute(weights, tensors)
         if self._refusal is not None:
             return outputs
         if known is not None:
-            self._measure(known, features.early)
-        self._streams[stream] = _Known(features, self._step)
-        if not self._reusing:
-            self._computed = self._step
+            self._decision.measure(known, features.early)
+        self._streams[stream] = _Known(features, self._decision.step)
+        if not self._decision.reusing:
+            self._decision.computed = self._decision.step
         return outputs
-
-    def _measure(self, known: _Known, early: torch.Tensor) -> None:
-        if not self._measured or self._measured[-1][0] < self._step:  # the others in this step are of the same noise
-            later = _Later(change(early, known.features.early))
-            self._measured.append((self._step, self._step - known.step, later))
 
 
 def change(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """sum |now - before| / sum |before|, summed in float32, on the device."""
+    """Return sum |now - before| / sum |before|, summed in float32, on the device."""
     return _sum_of_sizes(now - before) / _sum_of_sizes(before)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..cache.keys import LOSSLESS, Manner
+from ..cache.keys import LOSSLESS, Variant
 from ..capture.call import Call, Signature
+from ..capture.target.held_objects import PlacedWeights
 from ..capture.target.target import Target
 from ..engines.base import CompiledGraph
 
@@ -59,7 +60,7 @@ class Request:
         arguments: by name.
         call: the same, as structure and tensors.
         device: where it computes: that of its largest tensor, for scalars may be elsewhere.
-        reusing: the run may be served by graphs that can leave deep layers out.
+        key: what a route for it is found by.
         is_checked: the module was looked at in this run. Before that no more is known than that each of its attributes
             is the object that it was.
     """
@@ -69,13 +70,13 @@ class Request:
     arguments: Mapping[str, Any]
     call: Call
     device: torch.device
-    reusing: bool
+    key: RouteKey
     is_checked: bool = True
 
-    @cached_property
-    def key(self) -> RouteKey:
-        """What a route for it is found by."""
-        return self.target.fingerprint, self.call.signature, self.reusing
+    @property
+    def reusing(self) -> bool:
+        """Return True if the run may be served by graphs that can leave deep layers out."""
+        return self.key[2]
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,12 @@ class Served:
 
     graph_key: str
     sizes: tuple[int, ...]
-    variant: Manner = LOSSLESS
+    variant: Variant = LOSSLESS
     note: str = ""
 
     @cached_property
     def proof_key(self) -> tuple[str, tuple[int, ...]]:
-        """A graph is proved for each set of sizes by itself."""
+        """Return what a proof is of: a graph at one set of sizes."""
         return self.graph_key, self.sizes
 
 
@@ -118,7 +119,7 @@ class Serve:
     request: Request
     route: Served
     graph: CompiledGraph
-    weights: Sequence[torch.Tensor]
+    weights: PlacedWeights
     stream: Hashable = None
 
 

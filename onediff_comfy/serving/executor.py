@@ -1,26 +1,145 @@
-"""Running the graph that serves a call, and what to do where memory runs out."""
+"""Running the graph that serves a call, what to do where memory runs out, and how long calls take on their device."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 import torch.utils._pytree as pytree
 
+from ..capture.call import Signature
 from ..capture.export_lock import running
 from ..compilation.library import GraphLibrary
 from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
 from ..runtime.step_cache import ReusableGraph
-from .call_timing import CallTimes
-from .decision import Serve
+from .decision import Output, Serve
 from .resolution.variant_policy import VariantPolicy
 from .run import RunContext
 
 log = logging.getLogger(__name__)
+
+EAGER = "eager"
+"""In place of a graph key: the host's own forward, which a new graph is compared with."""
+
+Moment = float | torch.cuda.Event
+"""When something happens: seconds of a clock, or an event among a GPU's kernels."""
+_MOST_UNREAD = 64
+"""Calls that are noted and not added up."""
+
+
+@dataclass
+class _Calls:
+    """Seconds of calls of one kind."""
+
+    count: int = 0
+    total: float = 0.0
+    fastest: float = float("inf")
+    slowest: float = 0.0
+    last: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.last = seconds
+        self.fastest, self.slowest = min(self.fastest, seconds), max(self.slowest, seconds)
+
+
+class CallTimes:
+    """Seconds that calls took, by graph key, and the fastest of each kind of call. Thread-safe.
+
+    On a GPU a call returns long before its kernels end, so events are put before and behind them and read once they
+    have passed. What was noted is added up when somebody asks.
+
+    Args:
+        clock: seconds that only grow; times what does not run on a GPU.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+        self._calls: dict[tuple[str, Signature], _Calls] = {}
+        self._unread: deque[tuple[str, Signature | None, Moment, Moment]] = deque()
+
+    @contextlib.contextmanager
+    def measured(self, key: str, signature: Signature | None, device: torch.device) -> Iterator[None]:
+        """Count what runs inside, on ``device``: a call with ``signature`` of the graph ``key``. Not what raises."""
+        begun = self.begin(device)
+        yield
+        self.end(begun, key, signature, device)
+
+    def begin(self, device: torch.device) -> Moment:
+        """Return when a call begins on ``device``, for ``end``: seconds, or an event."""
+        if device.type != "cuda":
+            return self._clock()
+        before = torch.cuda.Event(enable_timing=True)
+        before.record(torch.cuda.current_stream(device))
+        return before
+
+    def end(self, begun: Moment, key: str, signature: Signature | None, device: torch.device) -> None:
+        """Note that a call with ``signature`` of the graph ``key`` ends now.
+
+        Without a signature it counts for the graph's ``seconds`` alone: a call that leaves out most of the work says
+        nothing of how long others take.
+        """
+        self._unread.append((key, signature, begun, self.begin(device)))
+        if len(self._unread) > _MOST_UNREAD:
+            with self._lock:
+                self._read_passed()
+
+    def seconds(self) -> dict[str, float]:
+        """Return what each graph's calls took so far; on a GPU, of the calls that have ended."""
+        with self._lock:
+            self._read_passed()
+            return {key: seconds for key, seconds in self._seconds.items() if key != EAGER}
+
+    def fastest(self, key: str, signature: Signature) -> tuple[float, int]:
+        """Return the fastest such call of the graph ``key`` in seconds, and of how many; infinite of none."""
+        with self._lock:
+            self._read_passed()
+            calls = self._calls.get((key, signature), _Calls())
+            return calls.fastest, calls.count
+
+    def last(self, key: str, signature: Signature) -> float | None:
+        """Return the seconds of the last call with ``signature`` of the graph ``key`` that has ended; None of none."""
+        with self._lock:
+            self._read_passed()
+            calls = self._calls.get((key, signature))
+            return None if calls is None else calls.last
+
+    def usual(self, key: str, signature: Signature) -> float | None:
+        """Return the seconds that calls with ``signature`` of the graph ``key`` take on average; None of none.
+
+        Without the slowest, as long as there are others: the first call loads kernels.
+        """
+        with self._lock:
+            self._read_passed()
+            calls = self._calls.get((key, signature))
+            if calls is None:
+                return None
+            return calls.total if calls.count == 1 else (calls.total - calls.slowest) / (calls.count - 1)
+
+    def _read_passed(self) -> None:
+        while self._unread:
+            key, signature, begun, ended = self._unread[0]
+            if isinstance(ended, float):
+                seconds = ended - cast(float, begun)
+            elif ended.query():
+                seconds = cast(torch.cuda.Event, begun).elapsed_time(ended) / 1000
+            else:
+                return
+            self._unread.popleft()
+            self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+            if signature is not None:
+                self._calls.setdefault((key, signature), _Calls()).add(seconds)
 
 
 @dataclass(frozen=True)
@@ -50,29 +169,36 @@ class Executor:
     def __init__(
         self, library: GraphLibrary, times: CallTimes, policy: VariantPolicy, record_only_launch_bound: bool
     ) -> None:
-        self._library, self._times, self._policy = library, times, policy
+        self._library, self.times, self._policy = library, times, policy
         self._record_only_launch_bound = record_only_launch_bound
 
-    def run(self, serve: Serve, run: RunContext, reuse: bool) -> Any:
-        """Return the output of a call.
+    def run(self, serve: Serve, run: RunContext, reuse: bool) -> Output | Failed:
+        """Return the output of a call, as the host's forward gives it.
+
+        Where memory runs out, give back all that recordings hold, and run the graph once more.
 
         Args:
             reuse: take the deep layers' work from an earlier step, as ``reuses`` said.
-
-        Returns:
-            The output as the host's forward gives it; or ``Failed``.
         """
-        signature = None if reuse else serve.request.call.signature
+        signature, device = None if reuse else serve.request.call.signature, serve.request.device
+        flat: Sequence[torch.Tensor] | None = None
         try:
-            with self._times.measured(serve.route.graph_key, signature, serve.request.device):
-                flat = self._run(serve, run, reuse)
+            begun = self.times.begin(device)
+            try:
+                flat = self._outputs(serve, run, reuse)
+            except torch.OutOfMemoryError:
+                self._make_room(run)
+            if flat is None:  # nothing is being handled here: an exception would hold the tensors of the first try
+                torch.cuda.empty_cache()
+                flat = self._outputs(serve, run, reuse=False)
+            self.times.end(begun, serve.route.graph_key, signature, device)
         except torch.OutOfMemoryError:
             return Failed(message("the compiled graph ran out of memory"), for_good=False)
         except Exception as error:
             log.debug("compiled graph failed", exc_info=True)
             kind, line = type(error).__name__, first_line(error)
             return Failed(message("the compiled graph failed ({kind}: {first_line})", kind=kind, first_line=line))
-        return pytree.tree_unflatten(flat, serve.graph.binding.output)
+        return Output(pytree.tree_unflatten(flat, serve.graph.binding.output))
 
     def reuses(self, serve: Serve, run: RunContext) -> bool:
         """Return True if the step cache wants this call to reuse what an earlier step found. Ask once for each call."""
@@ -86,25 +212,17 @@ class Executor:
             return False
         return run.step_cache.reuses(serve.stream)
 
-    def _run(self, serve: Serve, run: RunContext, reuse: bool) -> Sequence[torch.Tensor]:
-        """Run a graph; where memory runs out, give back all that recordings hold and run it once more."""
-        try:
-            return self._run_once(serve, run, reuse)
-        except torch.OutOfMemoryError:
-            if run.step_cache is not None:
-                run.step_cache.forget()
-            released = self._library.recordings.release()
-            log.warning(
-                "OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20
-            )
-        torch.cuda.empty_cache()
-        return self._run_once(serve, run, reuse=False)
+    def _make_room(self, run: RunContext) -> None:
+        if run.step_cache is not None:
+            run.step_cache.forget()
+        released = self._library.recordings.release()
+        log.warning("OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20)
 
-    def _run_once(self, serve: Serve, run: RunContext, reuse: bool) -> Sequence[torch.Tensor]:
+    def _outputs(self, serve: Serve, run: RunContext, reuse: bool) -> Sequence[torch.Tensor]:
         graph, weights, tensors = serve.graph, serve.weights, serve.request.call.tensors
         with running():
             if run.step_cache is not None and serve.stream is not None and isinstance(graph, ReusableGraph):
-                return run.step_cache.call(graph, serve.stream, weights, tensors, reuse)
+                return run.step_cache.call(graph, serve.stream, weights.tensors, tensors, reuse)
             if isinstance(graph, RecordedGraph):
-                return graph.run(weights, tensors, self._record_only_launch_bound)
-            return graph(weights, tensors)
+                return graph.run(weights.tensors, weights.addresses, tensors, self._record_only_launch_bound)
+            return graph(weights.tensors, tensors)

@@ -27,6 +27,7 @@ class _Guarded:
     """A module that was seen."""
 
     target: Target
+    options_read: frozenset[str] = frozenset()  # as far as is known
     checked: bool = False  # in this run
     accepted: bool = False  # by the host, with the attributes that its layers have
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
@@ -70,7 +71,7 @@ class ModuleGuard:
             self._host.refuse(target.layers)
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
         arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
-        call = self._split(target, invocation, arguments)
+        call = self._split(invocation, arguments, guarded.options_read)
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
@@ -78,7 +79,8 @@ class ModuleGuard:
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(device.type):
             raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
-        return Request(invocation, target, arguments, call, device, run.reusing, guarded.checked)
+        key = target.fingerprint, call.signature, run.reusing
+        return Request(invocation, target, arguments, call, device, key, guarded.checked)
 
     def confirms(self, request: Request) -> bool:
         """Look at the module of a request. Return True if it is what the request took it for.
@@ -88,17 +90,27 @@ class ModuleGuard:
         """
         return self._checked(request.invocation.module).target is request.target
 
-    def renewed(self, request: Request) -> Request:
-        """Return the request as it is now that more is known of which options its target reads."""
-        return replace(request, call=self._split(request.target, request.invocation, request.arguments))
+    def up_to_date(self, request: Request) -> Request:
+        """Return the request as it is with all that is known by now of which options its target reads.
 
-    def _split(self, target: Target, invocation: Invocation, arguments: Mapping[str, Any]) -> Call:
+        Raises:
+            NotCovered: an option that is read holds something that no graph can take.
+        """
+        target = request.target
+        read = self._library.index.options_read(target.fingerprint)
+        guarded = self._guarded.get(id(request.invocation.module))
+        if guarded is not None and guarded.target is target:
+            guarded.options_read = read
+        call = self._split(request.invocation, request.arguments, read)
+        return replace(request, call=call, key=(target.fingerprint, call.signature, request.reusing))
+
+    def _split(self, invocation: Invocation, arguments: Mapping[str, Any], options_read: frozenset[str]) -> Call:
         forward = invocation.forward
         return split(
             arguments,
             function=getattr(forward, "__qualname__", type(forward).__qualname__),
             options_name=self._host.options_name,
-            options_read=self._library.index.options_read(target.fingerprint),
+            options_read=options_read,
         )
 
     def _checked(self, module: torch.nn.Module) -> _Guarded:
@@ -120,6 +132,7 @@ class ModuleGuard:
         guarded.checked = True
         if guarded.target.refusal is not None:
             raise NotCovered(guarded.target.refusal)
+        guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
         if guarded.target.fingerprint not in guarded.identities:
             _count_identity(guarded)
         return guarded

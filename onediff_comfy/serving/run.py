@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,14 +11,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..capture.call import Signature
-from ..compilation.library import GraphLibrary
 from ..messages import Message, joined, message
 from ..metrics import Metrics
 from ..runtime.step_cache import StepCache
 from .decision import Eager, Served
-from .eager_times import EagerTimes
 
 log = logging.getLogger(__name__)
+
+Kind = tuple[str, tuple[int, ...]]
+"""Calls that a graph answers: its key, and what its symbols stand for."""
 
 _LEAST_GAIN = 1.05
 """Less than this is noise, and no reason to boast."""
@@ -27,21 +29,24 @@ class RunReport:
     """Counts what answered calls.
 
     Args:
-        library: where the graphs are.
-        eager: how much faster they are.
+        metrics: of one accelerated object; count along.
+        made: counts the graphs that are made, for any object.
+        gain: tells how many times faster than eager a graph answers calls of one kind; None where that is not known.
     """
 
-    def __init__(self, library: GraphLibrary, eager: EagerTimes) -> None:
-        self._library, self._eager_times = library, eager
-        self._made_before = library.metrics.graphs_made()
-        self._served: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        self._signatures: dict[tuple[str, tuple[int, ...]], Signature] = {}
+    def __init__(self, metrics: Metrics, made: Metrics, gain: Callable[[Kind, Signature], float | None]) -> None:
+        self._made, self._gain = made, gain
+        self._made_before = made.graphs_made()
+        self._lock = threading.Lock()
+        self._by_graph = metrics.tally(self)
+        self._served: Counter[Kind] = Counter()
+        self._signatures: dict[Kind, Signature] = {}
         self._eager: Counter[str] = Counter()
         self._notes: dict[str, None] = {}  # in their order, each once
 
     @property
     def served(self) -> int:
-        """Calls that compiled graphs answered."""
+        """Return how many calls compiled graphs answered."""
         return sum(self._served.values())
 
     @property
@@ -51,19 +56,21 @@ class RunReport:
     def graph_answered(self, route: Served, signature: Signature) -> bool:
         """Count a call that a graph answered. Return True if it is the first of its kind in this run."""
         kind = route.proof_key
-        self._served[kind] += 1
-        if kind in self._signatures:
-            return False
-        self._signatures[kind] = signature
-        if route.note:
-            self._notes[route.note] = None
-        return True
+        with self._lock:
+            self._served[kind] += 1
+            self._by_graph[route.graph_key] += 1
+            if kind in self._signatures:
+                return False
+            self._signatures[kind] = signature
+            if route.note:
+                self._notes[route.note] = None
+            return True
 
     def eager_answered(self, reason: str) -> None:
         self._eager[reason] += 1
 
     def status(self, what: str) -> Message:
-        """For people: ``compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles``, and why calls were not accelerated.
+        """Return ``compiled graph · 1024×1024 b1 · 1.7x · 0 recompiles``, and why calls were not accelerated.
 
         Args:
             what: what the run made.
@@ -75,17 +82,17 @@ class RunReport:
             first = message("{served} of {calls} calls accelerated", served=self.served, calls=self.calls)
         gain = self.gain()
         times = f"{gain:.1f}x" if gain is not None and gain >= _LEAST_GAIN else ""
-        line = joined(" · ", filter(None, (first, what, times, self._made())))
+        line = joined(" · ", filter(None, (first, what, times, self._graphs_made())))
         return joined("\n", filter(None, (line, *self._notes, _reasons(self._eager) if self._eager else "")))
 
     def gain(self) -> float | None:
-        """How many times faster than eager the graph is that answered most calls; None where that is not known."""
+        """Return how many times faster than eager the graph of most calls is; None where that is not known."""
         (kind, _), *_ = self._served.most_common(1)
-        return self._eager_times.gain(kind, self._signatures[kind])
+        return self._gain(kind, self._signatures[kind])
 
-    def _made(self) -> Message:
-        """What was compiled or loaded meanwhile."""
-        made = self._library.metrics.graphs(since=self._made_before)
+    def _graphs_made(self) -> Message:
+        """Return what was compiled or loaded meanwhile."""
+        made = self._made.graphs(since=self._made_before)
         seconds = {
             how: sum(graph["seconds"] for graph in made if graph["how"] == how) for how in ("compiled", "loaded")
         }
@@ -152,5 +159,5 @@ def _rounded(seconds: float) -> str:
 
 
 def _reasons(eager: Counter[str]) -> Message:
-    """Why calls were not accelerated, most of them first."""
+    """Return why calls were not accelerated, most of them first."""
     return joined("\n", (message("not accelerated: {reason}", reason=reason) for reason, _ in eager.most_common()))

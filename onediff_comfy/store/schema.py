@@ -29,20 +29,20 @@ Pair = Field(min_length=2, max_length=2)
 _MANY = 50_000
 
 
-class _Strict(BaseModel):
+class _Strict(BaseModel, frozen=True):
     """Nothing is converted. What a later version added is passed over: what changes a meaning raises the format."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class _Part(_Strict):
+class _Part(_Strict, frozen=True):
     model_config = ConfigDict(extra="forbid")
 
     size: Size
     sha256: Digest
 
 
-class _Shapes(_Strict):
+class _Shapes(_Strict, frozen=True):
     axes: Annotated[
         list[Annotated[list[Signed | Annotated[list[Signed | Text], Pair]], Field(max_length=64)]],
         Field(max_length=_MANY),
@@ -52,18 +52,18 @@ class _Shapes(_Strict):
     batch: Text | None = None
 
 
-class _Brief(_Strict):
+class _Brief(_Strict, frozen=True):
     inputs: Annotated[list[Annotated[list[Text | Signed], Field(min_length=3, max_length=3)]], Field(max_length=_MANY)]
     output: LongText
     folds: Annotated[list[Annotated[list[Signed], Pair]], Field(max_length=_MANY)]
     waits: bool = False
 
 
-class _Binding(_Brief):
+class _Binding(_Brief, frozen=True):
     brief: _Brief | None = None
 
 
-class _Manifest(_Strict):
+class _Manifest(_Strict, frozen=True):
     key: Digest
     capture: Text
     target: Text

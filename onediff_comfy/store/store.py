@@ -14,15 +14,12 @@ with working locks; further folders may be read-only.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import filelock
 
@@ -31,22 +28,16 @@ from ..folders import cache_folder, config_folder, shared_cache_folder
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES
 from ..settings import GRAPH_SUFFIX as SUFFIX
-from .artifact import MAX_FILE, Artifact, ArtifactError, pack, parse_json, unpack
+from .artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
+from .notes import PROVED, Notes, path_in
 from .trust import Trust, Untrusted, VerifiedArtifact
 
 log = logging.getLogger(__name__)
 
 _GRAPHS = "graphs"
-_SUFFIXES = {_GRAPHS: SUFFIX, "locks": ".lock"}
-
-PROVED = "proved"
-"""The kind of the notes on whether a graph's output agreed with eager's: for which sizes, or False."""
 
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
-_MAX_NOTE = 64 << 20
-# Of a graph key, a call or whatever else a file is named by: nothing that could lead out of its folder.
-_FILE_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -77,6 +68,9 @@ class GraphStore:
         read_only: further folders of the same layout, looked into when ``folder`` has no match.
         limit: bytes that the graphs in ``folder`` may take together; beyond it the least recently
             used go.
+
+    Attributes:
+        notes: small facts about graphs and calls.
     """
 
     def __init__(
@@ -86,6 +80,7 @@ class GraphStore:
         self.limit = limit
         self._trust = trust
         self._folders = (folder, *read_only)
+        self.notes = Notes(self._folders, trust)
 
     @property
     def shared(self) -> bool:
@@ -97,7 +92,7 @@ class GraphStore:
     def find(self, key: str) -> VerifiedArtifact | None:
         """Return the artifact for a graph key, sealed or trusted, its parts checked; None if there is none."""
         for folder in self._folders:
-            path = _path(folder, _GRAPHS, key)
+            path = path_in(folder, _GRAPHS, key)
             try:
                 artifact = self.verified(_graph_in(path), path)
             except (FileNotFoundError, NotADirectoryError):
@@ -141,16 +136,16 @@ class GraphStore:
             ArtifactError, Untrusted: see ``VerifiedArtifact``.
             OSError: it could not be written.
         """
-        verified = self.verified(artifact, source or _path(self.folder, _GRAPHS, artifact.manifest.key))
+        verified = self.verified(artifact, source or path_in(self.folder, _GRAPHS, artifact.manifest.key))
         path = self._put(verified)
         for call_key in verified.manifest.calls:
-            self.note_call(call_key, verified.manifest.key, verified.manifest.shapes)
+            self.notes.add_call(call_key, verified.manifest.key, verified.manifest.shapes)
         for fingerprint, names in verified.manifest.options_read.items():
-            self.note("options", fingerprint, sorted({*names, *(self.recall("options", fingerprint) or ())}))
+            self.notes.write("options", fingerprint, sorted({*names, *(self.notes.read("options", fingerprint) or ())}))
         return path
 
     def _put(self, artifact: Artifact) -> Path:
-        path = _path(self.folder, _GRAPHS, artifact.manifest.key)
+        path = path_in(self.folder, _GRAPHS, artifact.manifest.key)
         if not _holds(path, artifact):
             self._forget_proof(artifact.manifest.key)
         write_atomically(path, pack([artifact]))
@@ -160,13 +155,13 @@ class GraphStore:
 
     def _forget_proof(self, key: str) -> None:
         """Forget that a graph agreed with eager, because another compilation takes its place. Keep that it did not."""
-        if self.recall(PROVED, key):
-            self.note(PROVED, key, [])  # not removed: a read-only folder may have a note too
+        if self.notes.read(PROVED, key):
+            self.notes.write(PROVED, key, [])  # not removed: a read-only folder may have a note too
 
     def remove(self, key: str) -> None:
         """Remove the artifact of a graph key from the folder we write, if it is there."""
         with contextlib.suppress(OSError):
-            _path(self.folder, _GRAPHS, key).unlink()
+            path_in(self.folder, _GRAPHS, key).unlink()
 
     @contextlib.contextmanager
     def compiling(self, key: str) -> Iterator[None]:
@@ -175,7 +170,7 @@ class GraphStore:
         The lock goes with the process that holds it, however that ends. In a folder that cannot be
         written to there is no lock, and processes compile for themselves.
         """
-        path = _path(self.folder, "locks", key)
+        path = path_in(self.folder, "locks", key)
         lock = filelock.FileLock(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,41 +183,6 @@ class GraphStore:
             yield
         finally:
             lock.release()
-
-    # -- notes ---------------------------------------------------------------------------------
-
-    def note_call(self, call_key: str, graph_key: str, shapes: Mapping[str, Any]) -> None:
-        """Remember that calls named ``call_key`` of sizes within ``shapes`` are served by a graph."""
-        known = {key: value for key, value in self.calls(call_key) if key != graph_key}
-        self.note("calls", call_key, [*known.items(), (graph_key, shapes)])
-
-    def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return the graphs, with their shape ranges, that are known to serve calls named ``call_key``."""
-        return [(key, shapes) for key, shapes in self.recall("calls", call_key) or ()]
-
-    def note(self, kind: str, name: str, value: Any) -> None:
-        """Remember a small fact, where it can be kept; sealed, for it decides which graph serves a call."""
-        text = json.dumps([kind, name, value], sort_keys=True)
-        try:
-            content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
-            write_atomically(_path(self.folder, kind, name), content)
-        except OSError as error:
-            log.debug("could not write the %s note %s: %s", kind, name, error)
-
-    def recall(self, kind: str, name: str) -> Any | None:
-        """Return what was noted, if it carries our seal."""
-        for folder in self._folders:
-            try:
-                content = parse_json(read_regular(_path(folder, kind, name), _MAX_NOTE))
-                text = content["text"]
-                if not self._trust.sealed_by_us(text, content["seal"]):
-                    continue
-                found_kind, found_name, value = parse_json(text)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue
-            if (found_kind, found_name) == (kind, name):
-                return value
-        return None
 
     # -- housekeeping --------------------------------------------------------------------------
 
@@ -279,17 +239,6 @@ class GraphStore:
             latest = max((p.stat().st_mtime_ns for p in path.parent.glob(f"*{SUFFIX}") if p != path), default=0)
             now = max(time.time_ns(), latest + 1000)
             os.utime(path, ns=(now, now))
-
-
-def _path(folder: Path, kind: str, name: str) -> Path:
-    """Return where a graph, a lock or a note is.
-
-    Raises:
-        ValueError: the name is none that a file of the store has.
-    """
-    if not _FILE_NAME.fullmatch(kind) or not _FILE_NAME.fullmatch(name):
-        raise ValueError(f"{kind!r} and {name!r} name no file of the store")
-    return folder / kind / f"{name}{_SUFFIXES.get(kind, '.json')}"
 
 
 def _graph_in(path: Path) -> Artifact:

@@ -6,6 +6,7 @@ served by graphs that were compared with something else.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,10 +31,8 @@ def _options_are_forgotten() -> None:
     def split_without(arguments: Mapping[str, Any], *, options_name: str, **others: Any) -> Any:
         return split({**arguments, options_name: {}}, options_name=options_name, **others)
 
-    def make_without(
-        self: Maker, library: Any, target: Any, forward: Any, call: Any, _options: Any, *others: Any
-    ) -> Any:
-        return make(self, library, target, forward, call, {}, *others)
+    def make_without(self: Maker, library: Any, what: Any, *others: Any) -> Any:
+        return make(self, library, dataclasses.replace(what, options={}), *others)
 
     module_guard.split, Maker.make = split_without, make_without
 

@@ -21,7 +21,7 @@ BOUND = 1e-4
 """Largest difference, as a share of the image's range, that is rounding: as pictures.assert_same_picture explains."""
 
 BOUND_OF_FEW_BITS = 1e-2
-"""The same where a model rounds to 8 bits what it computes; serving/numerics.py says how far that goes."""
+"""The same where a model rounds to 8 bits what it computes; serving/verification/numerics.py says how far that goes."""
 
 Report = Mapping[tuple[str, str], Mapping[str, Any]]
 

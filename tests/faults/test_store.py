@@ -186,10 +186,10 @@ def test_a_foreign_graph_is_refused_until_it_is_trusted(
 
     store.trust(foreign)
     assert_whole(store.find(KEY), artifact)
-    assert store.recall("calls", "a" * 64) is None
+    assert store.notes.read("calls", "a" * 64) is None
     store.adopt(foreign)
-    assert store.calls("a" * 64) == [(KEY, SHAPES)]
-    assert store.recall("options", "f" * 64) == ["sigmas"]
+    assert store.notes.calls("a" * 64) == [(KEY, SHAPES)]
+    assert store.notes.read("options", "f" * 64) == ["sigmas"]
 
 
 def test_trust_is_in_a_graph_as_it_is_and_not_in_its_name(store: GraphStore) -> None:
@@ -214,29 +214,31 @@ def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
 
 
 def test_a_note_that_somebody_changed_is_ignored(store: GraphStore) -> None:
-    store.note_call("a" * 64, KEY, SHAPES)
-    assert store.calls("a" * 64) == [(KEY, SHAPES)]
+    store.notes.add_call("a" * 64, KEY, SHAPES)
+    assert store.notes.calls("a" * 64) == [(KEY, SHAPES)]
     path = store.folder / "calls" / f"{'a' * 64}.json"
     for old, new in [(KEY, "6" * 64), ("s0 < 100", "s0 < 999")]:
-        store.note_call("a" * 64, KEY, SHAPES)
+        store.notes.add_call("a" * 64, KEY, SHAPES)
         text = path.read_text()
         path.write_text(text.replace(old, new))
         assert path.read_text() != text
-        assert store.calls("a" * 64) == []
+        assert store.notes.calls("a" * 64) == []
     other = path.with_name(f"{'b' * 64}.json")
-    store.note_call("a" * 64, KEY, SHAPES)
+    store.notes.add_call("a" * 64, KEY, SHAPES)
     path.rename(other)  # a valid seal, over another name
-    assert store.calls("b" * 64) == []
+    assert store.notes.calls("b" * 64) == []
 
 
 def test_one_call_may_have_several_graphs_and_each_its_latest_range(store: GraphStore, tmp_path: Path) -> None:
     exact = {"axes": [[2, 4]], "limits": {}, "conditions": []}
-    store.note_call("a" * 64, KEY, exact)
-    store.note_call("a" * 64, "6" * 64, exact)
-    store.note_call("a" * 64, KEY, SHAPES)
-    assert len(store.calls("a" * 64)) == 2
-    assert dict(store.calls("a" * 64)) == {KEY: SHAPES, "6" * 64: exact}
-    assert dict(GraphStore(store.folder, Trust(tmp_path / "config")).calls("a" * 64)) == dict(store.calls("a" * 64))
+    store.notes.add_call("a" * 64, KEY, exact)
+    store.notes.add_call("a" * 64, "6" * 64, exact)
+    store.notes.add_call("a" * 64, KEY, SHAPES)
+    assert len(store.notes.calls("a" * 64)) == 2
+    assert dict(store.notes.calls("a" * 64)) == {KEY: SHAPES, "6" * 64: exact}
+    assert dict(GraphStore(store.folder, Trust(tmp_path / "config")).notes.calls("a" * 64)) == dict(
+        store.notes.calls("a" * 64)
+    )
 
 
 # -- pulling the plug --------------------------------------------------------------------------
@@ -336,12 +338,12 @@ def test_a_folder_that_cannot_be_written_to_costs_only_the_keeping(unwritable: P
     artifact = make_artifact()
     fleet = GraphStore(tmp_path / "fleet", Trust(tmp_path / "config"))
     fleet.save(artifact)
-    fleet.note_call("a" * 64, KEY, SHAPES)
+    fleet.notes.add_call("a" * 64, KEY, SHAPES)
     overlaid = GraphStore(unwritable, Trust(tmp_path / "config"), [fleet.folder])
     assert_whole(overlaid.find(KEY), artifact)
-    assert overlaid.calls("a" * 64) == [(KEY, SHAPES)]
-    overlaid.note_call("b" * 64, KEY, SHAPES)  # says nothing, changes nothing
-    assert overlaid.calls("b" * 64) == []
+    assert overlaid.notes.calls("a" * 64) == [(KEY, SHAPES)]
+    overlaid.notes.add_call("b" * 64, KEY, SHAPES)  # says nothing, changes nothing
+    assert overlaid.notes.calls("b" * 64) == []
     with pytest.raises(OSError, match="graphs"):
         overlaid.save(make_artifact("6" * 64))
     with overlaid.compiling(KEY):

@@ -191,10 +191,10 @@ def test_a_trusted_manifest_names_no_file_outside_the_store(
 
 @pytest.mark.parametrize("name", ["../escaped", "a/b", "..", "a.b", "", "a\n", "x" * 200])
 def test_the_store_makes_no_path_of_another_name(store: GraphStore, name: str) -> None:
-    for use in (store.find, store.remove, lambda name: store.note("calls", name, 1)):
+    for use in (store.find, store.remove, lambda name: store.notes.write("calls", name, 1)):
         with pytest.raises(ValueError, match="name no file"):
             use(name)
-    assert store.recall("calls", name) is None
+    assert store.notes.read("calls", name) is None
 
 
 def test_a_graph_under_another_graphs_name_is_not_whole(store: GraphStore, command: Command) -> None:
@@ -347,7 +347,7 @@ def test_one_bad_file_is_one_bad_row(store: GraphStore, command: Command, tmp_pa
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["pipe", "zeroes", "deep", "surrogate", "number"])
 def test_a_note_that_is_none_is_as_good_as_none(store: GraphStore, kind: str) -> None:
-    store.note("calls", KEY, [1])
+    store.notes.write("calls", KEY, [1])
     path = store.folder / "calls" / f"{KEY}.json"
     path.unlink()
     if kind == "pipe":
@@ -358,9 +358,9 @@ def test_a_note_that_is_none_is_as_good_as_none(store: GraphStore, kind: str) ->
         path.write_text(
             {"deep": "[" * 50_000, "surrogate": '{"text": "\\ud800", "seal": "\\ud800"}', "number": "5"}[kind]
         )
-    assert store.recall("calls", KEY) is None
-    store.note("calls", KEY, [2])
-    assert store.recall("calls", KEY) == [2]
+    assert store.notes.read("calls", KEY) is None
+    store.notes.write("calls", KEY, [2])
+    assert store.notes.read("calls", KEY) == [2]
 
 
 @pytest.mark.parametrize("content", ["5", "[[1]]", '{"a": 1}', '["x"]', "null", "[", "[" * 50_000, "\ud800"])

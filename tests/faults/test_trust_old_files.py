@@ -35,8 +35,8 @@ def store(tmp_path: Path) -> GraphStore:
 
 def test_an_old_graph_is_found_with_what_is_known_of_it(store: GraphStore) -> None:
     assert_whole(store.find(KEY), make_artifact())
-    assert store.calls("a" * 64) == [(KEY, SHAPES)]
-    assert store.recall("proved", KEY) == [[2]]
+    assert store.notes.calls("a" * 64) == [(KEY, SHAPES)]
+    assert store.notes.read("proved", KEY) == [[2]]
     assert [entry.problem for entry in store.entries()] == [None]
 
 

@@ -27,7 +27,7 @@ from comfy.patcher_extension import CallbacksMP  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
-from onediff_comfy.runtime.cuda_graphs import RecordingPool  # noqa: E402
+from onediff_comfy.runtime.recording_pool import RecordingPool  # noqa: E402
 
 counts = {"released": 0, "detached": 0}
 _release = RecordingPool.release

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from onediff_comfy.capture.call import Call, bind, split
-from onediff_comfy.capture.export import Capture, capture
+from onediff_comfy.capture.export import Capture
 from onediff_comfy.capture.rewrites.op_substitutions import Forms
 from onediff_comfy.capture.target.target import Target
+from onediff_comfy.capture.tracing.trace_forward import TraceSettings, capture
 from onediff_comfy.engines.oneflow import install
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,18 +139,8 @@ def capture_of() -> Callable[..., Captured]:
         arguments = bind(module.forward, args, kwargs)
         call = split(arguments, options_name=OPTIONS, options_read=read)
         target = Target(module)
-        made = capture(
-            target,
-            module.forward,
-            call,
-            options_name=OPTIONS,
-            options=arguments.get(OPTIONS) or {},
-            overrides=overrides or {},
-            check=check,
-            general=general,
-            forms=forms or {},
-            multiple=multiple,
-        )
-        return Captured(target, call, made)
+        settings = TraceSettings(OPTIONS, overrides or {}, check, general, forms or {}, multiple)
+        options = arguments.get(OPTIONS) or {}
+        return Captured(target, call, capture(target, module.forward, call, options, settings))
 
     return make

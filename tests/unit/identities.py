@@ -13,8 +13,8 @@ import torch
 
 from onediff_comfy.cache.keys import CallKey, GraphKey, compiler
 from onediff_comfy.capture.call import bind, split
-from onediff_comfy.capture.export import capture
 from onediff_comfy.capture.target.target import Target
+from onediff_comfy.capture.tracing.trace_forward import TraceSettings, capture
 from onediff_comfy.engines.eager import EagerEngine
 
 OPTIONS = "transformer_options"
@@ -82,17 +82,7 @@ def general_digest() -> str:
     """Of a capture for all sizes, from an image of another size in each process."""
     module, side = Images(), 16 * int(os.environ.get("PYTHONHASHSEED", "1"))
     call = split(bind(module.forward, (torch.randn(1, 4, side, side + 32),), {}))
-    captured = capture(
-        Target(module),
-        module.forward,
-        call,
-        options_name=OPTIONS,
-        options={},
-        overrides={},
-        check=lambda: None,
-        general=True,
-        multiple=8,
-    )
+    captured = capture(Target(module), module.forward, call, {}, TraceSettings(OPTIONS, general=True, multiple=8))
     assert captured.shapes.general
     return captured.digest
 
@@ -104,15 +94,7 @@ def main() -> None:
     arguments = bind(module.forward, (torch.randn(2, 4), options), {})
     call = split(arguments, options_name=OPTIONS, options_read={"wanted", "b"})
     target = Target(module)
-    captured = capture(
-        target,
-        module.forward,
-        call,
-        options_name=OPTIONS,
-        options=options,
-        overrides={},
-        check=lambda: None,
-    )
+    captured = capture(target, module.forward, call, options, TraceSettings(OPTIONS))
     code = compiler(EagerEngine(), torch.device("cpu"))
     json.dump(
         {

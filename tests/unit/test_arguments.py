@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from onediff_comfy.capture.call import NotCovered, bind, split
-from onediff_comfy.capture.option_probe import OptionRead, Withheld
+from onediff_comfy.capture.option_probe import OptionProbe, OptionRead
 
 OPTIONS = "transformer_options"
 
@@ -72,12 +72,12 @@ def test_a_number_in_a_call_without_options_always_is() -> None:
     assert signature(count=3, transformer_options=None) != signature(count=4, transformer_options=None)
 
 
-def test_a_number_is_withheld_from_a_trace_and_given_to_who_reads_it() -> None:
+def test_a_number_is_probed_in_a_trace_and_given_to_who_reads_it() -> None:
     call = split({"count": 3, "x": torch.zeros(1), OPTIONS: {}}, options_name=OPTIONS)
-    assert call.withheld == ("count",)
-    assert type(call.rebuild(call.tensors)["count"]) is Withheld
+    assert call.probed == ("count",)
+    assert type(call.rebuild(call.tensors)["count"]) is OptionProbe
     shown = split({"count": 3, "x": torch.zeros(1), OPTIONS: {}}, options_name=OPTIONS, options_read=("count",))
-    assert (shown.withheld, shown.rebuild(shown.tensors)["count"]) == ((), 3)
+    assert (shown.probed, shown.rebuild(shown.tensors)["count"]) == ((), 3)
 
 
 @pytest.mark.parametrize("use", ["as a factor", "as a size"])

@@ -25,7 +25,8 @@ from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
-from onediff_comfy.serving.dispatcher import Dispatcher, Options
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.options import Options
 from onediff_comfy.settings import SPECIALISE_AFTER_RUNS
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onediff_comfy.buckets import PRESETS, Bucket, BucketError, BucketSet, shown
 from onediff_comfy.host.preparation.shape_bucket import choose_size, read_buckets
-from onediff_comfy.serving.resolution.batch_plan import Part, cost_of_call, join, plan, split_batch
+from onediff_comfy.serving.resolution.batch_plan import BatchPart, cost_of_call, join, plan, split_batch
 
 sides = st.integers(1, 2048).map(lambda side: 8 * side)
 
@@ -239,19 +239,19 @@ def test_the_choice_is_said() -> None:
 size_sets = st.sets(st.integers(1, 16), min_size=1, max_size=5)
 
 
-def cost(parts: list[Part]) -> float:
+def cost(parts: list[BatchPart]) -> float:
     return sum(cost_of_call(part.size) for part in parts)
 
 
 def test_batches_are_split_and_padded_where_that_is_cheapest() -> None:
-    assert plan(3, {4}) == [Part(0, 3, 4)]
-    assert plan(6, [2, 4]) == [Part(0, 4, 4), Part(4, 2, 2)]
-    assert plan(7, {4, 2}) == [Part(0, 4, 4), Part(4, 3, 4)]  # 8.5, as 4 + 2 + 2 is 8.75
-    assert plan(3, {1, 2, 4}) == [Part(0, 2, 2), Part(2, 1, 1)]  # 3.5, as padding to 4 is 4.25
-    assert plan(7, {1, 8}) == [Part(0, 7, 8)]  # 8.25, as seven calls are 8.75
-    assert plan(4, {1, 2, 4}) == [Part(0, 4, 4)]
-    assert plan(5, {2}, cost=lambda size: 1.0) == [Part(0, 2, 2), Part(2, 2, 2), Part(4, 1, 2)]
-    assert plan(3, {1, 4}, cost=lambda size: size) == [Part(0, 1, 1), Part(1, 1, 1), Part(2, 1, 1)]
+    assert plan(3, {4}) == [BatchPart(0, 3, 4)]
+    assert plan(6, [2, 4]) == [BatchPart(0, 4, 4), BatchPart(4, 2, 2)]
+    assert plan(7, {4, 2}) == [BatchPart(0, 4, 4), BatchPart(4, 3, 4)]  # 8.5, as 4 + 2 + 2 is 8.75
+    assert plan(3, {1, 2, 4}) == [BatchPart(0, 2, 2), BatchPart(2, 1, 1)]  # 3.5, as padding to 4 is 4.25
+    assert plan(7, {1, 8}) == [BatchPart(0, 7, 8)]  # 8.25, as seven calls are 8.75
+    assert plan(4, {1, 2, 4}) == [BatchPart(0, 4, 4)]
+    assert plan(5, {2}, cost=lambda size: 1.0) == [BatchPart(0, 2, 2), BatchPart(2, 2, 2), BatchPart(4, 1, 2)]
+    assert plan(3, {1, 4}, cost=lambda size: size) == [BatchPart(0, 1, 1), BatchPart(1, 1, 1), BatchPart(2, 1, 1)]
 
 
 @given(st.integers(1, 40), size_sets)
@@ -261,7 +261,7 @@ def test_a_plan_covers_every_sample_once_and_only_its_last_part_is_filled_up(bat
     assert all(part.size in sizes and 1 <= part.taken <= part.size for part in parts)
     assert all(part.taken == part.size for part in parts[:-1])
     if batch in sizes:
-        assert parts == [Part(0, batch, batch)]
+        assert parts == [BatchPart(0, batch, batch)]
 
 
 def cheapest(batch: int, sizes: set[int]) -> float:

@@ -264,8 +264,8 @@ def test_a_tensor_that_is_contiguous_already_is_not_copied() -> None:
 
 
 def test_tensor_spec_reads_like_a_tensor() -> None:
-    assert str(TensorSpec.of(torch.zeros(2, 4, dtype=torch.float16))) == "float16[2x4]@cpu"
-    assert str(TensorSpec.of(torch.tensor(1.0))) == "float32[scalar]@cpu"
+    assert str(TensorSpec((2, 4), torch.float16, torch.device("cpu"))) == "float16[2x4]@cpu"
+    assert str(TensorSpec((), torch.float32, torch.device("cpu"))) == "float32[scalar]@cpu"
 
 
 # -- what no graph can take --------------------------------------------------------------------

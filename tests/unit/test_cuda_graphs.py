@@ -22,9 +22,10 @@ from onediff_comfy.capture.export import Binding
 from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerGraph
-from onediff_comfy.runtime import cuda_graphs
-from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph, RecordingPool
+from onediff_comfy.runtime import cuda_graphs, device_memory, recording_pool
+from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph
 from onediff_comfy.runtime.launch_bound import Launching
+from onediff_comfy.runtime.recording_pool import RecordingPool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 MANY = 1 << 40  # bytes
@@ -61,8 +62,8 @@ class Recorded:
     def _count(self) -> None:
         self.made += 1
 
-    def __call__(self, weight: torch.Tensor, x: torch.Tensor, sparing: bool = False) -> torch.Tensor:
-        (output,) = self.graph.run([weight], [x], sparing)
+    def __call__(self, weight: torch.Tensor, x: torch.Tensor, record_only_launch_bound: bool = False) -> torch.Tensor:
+        (output,) = self.graph.run([weight], [weight.data_ptr()], [x], record_only_launch_bound)
         return output
 
     def right(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
@@ -91,7 +92,7 @@ def test_calls_on_the_cpu_are_handed_on() -> None:
 
 
 def test_the_inner_graphs_own_outputs_are_handed_on() -> None:
-    """Nothing is copied where nothing is cuda_graphs."""
+    """Nothing is copied where nothing is recorded."""
     x = torch.randn(2, 4)
     assert Recorded(lambda _w, x: x)(torch.randn(4, 4), x) is x
 
@@ -140,7 +141,7 @@ class Card:
     """In the place of ``torch``: a GPU whose memory is a number, on which recording takes what a graph is said to need.
 
     Attributes:
-        needs: bytes that the call takes which is being cuda_graphs.
+        needs: bytes that the call takes which is being recorded.
         fails: what a replay raises, if anything.
     """
 
@@ -203,7 +204,7 @@ class OnCard:
 
 
 class Part:
-    """A model's part on the card: the graph, what its recording needs there, and how often it was cuda_graphs."""
+    """A model's part on the card: the graph, what its recording needs there, and how often it was recorded."""
 
     def __init__(self, card: Card, pool: RecordingPool, nbytes: int) -> None:
         def run(_weight: Any, x: Any) -> Any:
@@ -222,7 +223,7 @@ class Part:
 
     def calls(self, count: int = 1, columns: int = 4) -> None:
         for _ in range(count):
-            self._run.graph.run([OnCard(1)], [OnCard(columns)])  # type: ignore[list-item]
+            self._run.graph.run([OnCard(1)], [0], [OnCard(columns)])  # type: ignore[list-item]
 
     def replays(self, columns: int = 4) -> bool:
         """Whether a call launches nothing kernel by kernel."""
@@ -234,9 +235,19 @@ class Part:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
-    monkeypatch.setattr(cuda_graphs, "torch", card)
+    for module in (cuda_graphs, device_memory, recording_pool):
+        monkeypatch.setattr(module, "torch", card)
     monkeypatch.setattr(Launching, "measured", lambda *_args: contextlib.nullcontext())
     return card
+
+
+def test_the_addresses_of_weights_are_not_read_again(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call has read those of a thousand weights, to see whether they are the same."""
+    run = Recorded(lambda _weight, x: x, RecordingPool(lambda: MANY))
+    monkeypatch.setattr(OnCard, "data_ptr", lambda _self: pytest.fail("read again"))
+    for address in (1, 1, 1, 2, 2):
+        run.graph.run([OnCard(1)], [address], [OnCard(4)])  # type: ignore[list-item]
+    assert (run.made, run.inner.calls) == (2, 4), "weights at another address are another recording"
 
 
 def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> None:
@@ -257,7 +268,7 @@ def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> 
     assert pool.nbytes == 100 * MB
     for _ in range(2):  # the second is recorded
         dies += [1] * (part.inner.calls == 1)
-        part.graph.run([OnCard(1)], [OnCard(4)])  # type: ignore[list-item]
+        part.graph.run([OnCard(1)], [0], [OnCard(4)])  # type: ignore[list-item]
     assert (part.made, part.graph.recordings, pool.nbytes) == (1, 0, 0)
     other.calls()
     assert other.replays()
@@ -331,7 +342,7 @@ def test_a_replay_gives_what_a_direct_call_gives() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_sparingly_only_what_is_bound_by_launching_is_recorded() -> None:
+def test_only_what_is_bound_by_launching_is_recorded() -> None:
     def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         for _ in range(200):
             x = torch.tanh(x)
@@ -341,7 +352,7 @@ def test_sparingly_only_what_is_bound_by_launching_is_recorded() -> None:
     for run, side in ((small, 4), (large, 8192)):
         weight, x = on_gpu(side, side), on_gpu(side, side)
         for _ in range(7):
-            output = run(weight, x, sparing=True)
+            output = run(weight, x, record_only_launch_bound=True)
             torch.cuda.synchronize()
         torch.testing.assert_close(output, run.inner.function(weight, x))
     assert (small.made, large.made) == (1, 0)
@@ -518,9 +529,9 @@ def test_a_graph_that_is_gone_takes_its_recordings_with_it() -> None:
 
 _AS_THE_SERVER_DOES = """
 import torch
-from test_recorded import MANY, Recorded, on_gpu
+from test_cuda_graphs import MANY, Recorded, on_gpu
 assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
-from onediff_comfy.runtime.cuda_graphs import RecordingPool
+from onediff_comfy.runtime.recording_pool import RecordingPool
 pool, weight = RecordingPool(lambda: MANY), on_gpu(256, 256).half()
 one = Recorded(pool=pool)
 other = Recorded(lambda w, x: (x @ w).softmax(-1).repeat(1, 1000).sum(-1) @ (x @ w), pool=pool)

@@ -27,7 +27,7 @@ from onediff_comfy.messages import message
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher
-from onediff_comfy.serving.eager_times import EagerTimes
+from onediff_comfy.serving.verification.eager_times import EagerTimes
 from onediff_comfy.settings import MOST_IDENTITIES, SPECIALISE_AFTER_RUNS
 
 WAIT = 10.0  # seconds after which a test is broken, not slow

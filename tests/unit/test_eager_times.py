@@ -16,9 +16,9 @@ from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
-from onediff_comfy.serving import eager_times
-from onediff_comfy.serving.call_timing import EAGER, CallTimes
 from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.executor import EAGER, CallTimes
+from onediff_comfy.serving.verification import eager_times
 
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 

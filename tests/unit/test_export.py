@@ -1,4 +1,4 @@
-"""capture/export.py: a capture computes what the module computes, for any weights, and holds none of them."""
+"""capture/tracing/: a capture computes what the module computes, for any weights, and holds none of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onediff_comfy.capture import export
+from onediff_comfy.capture import graph_text
 from onediff_comfy.capture.call import NotCovered
 from onediff_comfy.capture.graph_text import target_text
 from onediff_comfy.capture.option_probe import OptionRead
@@ -340,7 +340,7 @@ def test_random_numbers_of_python_are_refused(capture_of: Callable[..., Any], dr
 def test_a_text_that_holds_an_address_is_no_identity(
     capture_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "target_text", lambda _target: str(tensor))
+    monkeypatch.setattr(graph_text, "target_text", lambda _target: str(tensor))
     with pytest.raises(NotCovered, match="by its address in memory") as refused:
         capture_of(nn.Linear(2, 2), tensor(1, 2))
     assert "0x" not in str(refused.value)
@@ -349,13 +349,13 @@ def test_a_text_that_holds_an_address_is_no_identity(
 # -- options -----------------------------------------------------------------------------------
 
 
-def test_reading_a_withheld_option_names_it(capture_of: Any) -> None:
+def test_reading_a_probed_option_names_it(capture_of: Any) -> None:
     with pytest.raises(OptionRead) as read:
         capture_of(Simple(), tensor(2, 4), {"unused": object(), "double": True})
     assert read.value.name == "double"
 
 
-def test_an_option_that_is_none_is_not_withheld(capture_of: Any) -> None:
+def test_an_option_that_is_none_is_not_probed(capture_of: Any) -> None:
     capture_of(Simple(), tensor(2, 4), {"double": None, "unused": object()})
 
 

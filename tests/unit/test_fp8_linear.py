@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onediff_comfy.cache.keys import Manner
+from onediff_comfy.cache.keys import Variant
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.capture.rewrites import fp8_linear
@@ -25,7 +25,8 @@ from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
 from onediff_comfy.messages import first_line
 from onediff_comfy.metrics import Metrics
-from onediff_comfy.serving.dispatcher import Dispatcher, Options
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.options import Options
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -309,8 +310,8 @@ def test_an_engine_without_8_bit_products_is_lossless(device: torch.device, monk
 
 
 def test_what_is_chosen_is_part_of_the_options_and_read_from_them() -> None:
-    for manner in (Manner(), Manner(reusable=True), Manner(fp8=True), Manner(True, True)):
-        assert Manner.of({"layout": "channels_last", **manner.options()}) == manner
+    for variant in (Variant(), Variant(reusable=True), Variant(fp8=True), Variant(True, True)):
+        assert Variant.of({"layout": "channels_last", **variant.options()}) == variant
 
 
 def _hopper() -> bool:

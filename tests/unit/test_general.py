@@ -27,7 +27,8 @@ from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
-from onediff_comfy.serving.dispatcher import Dispatcher, Options
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.options import Options
 from onediff_comfy.store.artifact import Artifact
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust

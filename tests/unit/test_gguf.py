@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from onediff_comfy.capture.call import NotCovered, bind, split
-from onediff_comfy.capture.export import Capture, capture
+from onediff_comfy.capture.export import Capture
 from onediff_comfy.capture.target.target import Target
+from onediff_comfy.capture.tracing.trace_forward import TraceSettings, capture
 from onediff_comfy.host.weights.gguf import BlocksOfBytes
 
 CPU = torch.device("cpu")
@@ -105,17 +106,7 @@ def lora(rank: int, seed: int = 0) -> list[tuple[float, Adapter]]:
 def captured(layer: Layer, x: torch.Tensor) -> tuple[Target, Capture]:
     target = Target(layer, formats=FORMATS)
     call = split(bind(layer.forward, (x,), {}))
-    made = capture(
-        target,
-        layer.forward,
-        call,
-        options_name="options",
-        options={},
-        overrides={},
-        check=lambda: None,
-        general=True,
-    )
-    return target, made
+    return target, capture(target, layer.forward, call, {}, TraceSettings("options", general=True))
 
 
 def run(target: Target, made: Capture, x: torch.Tensor) -> torch.Tensor:

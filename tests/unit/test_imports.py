@@ -72,6 +72,52 @@ def test_dependencies_point_one_way(root: Path) -> None:
     assert wrong == set()
 
 
+def test_the_folders_of_capture_are_ordered(root: Path) -> None:
+    """The files beside them ← fingerprint ← target, and the files ← rewrites; tracing is above all."""
+    folder = root / "onediff_comfy" / "capture"
+    below = {"": set(), "fingerprint": set(), "target": {"fingerprint"}, "rewrites": set()}
+    below["tracing"] = {"fingerprint", "target", "rewrites"}
+    folders = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == below.keys() - {""}
+    wrong = {
+        f"{source.relative_to(root)} imports {name}"
+        for name_of_folder, known in below.items()
+        for source in (folder / name_of_folder).glob("*.py")
+        for name in relative_imports(source, root)
+        if name.split(".")[1] == "capture"
+        if {*name.split(".")[2:3]} & folders - known - {name_of_folder}
+    }
+    assert wrong == set()
+
+
+def modules_imported(source: Path, root: Path, known: set[str]) -> set[str]:
+    """The modules, of those that are ``known``, that a file imports when it is imported itself."""
+    found = set()
+    level = list(ast.parse(source.read_text(encoding="utf-8")).body)
+    while level:
+        node = level.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level:
+            parts = source.relative_to(root).parent.parts
+            base = ".".join((*parts[: len(parts) - node.level + 1], *filter(None, (node.module,))))
+            of_package = {f"{base}.{alias.name}" for alias in node.names} & known
+            found |= of_package or {base}  # a package is imported before what is in it, circle or not
+        level += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+    return found & known
+
+
+def test_no_modules_import_each_other_in_a_circle(root: Path) -> None:
+    sources = sorted((root / "onediff_comfy").rglob("*.py"))
+    names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in sources}
+    imports = {name: modules_imported(path, root, set(names)) for name, path in names.items()}
+    assert sum(map(len, imports.values())) > 200
+    while free := [name for name, needed in imports.items() if not needed & imports.keys() - {name}]:
+        for name in free:
+            del imports[name]
+    assert imports == {}
+
+
 def test_every_file_has_a_name_that_says_what_is_in_it(root: Path) -> None:
     parts = {part for source in sources(root) for part in (source.stem, *source.relative_to(root).parts[:-1])}
     assert not {part for part in parts if set(part.lower().split("_")) & FORBIDDEN_NAMES}

@@ -15,7 +15,8 @@ from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.metrics import Metrics
-from onediff_comfy.serving.dispatcher import Dispatcher, Options
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.options import Options
 
 # What torch says of itself while its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -138,7 +139,8 @@ NO_COMPILER = """
 import json, torch
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.compilation.compile_graph import HostServices
-from onediff_comfy.serving.dispatcher import Dispatcher, Options
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.options import Options
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 

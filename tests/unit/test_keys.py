@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from onediff_comfy.cache import keys
-from onediff_comfy.cache.keys import CallKey, Compiler, GraphKey, compiler
+from onediff_comfy.cache.keys import CallKey, CompilerFingerprint, GraphKey, compiler
 from onediff_comfy.capture.call import Signature, split
 from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.cudagraph import CudaGraphEngine
@@ -22,7 +22,7 @@ from onediff_comfy.engines.inductor.engine import InductorEngine
 
 CPU = torch.device("cpu")
 # As on a machine with a GPU: every entry of the environment that there is.
-COMPILER = Compiler(
+COMPILER = CompilerFingerprint(
     engine="inductor",
     options={"mode": "default", "max_autotune": "False"},
     environment={
@@ -117,8 +117,8 @@ def test_the_variants_reach_every_field() -> None:
         (CallKey, "CallKey."),
         (GraphKey, "GraphKey."),
         (Signature, "CallKey.signature."),
-        (Compiler, "CallKey.compiler."),
-        (Compiler, "GraphKey.compiler."),
+        (CompilerFingerprint, "CallKey.compiler."),
+        (CompilerFingerprint, "GraphKey.compiler."),
     ]:
         for field in dataclasses.fields(kind):
             assert any(name.startswith(prefix + field.name) for name in VARIANTS), (kind, field.name)
@@ -175,7 +175,7 @@ def test_calls_that_differ_in_values_of_tensors_or_of_unread_options_share_a_key
 
 
 def test_the_order_of_options_and_environment_does_not_matter() -> None:
-    turned = Compiler(
+    turned = CompilerFingerprint(
         COMPILER.engine,
         dict(reversed(COMPILER.options.items())),
         dict(reversed(COMPILER.environment.items())),
@@ -202,7 +202,7 @@ def test_digests_are_sha256_in_hex() -> None:
 
 def test_a_key_of_known_parts_is_the_same_for_ever() -> None:
     """A store on disk depends on it. If this fails on purpose, raise FORMAT_VERSION and put the new digest here."""
-    known = GraphKey("capture", Compiler("engine", {"b": "2", "a": "1"}, {"torch": "é"})).digest
+    known = GraphKey("capture", CompilerFingerprint("engine", {"b": "2", "a": "1"}, {"torch": "é"})).digest
     assert known == "fe1257cb7d6f8ae645c51b05d7eabebf0b201b17182a165f65cf4fbd3c916bf7"
 
 

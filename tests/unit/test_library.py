@@ -31,38 +31,38 @@ def process(folders: Path) -> GraphLibrary:
 
 def test_what_was_learnt_of_calls_and_options_is_known_to_the_next_process(folders: Path) -> None:
     first = process(folders)
-    first.serve_with("call", KEY, EXACT)
-    first.serve_with("call", "b" * 64, GENERAL)
-    first.serve_with("call", KEY, EXACT)
-    first.learn_option("target", "sigmas")
-    first.learn_option("target", "patches")
+    first.index.serve_with("call", KEY, EXACT)
+    first.index.serve_with("call", "b" * 64, GENERAL)
+    first.index.serve_with("call", KEY, EXACT)
+    first.index.learn_option("target", "sigmas")
+    first.index.learn_option("target", "patches")
     second = process(folders)
     expected = {KEY: EXACT, "b" * 64: GENERAL}
     for library in (first, second):
         assert {candidate.graph_key: candidate.shapes for candidate in library.index.candidates("call")} == expected
         assert len(library.index.candidates("call")) == 2
-    assert second.options_read("target") == {"sigmas", "patches"}
-    assert second.candidates("another call") == ()
-    assert second.options_read("another target") == frozenset()
+    assert second.index.options_read("target") == {"sigmas", "patches"}
+    assert second.index.candidates("another call") == ()
+    assert second.index.options_read("another target") == frozenset()
 
 
 def test_a_graph_that_was_found_wrong_is_not_compiled_again_after_a_restart(folders: Path) -> None:
-    process(folders).retire(KEY, "off by 0.2")
+    process(folders).verdicts.retire(KEY, "off by 0.2")
     later = process(folders)
-    assert "differed from eager" in str(later.retired(KEY))
-    assert later.retired("b" * 64) is None
+    assert "differed from eager" in str(later.verdicts.retired(KEY))
+    assert later.verdicts.retired("b" * 64) is None
 
 
 def test_sizes_that_were_proved_are_known_to_the_next_process_each_for_itself(folders: Path) -> None:
     first = process(folders)
     for sizes in [(1, 8), (), (2, 8)]:
-        assert not first.is_proved(KEY, sizes)
-        first.proved(KEY, sizes)
-        assert first.is_proved(KEY, sizes)
+        assert not first.verdicts.is_proved(KEY, sizes)
+        first.verdicts.proved(KEY, sizes)
+        assert first.verdicts.is_proved(KEY, sizes)
     second = process(folders)
-    assert all(second.is_proved(KEY, sizes) for sizes in [(1, 8), (2, 8), ()])
-    assert not any(second.is_proved(KEY, sizes) for sizes in [(8, 1), (1,), (1, 8, 1), (3, 8)])
-    assert not second.is_proved("b" * 64, (1, 8))
+    assert all(second.verdicts.is_proved(KEY, sizes) for sizes in [(1, 8), (2, 8), ()])
+    assert not any(second.verdicts.is_proved(KEY, sizes) for sizes in [(8, 1), (1,), (1, 8, 1), (3, 8)])
+    assert not second.verdicts.is_proved("b" * 64, (1, 8))
 
 
 def test_what_is_proved_now_is_proved_though_it_is_one_of_very_many(folders: Path) -> None:
@@ -75,8 +75,8 @@ def test_what_is_proved_now_is_proved_though_it_is_one_of_very_many(folders: Pat
 
 def test_a_graph_that_was_found_wrong_is_proved_for_nothing(folders: Path) -> None:
     first = process(folders)
-    first.proved(KEY, (1,))
-    first.retire(KEY, "off by 0.2 at another size")
+    first.verdicts.proved(KEY, (1,))
+    first.verdicts.retire(KEY, "off by 0.2 at another size")
     for library in (first, process(folders)):
         assert not library.verdicts.is_proved(KEY, (1,))
         assert library.verdicts.retired(KEY)
@@ -84,12 +84,12 @@ def test_a_graph_that_was_found_wrong_is_proved_for_nothing(folders: Path) -> No
 
 def test_a_graph_that_another_process_made_is_found_when_asked_again(folders: Path) -> None:
     first, second = process(folders), process(folders)
-    assert first.candidates("call") == ()
-    second.serve_with("call", KEY, GENERAL)
-    assert first.candidates("call") == (Candidate(KEY, GENERAL),)
-    second.serve_with("call", "b" * 64, EXACT)
-    first.forget_candidates("call")
-    assert len(first.candidates("call")) == 2
+    assert first.index.candidates("call") == ()
+    second.index.serve_with("call", KEY, GENERAL)
+    assert first.index.candidates("call") == (Candidate(KEY, GENERAL),)
+    second.index.serve_with("call", "b" * 64, EXACT)
+    first.index.forget_candidates("call")
+    assert len(first.index.candidates("call")) == 2
 
 
 def test_without_a_store_everything_works_and_nothing_outlives_the_process() -> None:
@@ -103,6 +103,6 @@ def test_without_a_store_everything_works_and_nothing_outlives_the_process() -> 
 
 def test_a_note_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
-    store.note_call("call", "other", {"axes": "from another version"})
+    store.notes.add_call("call", "other", {"axes": "from another version"})
     library = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
     assert library.index.candidates("call") == ()

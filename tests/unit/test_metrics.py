@@ -76,9 +76,9 @@ def test_counting_from_many_threads_loses_nothing() -> None:
 def test_what_one_object_counts_is_part_of_the_total() -> None:
     total = Metrics()
     first, second = Metrics(total), Metrics(total)
-    first.served("a")
-    first.served("b")
-    second.served("a")
+    runs = first.tally(anybody := Metrics()), second.tally(anybody)
+    runs[0].update("ab")
+    runs[1].update("a")
     first.fell_back("reason")
     second.fell_back("reason")
     second.count("specialised")
@@ -96,3 +96,19 @@ def test_a_reason_is_new_to_each_object_for_itself() -> None:
     assert Metrics(total).fell_back("reason")
     assert Metrics(total).fell_back("reason")
     assert not total.fell_back("reason")
+
+
+class Run:
+    """Counts calls."""
+
+
+def test_what_a_run_counted_is_kept_when_the_run_is_no_more() -> None:
+    total = Metrics()
+    metrics = Metrics(total)
+    run = Run()
+    metrics.tally(run).update("aab")
+    del run
+    later = Run()
+    metrics.tally(later).update("a")
+    assert metrics.served_by() == total.served_by() == {"a": 3, "b": 1}
+    assert metrics.snapshot()["served"] == 4

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from onediff_comfy.capture.option_probe import OptionRead, Withheld
+from onediff_comfy.capture.option_probe import OptionProbe, OptionRead
 
 X = torch.zeros(2, 2)
 
@@ -127,7 +127,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("use", USES)
 def test_every_use_names_the_option(use: str) -> None:
     with pytest.raises(OptionRead) as read:
-        USES[use](Withheld("cond_or_uncond"))
+        USES[use](OptionProbe("cond_or_uncond"))
     assert read.value.name == "cond_or_uncond"
 
 
@@ -160,7 +160,7 @@ _NOT_A_USE = {
 def test_no_special_method_of_a_real_value_is_forgotten(kind: type) -> None:
     special = {name for name in dir(kind) if name.startswith("__") and name.endswith("__")} - _NOT_A_USE
     special = {name for name in special if callable(getattr(kind, name))}
-    assert special - set(vars(Withheld)) == set()
+    assert special - set(vars(OptionProbe)) == set()
 
 
 def test_except_exception_does_not_hide_a_read() -> None:
@@ -170,7 +170,7 @@ def test_except_exception_does_not_hide_a_read() -> None:
 
 def test_carrying_a_stand_in_around_is_no_use() -> None:
     """What models do with options they never look into: store, pass on, copy the bag."""
-    stand_in = Withheld("a")
+    stand_in = OptionProbe("a")
     bag = {"a": stand_in}
     copies = [bag.copy(), dict(bag), dict(**bag), {**bag}, bag | {}, copy.copy(bag), copy.deepcopy(bag)]
     assert all(other["a"] is stand_in for other in copies)
@@ -183,12 +183,12 @@ def test_carrying_a_stand_in_around_is_no_use() -> None:
 
 
 def test_is_none_is_answered_without_a_read() -> None:
-    """Rightly so: an option that is None is never withheld."""
-    assert Withheld("a") is not None
+    """Rightly so: an option that is None is never probed."""
+    assert OptionProbe("a") is not None
 
 
 @pytest.mark.xfail(strict=True, reason="hole: callable() answers True of every stand-in; `is True` answers False")
 @pytest.mark.parametrize("use", [callable, lambda w: w is True], ids=["callable", "is True"])
 def test_uses_that_python_lets_nobody_see(use: Callable[[Any], Any]) -> None:
     with pytest.raises(OptionRead):
-        use(Withheld("a"))
+        use(OptionProbe("a"))

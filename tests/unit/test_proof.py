@@ -1,4 +1,4 @@
-"""serving/numerics.py: what counts as the same output."""
+"""serving/verification/numerics.py: what counts as the same output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from onediff_comfy.serving.numerics import limit, relative_error
+from onediff_comfy.serving.verification.numerics import limit, relative_error
 
 NAN, INF = math.nan, math.inf
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -1,4 +1,4 @@
-"""serving/numerics.py: how far a right graph may be off whose model rounds what it computes to 8 bits."""
+"""serving/verification/numerics.py: how far a right graph may be off whose model rounds what it computes to 8 bits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.metrics import Metrics
-from onediff_comfy.serving import numerics as proof
 from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.verification import numerics as proof
 
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 WIDTH, ROWS, DEPTH = 64, 384, 8

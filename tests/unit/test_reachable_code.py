@@ -1,4 +1,4 @@
-"""reachable_code.py: what an extension replaces, however far the model's own code is from it, is noticed."""
+"""fingerprint/: what an extension replaces, however far the model's own code is from it, is noticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onediff_comfy.capture.fingerprint.reachable_code import HostCode
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.target.target import Target
 
 DEEP = """

@@ -1,4 +1,4 @@
-"""reachable_code.py: whatever value code reads by a name is part of a model's identity, or the model is refused."""
+"""fingerprint/: whatever value code reads by a name is part of a model's identity, or the model is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.capture.fingerprint.reachable_code import HostCode
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.target.target import Target
 
 # A module of an extension, a second one that it uses, and what the forward of its layer returns besides x.

@@ -11,24 +11,24 @@ import torch
 
 from onediff_comfy.cache.keys import GraphKey, compiler
 from onediff_comfy.cache.memory import GraphCache
-from onediff_comfy.cache.serialization import Origin
+from onediff_comfy.cache.serialization import GraphOrigin
 from onediff_comfy.capture.call import Signature
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
-from onediff_comfy.serving.call_timing import CallTimes
 from onediff_comfy.serving.decision import Served
-from onediff_comfy.serving.eager_times import EagerTimes
+from onediff_comfy.serving.executor import CallTimes
 from onediff_comfy.serving.run import RunReport
+from onediff_comfy.serving.verification.eager_times import EagerTimes
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
 SIGNATURE = Signature("Net.forward", (), (), ())
 KEY, SIZES = "a" * 64, (2, 128)
 CPU = torch.device("cpu")
-ORIGIN = Origin("Linear", "f" * 64, (), "c" * 64, ())
+ORIGIN = GraphOrigin("Linear", "f" * 64, (), "c" * 64, ())
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20, gai
     times = CallTimes(iter((0.0, graph_seconds)).__next__)
     with times.measured(KEY, SIGNATURE, CPU):
         pass
-    run = RunReport(library, EagerTimes(library, times, gains))
+    run = RunReport(Metrics(), library.metrics, EagerTimes(library, times, gains).gain)
     for _ in range(calls):
         run.graph_answered(Served(KEY, SIZES), SIGNATURE)
     return run
@@ -88,7 +88,7 @@ def test_calls_that_ran_eager_are_told_with_every_reason(library: GraphLibrary) 
 
 
 def test_a_run_of_eager_calls_gives_the_reason_and_no_more(library: GraphLibrary) -> None:
-    run = RunReport(library, EagerTimes(library, CallTimes(), gains=True))
+    run = RunReport(Metrics(), library.metrics, EagerTimes(library, CallTimes(), gains=True).gain)
     run.eager_answered("a patch")
     assert (run.calls, run.served, run.status("64×64 b1")) == (1, 0, "not accelerated: a patch")
 
@@ -98,13 +98,13 @@ def test_what_eager_took_is_known_to_the_next_process(library: GraphLibrary, tmp
     library.verdicts.eager_took(KEY, SIZES, 0.26)
     store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
     later = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
-    assert later.eager_samples(KEY, SIZES) == [0.25, 0.26]
-    assert later.eager_samples(KEY, (1, 1)) == []
+    assert later.verdicts.eager_samples(KEY, SIZES) == [0.25, 0.26]
+    assert later.verdicts.eager_samples(KEY, (1, 1)) == []
 
 
 def test_a_note_from_before_there_were_several_samples_is_one_of_them(library: GraphLibrary, tmp_path: Path) -> None:
     store = GraphStore(tmp_path / "graphs", Trust(tmp_path / "config"))
-    store.note("eager_seconds", KEY, [[list(SIZES), 0.29], [[1, 64], 0.5], [SIZES], 3, [[1, 64], "x"]])
+    store.notes.write("eager_seconds", KEY, [[list(SIZES), 0.29], [[1, 64], 0.5], [SIZES], 3, [[1, 64], "x"]])
     assert library.verdicts.eager_samples(KEY, SIZES) == [0.29]
     assert _run(library).gain() is None, "as long as no other one agrees"
     for seconds in (0.17, 0.18):

@@ -17,6 +17,7 @@ from steps import Transformer, transformer_call
 from torch import nn
 
 from onediff_comfy import engines
+from onediff_comfy.cache.call_index import CallIndex
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.compile_graph import HostServices
@@ -377,7 +378,7 @@ def test_going_to_and_fro_looks_for_nothing_and_both_graphs_can_be_saved(
     sampled.run(None)
     sampled.run(0.5)
     assert len(sampled.dispatcher.graph_keys()) == 2
-    monkeypatch.setattr(GraphLibrary, "candidates", lambda *_: pytest.fail("looked for a graph"))
+    monkeypatch.setattr(CallIndex, "candidates", lambda *_: pytest.fail("looked for a graph"))
     assert sampled.run(None)[1] == 0
     assert sampled.run(0.5)[1] == 5
     named = [graph["what"] for graph in sampled.library.metrics.graphs()]

@@ -1,4 +1,4 @@
-"""serving/call_timing.py: seconds by graph, without waiting for a device."""
+"""serving/executor.py: seconds by graph, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onediff_comfy.capture.call import Signature
-from onediff_comfy.serving.call_timing import CallTimes
+from onediff_comfy.serving.executor import CallTimes
 
 CALL = Signature("forward", (), (), ())
 CPU = torch.device("cpu")

@@ -131,5 +131,5 @@ def test_a_damaged_key_costs_the_notes_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     write_atomically(tmp_path / "config" / "signing.key", b"short")
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
-    store.note_call("call", KEY, {})
-    assert store.calls("call") == []
+    store.notes.add_call("call", KEY, {})
+    assert store.notes.calls("call") == []

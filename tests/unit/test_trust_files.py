@@ -64,7 +64,7 @@ def test_graphs_notes_and_the_list_of_trusted_ones_are_private(tmp_path: Path, n
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
     store.trust(artifact_of("Net"))
     store.save(artifact_of("Net"))
-    store.note_call("a" * 64, "5" * 64, {})
+    store.notes.add_call("a" * 64, "5" * 64, {})
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     names = {path.name for path in written}
     assert {"signing.key", "trusted.json", f"{'5' * 64}.graph", f"{'a' * 64}.json"} <= names

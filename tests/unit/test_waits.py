@@ -1,4 +1,4 @@
-"""capture/export.py: graphs that wait for the device in their middle are known, for they cannot be replayed."""
+"""capture/tracing/: graphs that wait for the device in their middle are known, for they cannot be replayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from onediff_comfy.cache.keys import GraphKey, compiler
 from onediff_comfy.cache.memory import GraphCache
-from onediff_comfy.cache.serialization import Origin, from_artifact, to_artifact
+from onediff_comfy.cache.serialization import GraphOrigin, from_artifact, to_artifact
 from onediff_comfy.capture.export import Binding, Capture
 from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.compilation.library import GraphLibrary
@@ -23,7 +23,7 @@ from onediff_comfy.runtime.cuda_graphs import RecordedGraph
 from onediff_comfy.store.artifact import Artifact
 
 CPU = torch.device("cpu")
-ORIGIN = Origin("Net", "f" * 64, (), "c" * 64, ())
+ORIGIN = GraphOrigin("Net", "f" * 64, (), "c" * 64, ())
 
 
 class Net(nn.Module):

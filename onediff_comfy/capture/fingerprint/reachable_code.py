@@ -14,39 +14,19 @@ import importlib
 import inspect
 import os
 import sys
-import sysconfig
 import types
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ...messages import Message, first_line, message
-from .code_values import functions_in, identity, is_code, module_of, package_of
+from .code_ownership import CodeOwnership, HostCode
+from .code_values import functions_in, identity, is_code, module_of
 from .global_reads import Path, cells, module_named, paths, strings
+from .identity_lines import IdentityLines, OpenVariable, OpenVariables
 from .name_resolution import Resolved, resolve
 from .unread_attributes import Reads
-from .value_text import (
-    CLASS_BOOKKEEPING,
-    PLAIN,
-    Describer,
-    Indescribable,
-    attributes_of,
-    code_digest,
-    held_by,
-    is_plain,
-)
+from .value_text import CLASS_BOOKKEEPING, Describer, attributes_of, code_digest, held_by
 
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
-_KNOWN_LIBRARIES = ("torch", "torchvision", "torchaudio", "triton")  # wherever they are installed
-_PYTHONS_FOLDERS = tuple(
-    f"{folder}/".replace("\\", "/")
-    for folder in {
-        *(os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
-        *(os.path.dirname(sys.executable), os.path.join(sys.base_prefix, "DLLs")),  # where Windows has some
-    }
-)
-_FROZEN = "<frozen"
 _NAMES_ONLY = CLASS_BOOKKEEPING - {"__match_args__"}  # which a pattern reads
 _NEVER_READ = frozenset(("__module__", "__qualname__", "__dict__", "__weakref__", "_abc_impl"))  # or part of a name
 _OF_CLASSES = (
@@ -60,38 +40,7 @@ _BY_TEXT = frozenset(("globals", "eval", "exec"))  # anything of the module that
 _LOOKS_UP = frozenset(("getattr", "vars", "dir"))
 
 
-@dataclass(frozen=True)
-class HostCode:
-    """The host's own code, which is part of every key.
-
-    Attributes:
-        package: its Python package.
-        machinery: modules of it that are about where weights lie and not about what is computed with them. What they
-            call is not followed, and their variables are bookkeeping, which changes all the time.
-    """
-
-    package: str = ""
-    machinery: frozenset[str] = frozenset()
-
-
-NO_HOST = HostCode()
-
-
-class _Open(NamedTuple):
-    """A variable that counts if code may read it.
-
-    Attributes:
-        value: what it holds.
-        owner: the Python module that it belongs to.
-        read: whether it is known to be read.
-    """
-
-    value: Any
-    owner: str
-    read: bool = False
-
-
-class Reached:
+class CodeReachability:
     """Collects what code reaches, from whatever is added.
 
     Args:
@@ -101,22 +50,18 @@ class Reached:
 
     Attributes:
         reads: which attributes the code may read, as far as it was followed.
-        refusal: why what was reached cannot be part of an identity, if so.
+        identity: the lines that identify what was reached.
     """
 
     def __init__(self, describer: Describer, host: HostCode, walked: frozenset[str]) -> None:
-        self._describer, self._host, self._walked = describer, host, walked
-        self._lines: set[str] = set()
-        self._libraries: dict[tuple[Any, Any], bool] = {}  # modules by name and file, whether they are a library's
+        self._describer, self._owner = describer, CodeOwnership(host, walked)
+        self.reads, self.identity = Reads(), IdentityLines(describer)
+        self._open = OpenVariables(self.reads, describer)
         self._seen: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
         self._described = 0  # of the code that the describer has met, how much was added
         self._to_follow: list[types.FunctionType] = []
-        self._open: dict[tuple[str, str], _Open] = {}  # by where they are, and name
         self._layer_classes: set[type] = set()
         self._built: set[type] = set()  # classes of layers that no code is known to build more of
-        self._counted: set[tuple[str, str]] = set()  # of those
-        self.reads = Reads()
-        self.refusal: Message | None = None
 
     def follow(self) -> None:
         """Go through what was added, and what that reaches."""
@@ -126,11 +71,6 @@ class Reached:
                 self._described += 1
             while self._to_follow:
                 self._follow(self._to_follow.pop())
-
-    def lines(self) -> list[str]:
-        """One for each function, for each name that a function calls something by, and for each value that is read."""
-        self.follow()
-        return sorted(self._lines)
 
     def add(self, value: Any) -> None:
         """``value`` may be called, or its methods: a function, a class, or an object."""
@@ -145,7 +85,7 @@ class Reached:
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType):
             self.reads.add_value(value)
-            if not self._is_library(value.__globals__):
+            if not self._owner.is_library(value.__globals__):
                 self._to_follow.append(value)
             else:
                 self._add_of_library(value)
@@ -164,14 +104,8 @@ class Reached:
         self.add(kind)
         if kind not in (torch.nn.Module, object):
             for function in _functions_of_class(kind).values():
-                if self._is_library(function.__globals__):
+                if self._owner.is_library(function.__globals__):
                     self._resolve_names(function)
-
-    def _add_constructors(self, kind: type) -> None:
-        """Code may build another layer of a class."""
-        for base in self._built.intersection(kind.__mro__):
-            self._built.remove(base)
-            self.add(vars(base).get("__init__"))
 
     def _add_held(self, code: Any) -> None:
         """What a layer, or something else that was described, is made of."""
@@ -189,78 +123,70 @@ class Reached:
         It may keep a function that is not a library's, as ``torch.no_grad()`` does as a decorator.
         """
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        texts = [self._constant_of_library(value, "") or identity(value) for value in defaults]
+        texts = [self.identity.constant_of_library(value, "") or identity(value) for value in defaults]
         if texts:
-            self._lines.add(f"{identity(function)}() {texts}")
-        if not _as_library_wrote(function):
-            self._lines.add(f"{identity(function)} {code_digest(function.__code__)}")
+            self.identity.add(f"{identity(function)}() {texts}")
+        if not self._owner.is_as_library_wrote(function):
+            self.identity.add(f"{identity(function)} {code_digest(function.__code__)}")
             self._resolve_names(function)
         held = [value for _, value in cells(function)]
-        own = [f for value in held for f in functions_in(value) if not self._is_library(f.__globals__)]
+        own = [f for value in held for f in functions_in(value) if not self._owner.is_library(f.__globals__)]
         for code in own:
-            self._lines.add(f"{identity(function)} of {identity(code)}")
+            self.identity.add(f"{identity(function)} of {identity(code)}")
             self.add(code)
 
     def _add_module(self, module: types.ModuleType, everything: bool = False) -> None:
         """A module is held, or handed on: what any code may read of it counts, or all."""
         scope = vars(module)
-        if self._is_library(scope) or package_of(scope) == self._host.package:
+        if self._owner.is_library(scope) or self._owner.is_host(scope):
             return
         for name, value in scope.items():
             if not (isinstance(value, types.ModuleType) or name.startswith("__")):
-                self._open[module.__name__, name] = _Open(value, module_of(scope), everything)
+                self._open.add(module.__name__, name, OpenVariable(value, module_of(scope), everything))
 
     def _count_open(self) -> bool:
-        """Count what is open and read; whether there was any."""
-        known = self._describer.strings
-        read = [key for key, of in self._open.items() if of.read or key[1] in known or self._may_read(key[1])]
-        for key in read:
-            found = self._open.pop(key)
-            if key not in self._counted:
-                self._counted.add(key)
-                self._count(".".join(key), found.value, found.owner)
-        return bool(read)
-
-    def _may_read(self, name: str) -> bool:
-        """Whether code may read a variable of this name. What each class has is read only by those that name it."""
-        return self.reads.names(name) if name in CLASS_BOOKKEEPING else self.reads.may_read(name)
+        """Count what is open and read. Return True if there was any."""
+        any_read, new = self._open.take_read()
+        for where, variable in new:
+            self._count(where, variable.value, variable.owner)
+        return any_read
 
     def _add_class(self, kind: type) -> None:
         """The methods of a class, and its attributes; of a library's class the methods that somebody has put there."""
         members = {name: member for name, member in vars(kind).items() if name not in _NAMES_ONLY}
         self.reads.add_value(list(members.values()))
-        of_host = kind.__module__.partition(".")[0] == self._host.package
+        of_host = kind.__module__.partition(".")[0] == self._owner.host.package
         for name, function in _functions_of_class(kind).items():
-            own = not (self._is_library(function.__globals__) and _as_library_wrote(function))
+            own = not self._owner.is_as_library_wrote(function)
             if own and not (name == "__init__" and kind in self._built):
-                if not (of_host and self._as_written(function)):
-                    self._lines.add(f"{identity(kind)}.{name} is {identity(function)}")
+                if not (of_host and self._owner.is_as_written(function)):
+                    self.identity.add(f"{identity(kind)}.{name} is {identity(function)}")
                 self.add(function)
                 if name in ("__getattr__", "__getattribute__"):
                     self.reads.add_everything()
-        if self._counts(kind.__module__):
+        if self._owner.counts(kind.__module__):
             if type(kind) is not type:
                 self.add(type(kind))
             for name, member in members.items():
                 if name not in CLASS_BOOKKEEPING and not isinstance(member, _OF_CLASSES):
                     self._count_of_class(kind, name, member)
-        elif kind in self._layer_classes and self._is_library(_scope_of(kind.__module__)):
+        elif kind in self._layer_classes and self._owner.is_of_library(kind.__module__):
             for name, member in members.items():
-                if (text := self._constant_of_library(member, kind.__module__)) is not None:
-                    self._lines.add(f"{identity(kind)}.{name} {text}")
+                if (text := self.identity.constant_of_library(member, kind.__module__)) is not None:
+                    self.identity.add(f"{identity(kind)}.{name} {text}")
         for name in CLASS_BOOKKEEPING.difference(_NEVER_READ).intersection(vars(kind)):
             if not _noted_by_python(kind, name):
-                self._open[identity(kind), name] = _Open(vars(kind)[name], kind.__module__)
+                self._open.add(identity(kind), name, OpenVariable(vars(kind)[name], kind.__module__))
 
     def _count_of_class(self, kind: type, name: str, member: Any) -> None:
         """An attribute of a class. What cannot be described counts only if it is read."""
         try:
-            self._lines.add(f"{identity(kind)}.{name} {self._describer.describe(member)}")
+            self.identity.add(f"{identity(kind)}.{name} {self._describer.describe(member)}")
         except Exception:  # which one, is said where it is read
-            self._open[identity(kind), name] = _Open(member, kind.__module__)
+            self._open.add(identity(kind), name, OpenVariable(member, kind.__module__))
 
     def _follow(self, function: types.FunctionType) -> None:
-        if function.__globals__.get("__name__") in self._host.machinery and self._as_written(function):
+        if self._owner.is_machinery(function):
             return
         self.reads.add(function)
         state = []
@@ -271,11 +197,11 @@ class Reached:
             if isinstance(held, types.ModuleType) and any(held is value for value in in_cells):
                 state.append(f"python module {held.__name__}")  # what is read of it is known by its paths
             else:
-                state.append(self._described_as(f"{identity(function)}()", held))
-        if not self._as_written(function):
-            self._lines.add(f"{identity(function)} {code_digest(function.__code__)} {state}")
+                state.append(self.identity.described(f"{identity(function)}()", held))
+        if not self._owner.is_as_written(function):
+            self.identity.add(f"{identity(function)} {code_digest(function.__code__)} {state}")
         elif state:
-            self._lines.add(f"{identity(function)} {state}")
+            self.identity.add(f"{identity(function)} {state}")
         self._resolve_names(function)
 
     def _resolve_names(self, function: types.FunctionType) -> None:
@@ -291,7 +217,7 @@ class Reached:
             if isinstance(read.value, types.ModuleType):
                 self._add_module(read.value, everything=looks_up and read.steps == len(path.steps))
             elif any(read.value is known for known in _OF_ENVIRONMENT):
-                self._count_environment(function)
+                self.identity.add_environment(function)
             elif path.root == "cell":  # what it holds is described as a whole, but for modules
                 if path.steps:
                     self._count(where, read.value, read.owner)
@@ -301,100 +227,45 @@ class Reached:
                 self._count_imports(function)
         if "__import__" in builtins:
             self._count_imports(function)
-        if by_text and not (self._is_library(function.__globals__) or self._as_written(function)):
-            self._count_own_module(function)
+        if by_text and not (self._owner.is_library(function.__globals__) or self._owner.is_as_written(function)):
+            own = _module_of(function)
+            if own is not None:  # code finds variables of its own module, nobody knows which
+                self._add_module(own, everything=True)
 
     def _count_called(self, function: types.FunctionType, where: str, path: Path, read: Resolved) -> None:
         """What is called by a name counts by that it is; what is read besides counts by its content."""
         if callable(read.value):
             name = path.steps[read.steps - 1][1] if read.steps else path.name
-            if package_of(function.__globals__) != self._host.package or not self._as_imported(read.value, str(name)):
-                self._lines.add(f"{where} is {identity(read.value)}")
+            if not self._owner.is_host(function.__globals__) or not self._owner.is_as_imported(read.value, str(name)):
+                self.identity.add(f"{where} is {identity(read.value)}")
             self.add(read.value)
             if isinstance(read.value, type) and read.value in self._built:
-                self._add_constructors(read.value)
+                for base in self._built.intersection(read.value.__mro__):  # code may build another layer of the class
+                    self._built.remove(base)
+                    self.add(vars(base).get("__init__"))
         if not is_code(read.value):
             self._count(where, read.value, read.owner)
 
     def _count(self, where: str, value: Any, owner: str) -> None:
         """``value`` is read of a variable that ``owner``, a Python module or a class in it, has."""
         if isinstance(value, (types.FunctionType, type)):
-            self._lines.add(f"{where} is {identity(value)}")
+            self.identity.add(f"{where} is {identity(value)}")
             self.add(value)
-        elif self._counts(owner):
-            self._lines.add(f"{where} = {self._described_as(where, value)}")
-        elif self._is_library(_scope_of(owner)) and (text := self._constant_of_library(value, owner)) is not None:
-            self._lines.add(f"{where} = {text}")
-
-    def _constant_of_library(self, value: Any, owner: str) -> str | None:
-        """The text for a constant of a library, which an extension may have replaced; None for other values.
-
-        They are the same in every process. What else libraries keep in variables is bookkeeping of theirs, as are
-        lists and tables of Python's own (``sys.path``).
-        """
-        constant = type(value) in PLAIN or owner.partition(".")[0] not in sys.stdlib_module_names
-        return self._describer.describe_or_name(value) if constant and is_plain(value) else None
-
-    def _described_as(self, where: str, value: Any) -> str:
-        """The text for a value; of what has none its type, and a refusal."""
-        try:
-            return self._describer.describe(value)
-        except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
-            what = error if isinstance(error, Indescribable) else f"{type(error).__name__}: {first_line(error)}"
-            self.refusal = self.refusal or message(
-                "the model's code reads {name}, which holds {error}; that cannot be part of a graph's identity",
-                name=where.replace(": ", "."),
-                error=what,
-            )
-            return f"some {identity(value)}"
-
-    def _count_environment(self, function: types.FunctionType) -> None:
-        """Variables of the environment whose names are in the code."""
-        for name in strings(function.__code__):
-            if name.isidentifier():
-                self._lines.add(f"environment {name} = {os.environ.get(name)!r}")
+        elif self._owner.counts(owner):
+            self.identity.add(f"{where} = {self.identity.described(where, value)}")
+        elif self._owner.is_of_library(owner) and (text := self.identity.constant_of_library(value, owner)) is not None:
+            self.identity.add(f"{where} = {text}")
 
     def _count_imports(self, function: types.FunctionType) -> None:
         """Code finds modules by strings."""
         for module in filter(None, (module_named(name, "") for name in strings(function.__code__))):
             self._add_module(module)
 
-    def _count_own_module(self, function: types.FunctionType) -> None:
-        """Code finds variables of its own module, nobody knows which."""
-        own = sys.modules.get(module_of(function.__globals__))
-        if own is not None and vars(own) is function.__globals__:
-            self._add_module(own, everything=True)
 
-    def _as_written(self, function: types.FunctionType) -> bool:
-        """Whether this is the host's function, from the host's file."""
-        scope = function.__globals__
-        return package_of(scope) == self._host.package and function.__code__.co_filename == scope.get("__file__")
-
-    def _as_imported(self, value: Any, name: str) -> bool:
-        """Whether what the host calls by ``name`` has this name where it was defined, in the host or in a library."""
-        for function in functions_in(value):
-            if not (self._as_written(function) or self._is_library(function.__globals__)):
-                return False
-        return identity(value).rpartition(".")[2] == name
-
-    def _counts(self, module: str) -> bool:
-        """Whether variables of a module count: not a library's, nor those of the host's machinery."""
-        return module not in self._host.machinery and not self._is_library(_scope_of(module))
-
-    def _is_library(self, scope: dict[str, Any]) -> bool:
-        module = scope.get("__name__"), scope.get("__file__")
-        known = self._libraries.get(module)
-        if known is None:
-            known = self._libraries[module] = self._is_of_library(package_of(scope), str(module[1] or ""))
-        return known
-
-    def _is_of_library(self, package: str, file: str) -> bool:
-        file = file.replace("\\", "/")
-        if package in _KNOWN_LIBRARIES:
-            return _lies_in(file, f"{os.path.dirname(str(_scope_of(package).get('__file__')))}/")
-        if package in sys.stdlib_module_names:  # or an extension's module that is called like one of Python's
-            return _lies_in(file, *_PYTHONS_FOLDERS)
-        return package not in self._walked and any(f"/{folder}/" in file for folder in _LIBRARY_FOLDERS)
+def _module_of(function: types.FunctionType) -> types.ModuleType | None:
+    """Return the Python module whose globals a function has; None where it has others."""
+    module = sys.modules.get(module_of(function.__globals__))
+    return module if module is not None and vars(module) is function.__globals__ else None
 
 
 def _noted_by_python(kind: type, name: str) -> bool:
@@ -407,25 +278,6 @@ def _noted_by_python(kind: type, name: str) -> bool:
     if name == "__doc__" and "__dataclass_fields__" in vars(kind):  # its fields, where a set is printed in any order
         return bool(value == kind.__name__ + str(inspect.signature(kind)).replace(" -> None", ""))
     return False
-
-
-def _lies_in(file: str, *folders: str) -> bool:
-    """Return True if a file is in one of the folders, or if there is none: it is part of the interpreter."""
-    return not file or file.startswith(tuple(folder.replace("\\", "/") for folder in folders))
-
-
-def _scope_of(module: str) -> dict[str, Any]:
-    """Return the variables of a module, by its name."""
-    return getattr(sys.modules.get(module), "__dict__", {"__name__": module})
-
-
-def _as_library_wrote(function: types.FunctionType) -> bool:
-    """Return True if a function's code comes from the file of the module that it belongs to.
-
-    Code that is made while a library is imported does not. It is the same in every process, so it may count.
-    """
-    written = function.__code__.co_filename
-    return written == function.__globals__.get("__file__") or written.startswith(_FROZEN)
 
 
 def _functions_of_class(kind: type) -> dict[str, types.FunctionType]:

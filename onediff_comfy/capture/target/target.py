@@ -1,23 +1,22 @@
 """The module that is accelerated: its weights as they are now, and what identifies its code.
 
 Weights are inputs of a compiled graph, so their values do not matter here: two checkpoints of one architecture have
-the same fingerprint. Everything else that can change what the forward computes does matter: see ``inspection``.
+the same fingerprint. Everything else that can change what the forward computes does matter: see ``module_fingerprint``.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..fingerprint.module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
-from ..fingerprint.reachable_code import NO_HOST, HostCode
+from ..fingerprint.code_ownership import NO_HOST, HostCode
 from ..fingerprint.unread_attributes import is_tensors
 from ..fingerprint.value_text import Describer
-from .attribute_guard import AttributeGuard
+from .held_objects import AttributeGuard, WeightSpec, WeightTable
+from .module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
 from .tensor_parts import TensorSubclasses, WeightFormat
-from .weight_table import WeightTable
 
 _FORMATS = (TensorSubclasses(),)
 
@@ -25,9 +24,9 @@ _FORMATS = (TensorSubclasses(),)
 class Target:
     """A module seen as code plus weights.
 
-    Built once per module and cheap to ask again: ``weights`` reads the tensors that are in place *now* (a LoRA replaces
-    them, an offload moves them), ``guard_holds`` notices what replaced an object, ``is_current`` whether the module's
-    code is still what was fingerprinted.
+    Built once per module and cheap to ask again: ``placed_weights`` reads the tensors that are in place *now* (a LoRA
+    replaces them, an offload moves them), ``guard_holds`` notices what replaced an object, ``is_current`` whether the
+    module's code is still what was fingerprinted.
 
     Args:
         module: to be served.
@@ -36,9 +35,7 @@ class Target:
 
     Attributes:
         layers: the module and all its submodules.
-        formats: as given.
-        specs: as of ``WeightTable``.
-        weights: as of ``WeightTable``.
+        placed_weights: as ``WeightTable.placed``.
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
         guard_holds: returns True if no attribute, child or hook of a layer is another object than before. What happens
@@ -50,12 +47,29 @@ class Target:
     ) -> None:
         self.module = module
         self.layers = tuple(module.modules())
-        self.formats = formats
         self._host = host
         self._table = WeightTable(module, formats)
-        self.specs, self.weights = self._table.specs, self._table.weights
+        self.placed_weights = self._table.placed
         self._use(AttributeGuard(self.layers))
         self.fingerprint, self.refusal, self._unread = self._inspected()
+
+    def weights(self, names: tuple[str, ...], device: torch.device) -> Sequence[torch.Tensor]:
+        """Return the named weights as they are in place now.
+
+        Raises:
+            NotCovered: see ``WeightTable.placed``.
+        """
+        return self.placed_weights(names, device).tensors
+
+    @property
+    def formats(self) -> Sequence[WeightFormat]:
+        """Return the ways in which one weight may be several tensors."""
+        return self._table.formats
+
+    @property
+    def specs(self) -> Mapping[str, WeightSpec]:
+        """Return the spec of every weight by name; see ``WeightTable``."""
+        return self._table.specs
 
     def is_current(self) -> bool:
         """Return True if the layers are the same objects with the same code. Takes milliseconds: ask once a run."""

@@ -9,8 +9,9 @@ from comfy.patcher_extension import CallbacksMP
 
 from ...engines import prepare
 from ...messages import Message, message
-from ...serving.dispatcher import Dispatcher, Options
-from ..process.process import Origin, accelerated, library, metrics
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options
+from ..process.process import NodeOrigin, accelerated, library, metrics
 from ..process.services import host_services
 from ..report.status import status_of
 
@@ -40,7 +41,7 @@ def dispatcher_for(
         prepare(engine)
     made = dispatcher(engine, library(), host_services(), status_of(node_id), options)
     library().recordings.record_on_this_thread()
-    accelerated()[made] = Origin(kind, node_id)
+    accelerated()[made] = NodeOrigin(kind, node_id)
     return made
 
 

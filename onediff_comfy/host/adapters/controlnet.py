@@ -20,12 +20,13 @@ from comfy.model_patcher import ModelPatcher
 
 from ...capture.target.target import Target
 from ...messages import message
-from ...serving.dispatcher import Dispatcher, Options
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options
 from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
 from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
-from .module_proxy import ServedModule, module_behind, server_behind
+from .module_proxy import ModuleProxy, module_behind, server_behind
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +49,13 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, in
         reason = unfit("control_net", control, message("a ControlNet whose own network runs at every step"))
         return pass_through(control, reason, node_id)
     dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, Options(in_background=in_background))
-    server = _Server(dispatcher)
+    server = _ControlNetServer(dispatcher)
     if lora:
         served = _ServedControlLora.of(control, server)
     else:
         served = control.copy()
         served.control_model_wrapped = _resident_patcher(control)
-        served.control_model = ServedModule(served.control_model_wrapped.model, server, ["forward"])
+        served.control_model = ModuleProxy(served.control_model_wrapped.model, server, ["forward"])
     served.previous_controlnet = control.previous_controlnet
     return served
 
@@ -64,10 +65,10 @@ def find_control_dispatcher(control: Any) -> Dispatcher | None:
     if isinstance(control, _ServedControlLora):
         return control.networks.server.dispatcher
     server = server_behind(getattr(control, "control_model", None))
-    return server.dispatcher if isinstance(server, _Server) else None
+    return server.dispatcher if isinstance(server, _ControlNetServer) else None
 
 
-class _Server:
+class _ControlNetServer:
     """Hands the calls of a network to a dispatcher and its outputs back in the form that the host relies on."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -161,7 +162,7 @@ class _ServedControlLora(ControlLora):
     control_model: Any
 
     @classmethod
-    def of(cls, control: ControlLora, server: _Server | _Networks) -> _ServedControlLora:
+    def of(cls, control: ControlLora, server: _ControlNetServer | _Networks) -> _ServedControlLora:
         """Return a copy of ``control`` that is served."""
         served = cls(control.control_weights, global_average_pooling=control.global_average_pooling)
         control.copy_to(served)
@@ -188,10 +189,10 @@ class _Networks:
     Between runs they hold no weights.
     """
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: _ControlNetServer) -> None:
         self.server = server
-        self._idle: dict[str, list[ServedModule]] = {}
-        self._taken: dict[int, tuple[str, ServedModule]] = {}
+        self._idle: dict[str, list[ModuleProxy]] = {}
+        self._taken: dict[int, tuple[str, ModuleProxy]] = {}
 
     def take(self, control: ControlLora, built: torch.nn.Module) -> Any:
         """Return a proxy for ``built``, over a network like it that was served before if there is one."""
@@ -202,7 +203,7 @@ class _Networks:
             self.server.dispatcher.metrics.fell_back(target.refusal)
             return built
         idle = self._idle.setdefault(target.fingerprint, [])
-        stand_in = idle.pop() if idle else ServedModule(built, self.server, ["forward"])
+        stand_in = idle.pop() if idle else ModuleProxy(built, self.server, ["forward"])
         for layer, other in zip(module_behind(stand_in).modules(), built.modules(), strict=True):
             layer._parameters.update(other._parameters)
         self._taken[id(control)] = target.fingerprint, stand_in

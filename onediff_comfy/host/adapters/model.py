@@ -26,9 +26,10 @@ from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
 from ...messages import Message, message
 from ...runtime.step_cache import StepCache
-from ...serving.dispatcher import Dispatcher, Options, no_sizes
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options, no_sizes
 from ..preparation.latents import latent_ratio
-from ..process.process import Origin, accelerated, set_budget
+from ..process.process import NodeOrigin, accelerated, set_budget
 from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
@@ -36,7 +37,7 @@ from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .conditioning import keep_on_device
-from .module_proxy import ServedModule
+from .module_proxy import ModuleProxy
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def accelerate(
     specialize = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
     options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
     dispatcher = dispatcher_for("MODEL", engine, node_id, options)
-    accelerated()[dispatcher] = Origin("MODEL", node_id, latent_ratio(model))
+    accelerated()[dispatcher] = NodeOrigin("MODEL", node_id, latent_ratio(model))
     resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
     clone = model.clone() if resident is None else resident
     _serve_by(clone, dispatcher)
@@ -238,7 +239,7 @@ class _ApplyWrapper:
 
     def __init__(self, around_forward: ForwardWrapper) -> None:
         self._around_forward = around_forward
-        self._stand_ins: dict[int, ServedModule] = {}  # by id of the module, which each of them holds
+        self._stand_ins: dict[int, ModuleProxy] = {}  # by id of the module, which each of them holds
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         model, method = executor.class_obj, executor.original
@@ -256,7 +257,7 @@ class _ApplyWrapper:
                 output = method(*_copied(inner_args), **_copied(inner_kwargs))
                 if module in reached_by:
                     return output
-                self._stand_ins[id(module)] = ServedModule(module, self._around_forward.dispatcher, ("forward",))
+                self._stand_ins[id(module)] = ModuleProxy(module, self._around_forward.dispatcher, ("forward",))
             return method.__func__(_holding(model, self._stand_ins[id(module)]), *inner_args, **inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
@@ -286,7 +287,7 @@ def _copied(arguments: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
 
 
-def _holding(model: Any, diffusion_model: ServedModule) -> Any:
+def _holding(model: Any, diffusion_model: ModuleProxy) -> Any:
     """Return a shallow copy of the host's model object with another diffusion model."""
     image = copy.copy(model)
     # Found before the layer of that name, which is in a dict that the copy shares.

@@ -21,7 +21,7 @@ Serve = Callable[[torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[st
 """A dispatcher: called with the module, its bound method, and the call's arguments."""
 
 
-class ServedModule:
+class ModuleProxy:
     """Calls of some methods of a module are served; everything else about it is the module itself.
 
     Attributes are read from the module, set on it and deleted from it, and ``isinstance`` answers as for
@@ -125,22 +125,22 @@ _NOTES = frozenset(
 
 def module_behind(module: Any) -> Any:
     """Return the module behind a proxy; any other module as it is."""
-    return module._onediff_module if type(module) is ServedModule else module
+    return module._onediff_module if type(module) is ModuleProxy else module
 
 
 def server_behind(module: Any) -> Any:
     """Return what serves a proxy's methods; None for any other module."""
-    return module._onediff_serve if type(module) is ServedModule else None
+    return module._onediff_serve if type(module) is ModuleProxy else None
 
 
-def served_instead(stand_in: ServedModule, serve: Serve) -> ServedModule:
+def served_instead(stand_in: ModuleProxy, serve: Serve) -> ModuleProxy:
     """Return a proxy of the same module and methods whose calls ``serve`` serves."""
-    return ServedModule(stand_in._onediff_module, serve, stand_in._onediff_methods)
+    return ModuleProxy(stand_in._onediff_module, serve, stand_in._onediff_methods)
 
 
 def serves(module: Any, method: str) -> bool:
     """Return True if ``module`` is a proxy that serves ``method``."""
-    return type(module) is ServedModule and method in module._onediff_methods
+    return type(module) is ModuleProxy and method in module._onediff_methods
 
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:

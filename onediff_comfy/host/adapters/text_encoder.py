@@ -25,11 +25,12 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...messages import message
-from ...serving.dispatcher import Dispatcher, Options
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options
 from ..weights.dynamic_vram import is_dynamic, resident_clone
 from .adapter import Adapter
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
-from .module_proxy import ServedModule, module_behind, server_behind
+from .module_proxy import ModuleProxy, module_behind, server_behind
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_backg
         return pass_through(clip, reason, node_id)
     dispatcher = dispatcher_for("CLIP", engine, node_id, Options(in_background=in_background))
     clone = _resident_clone(clip)
-    serve = _Server(dispatcher)
-    stand_ins = {path: ServedModule(stack, serve, ["forward"]) for path, stack in _stacks(clone.cond_stage_model)}
+    serve = _TextEncoderServer(dispatcher)
+    stand_ins = {path: ModuleProxy(stack, serve, ["forward"]) for path, stack in _stacks(clone.cond_stage_model)}
     clone.cond_stage_model = _with_replaced(clone.cond_stage_model, stand_ins)
     release_on_detach(clone.patcher)
     return clone
@@ -66,7 +67,7 @@ def find_clip_dispatcher(clip: Any) -> Dispatcher | None:
     if isinstance(encoders, torch.nn.Module):
         for path, _ in _stacks(encoders):
             server = server_behind(encoders.get_submodule(path))
-            if isinstance(server, _Server):
+            if isinstance(server, _TextEncoderServer):
                 return server.dispatcher
     return None
 
@@ -121,9 +122,7 @@ def _common(path: str, other: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], steps))
 
 
-def _with_replaced(
-    module: torch.nn.Module, replacements: Mapping[str, ServedModule], path: str = ""
-) -> torch.nn.Module:
+def _with_replaced(module: torch.nn.Module, replacements: Mapping[str, ModuleProxy], path: str = "") -> torch.nn.Module:
     """Return a shallow copy of a module tree with other modules at some paths. All else is shared."""
     twin = copy.copy(module)
     twin.__dict__["_modules"] = dict(module._modules)
@@ -138,7 +137,7 @@ def _with_replaced(
     return twin
 
 
-class _Server:
+class _TextEncoderServer:
     """Hands the calls of stacks to a dispatcher, in a form that says no more than what matters."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:

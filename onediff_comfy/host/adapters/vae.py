@@ -19,13 +19,14 @@ from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
-from ...serving.dispatcher import Dispatcher, Options, no_sizes
+from ...serving.dispatcher import Dispatcher
+from ...serving.options import Options, no_sizes
 from ...store.artifact import Manifest
 from ..process.process import metrics
 from ..weights.dynamic_vram import is_dynamic, resident_clone
 from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, unfit
-from .module_proxy import ServedModule, module_behind, served_instead, server_behind, serves
+from .module_proxy import ModuleProxy, module_behind, served_instead, server_behind, serves
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def accelerate_vae(
     copy: Any = object.__new__(_with_runs(kind))
     vars(copy).update(vars(vae))
     copy.patcher, module = _resident(vae, module)
-    copy.first_stage_model = ServedModule(module, dispatcher, methods)
+    copy.first_stage_model = ModuleProxy(module, dispatcher, methods)
     return copy
 
 

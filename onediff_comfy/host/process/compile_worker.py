@@ -39,12 +39,12 @@ def run(job: Job) -> Outcome:
     take_over(job.settings)
     import torch
 
-    from ...cache.keys import Manner, compiler
+    from ...cache.keys import Variant, compiler
     from ...capture.call import NotCovered
     from ...capture.option_probe import OptionRead
     from ...capture.target.target import Target
     from ...compilation import weightless_pickle
-    from ...compilation.compile_graph import Maker
+    from ...compilation.compile_graph import Maker, TargetCall
     from ...engines import choose
     from ...engines.base import EngineError
     from .process import library
@@ -58,19 +58,12 @@ def run(job: Job) -> Outcome:
         return Outcome("another process sees other code: an extension has changed the model or the host")
     try:
         engine = choose(job.compiler["engine"], device)
-        code = compiler(engine, device, Manner.of(job.compiler["options"]))
+        code = compiler(engine, device, Variant.of(job.compiler["options"]))
         if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
         call = job.call()
-        Maker(engine, device, code, host).make(
-            library(),
-            target,
-            getattr(target.module, job.forward),
-            call,
-            call.signature.options(),
-            job.general,
-            show=lambda _text: None,
-        )
+        what = TargetCall(target, getattr(target.module, job.forward), call, call.signature.options())
+        Maker(engine, device, code, host).make(library(), what, job.general, show=lambda _text: None)
     except OptionRead as read:
         return Outcome(None, option=read.name)
     except (NotCovered, EngineError) as refusal:

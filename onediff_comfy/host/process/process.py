@@ -42,7 +42,7 @@ def _path_of_worker() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Origin:
+class NodeOrigin:
     """Where an accelerated object comes from.
 
     Attributes:
@@ -57,7 +57,7 @@ class Origin:
 
 
 @functools.cache
-def accelerated() -> WeakKeyDictionary[Dispatcher, Origin]:
+def accelerated() -> WeakKeyDictionary[Dispatcher, NodeOrigin]:
     """Return the dispatchers of all objects that are accelerated now, for the report. Whoever makes one adds it."""
     return WeakKeyDictionary()
 

@@ -15,7 +15,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from comfy.ldm.modules.diffusionmodules import model as vae_layers
 
 from ...capture.call import NotCovered
-from ...capture.fingerprint.reachable_code import HostCode
+from ...capture.fingerprint.code_ownership import HostCode
 from ...compilation.compile_graph import HostServices
 from ...messages import message
 from ..preparation.latents import patch_side

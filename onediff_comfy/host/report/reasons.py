@@ -44,7 +44,7 @@ def size_in_their_words(call: str, pixels: int) -> str:
 
     Args:
         call: its largest tensor, ``[batch, channels, (frames,) height, width]``, as the core writes it.
-        pixels: as of ``process.Origin``.
+        pixels: as of ``process.NodeOrigin``.
     """
     sizes = _SIZES.search(call)
     if sizes is None or not pixels:

@@ -16,7 +16,7 @@ CALL_OVERHEAD = 0.25
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """One call: samples ``start`` to ``start + taken`` of the whole, filled up to ``size``."""
 
     start: int
@@ -25,12 +25,12 @@ class Part:
 
 
 def cost_of_call(size: int) -> float:
-    """The cost of one call of a graph for ``size`` samples, in samples."""
+    """Return the cost of one call of a graph for ``size`` samples, in samples."""
     return size + CALL_OVERHEAD
 
 
-def plan(batch: int, sizes: Collection[int], cost: Callable[[int], float] = cost_of_call) -> list[Part]:
-    """The cheapest calls that together serve a batch; of equally cheap ones, the fewest.
+def plan(batch: int, sizes: Collection[int], cost: Callable[[int], float] = cost_of_call) -> list[BatchPart]:
+    """Return the cheapest calls that together serve a batch; of equally cheap ones, the fewest.
 
     Args:
         batch: samples to serve.
@@ -53,17 +53,17 @@ def plan(batch: int, sizes: Collection[int], cost: Callable[[int], float] = cost
             rest_cost, calls, rest = best[max(0, left - size)]
             ways.append((cost(size) + rest_cost, calls + 1, (size, *rest)))
         best.append(min(ways, key=lambda way: way[:2]))
-    parts: list[Part] = []
+    parts: list[BatchPart] = []
     start = 0
     for size in sorted(best[batch][2], reverse=True):
         taken = min(size, batch - start)
-        parts.append(Part(start, taken, size))
+        parts.append(BatchPart(start, taken, size))
         start += taken
     return parts
 
 
-def split_batch(tensors: Sequence[torch.Tensor], batch: int, parts: Sequence[Part]) -> list[list[torch.Tensor]]:
-    """The tensors of each call.
+def split_batch(tensors: Sequence[torch.Tensor], batch: int, parts: Sequence[BatchPart]) -> list[list[torch.Tensor]]:
+    """Return the tensors of each call.
 
     Args:
         tensors: each with the batch as axis 0, ``[batch, ...]``. What all samples share does not belong here.
@@ -83,8 +83,8 @@ def split_batch(tensors: Sequence[torch.Tensor], batch: int, parts: Sequence[Par
     return [[_samples(tensor, part) for tensor in tensors] for part in parts]
 
 
-def join(outputs: Sequence[Sequence[torch.Tensor]], parts: Sequence[Part]) -> list[torch.Tensor]:
-    """The whole batch's outputs, without what filled the parts up.
+def join(outputs: Sequence[Sequence[torch.Tensor]], parts: Sequence[BatchPart]) -> list[torch.Tensor]:
+    """Return the whole batch's outputs, without what filled the parts up.
 
     Args:
         outputs: for each part its output tensors, each ``[part.size, ...]``.
@@ -106,7 +106,7 @@ def join(outputs: Sequence[Sequence[torch.Tensor]], parts: Sequence[Part]) -> li
     return [torch.cat(pieces) for pieces in zip(*cut, strict=True)]
 
 
-def _samples(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+def _samples(tensor: torch.Tensor, part: BatchPart) -> torch.Tensor:
     own = tensor[part.start : part.start + part.taken]
     if part.size == part.taken:
         return own

@@ -11,8 +11,8 @@ import torch.utils._pytree as pytree
 
 from ...capture.call import Call, Signature
 from ...capture.shape_range import batch_tensor
-from .. import numerics
-from .batch_plan import Part, cost_of_call, join, plan, split_batch
+from ..verification import numerics
+from .batch_plan import BatchPart, cost_of_call, join, plan, split_batch
 
 Family = tuple[str, Signature]
 """Calls that differ in their sizes only: a target's fingerprint, and their signature without sizes."""
@@ -34,7 +34,7 @@ class BatchSplit:
 
     family: Family
     batch: int
-    parts: tuple[Part, ...]
+    parts: tuple[BatchPart, ...]
 
 
 class BatchSplitter:
@@ -50,7 +50,7 @@ class BatchSplitter:
         self._inseparable: set[Family] = set()
 
     def plan(self, fingerprint: str, call: Call, served: Iterable[Signature]) -> BatchSplit | None:
-        """How a call can be cut so that graphs for other batch sizes serve it, where that costs little.
+        """Return how a call can be cut so that graphs for other batch sizes serve it, where that costs little.
 
         Args:
             fingerprint: of the target.

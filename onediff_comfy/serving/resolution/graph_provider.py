@@ -13,7 +13,7 @@ from ...capture.call import NotCovered
 from ...capture.option_probe import OptionRead
 from ...compilation import weightless_pickle
 from ...compilation.background import Background
-from ...compilation.compile_graph import HostServices, Maker
+from ...compilation.compile_graph import HostServices, Maker, TargetCall
 from ...compilation.graph_builder import Pending, waiting_for_turn
 from ...compilation.job_queue import Waited
 from ...compilation.library import GraphLibrary
@@ -71,7 +71,7 @@ class GraphProvider:
                 if isinstance(graph, Pending):
                     return graph
                 if graph is not None:
-                    route = Served(candidate.graph_key, tuple(sizes.values()), maker.manner)
+                    route = Served(candidate.graph_key, tuple(sizes.values()), maker.variant)
                     return Provided(request, route, graph)
         return None
 
@@ -81,7 +81,6 @@ class GraphProvider:
         Raises:
             NotCovered, EngineError: it cannot be made.
         """
-        options = request.arguments.get(self._host.options_name) or {}
         while True:
             target, call = request.target, request.call
             names = maker.call_key(target, call, general=True), maker.call_key(target, call, general)
@@ -92,17 +91,20 @@ class GraphProvider:
                 if not run.wait and self._library.background is not None:
                     return self._made_in_background(self._library.background, request, maker, general)
                 with self._failures_noted(*names):
-                    forward = request.invocation.forward
-                    made = maker.make(self._library, target, forward, call, options, general, self._show)
+                    options = request.arguments.get(self._host.options_name) or {}
+                    what = TargetCall(target, request.invocation.forward, call, options)
+                    made = maker.make(self._library, what, general, self._show)
             except OptionRead as read:
                 self._library.index.learn_option(target.fingerprint, read.name)
-                request = self._guard.renewed(request)
+                request = self._guard.up_to_date(request)
                 continue
             if made is None:
                 return None
             key, graph = made
             sizes = graph.shapes.values(call.signature.tensors)
-            return None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.manner), graph)
+            return (
+                None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.variant), graph)
+            )
 
     def _loaded(self, graph_key: str, maker: Maker, wait: bool) -> CompiledGraph | Pending | None:
         if wait:

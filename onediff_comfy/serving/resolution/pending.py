@@ -9,7 +9,6 @@ from ...compilation.graph_builder import Pending
 from ...compilation.library import GraphLibrary
 from ...messages import message
 from ..decision import Invocation
-from ..run import RunContext
 
 _SHOW_AGAIN_S = 1.0
 
@@ -61,10 +60,10 @@ class CompileDelay:
         self._library, self._seconds = library, seconds
         self._put_off: Invocation | None = None
 
-    def holds_back(self, invocation: Invocation, run: RunContext) -> Pending | None:
+    def holds_back(self, invocation: Invocation) -> Pending | None:
         """Return what is put off, in the first moments; None where nobody is to be spared, or a graph may be there."""
         background = self._library.background
-        if not self._seconds or run.wait or background is None or len(self._library.cache):
+        if not self._seconds or background is None or len(self._library.cache):
             return None
         if not background.left_alone(self._seconds):
             self._put_off = None
@@ -73,15 +72,8 @@ class CompileDelay:
             self._put_off = invocation.without_data()
         return Pending(message("a graph is made in the background once the first image is there"))
 
-    def begin_run(self) -> None:
-        """Forget what was put off in a run that did not end. No other run counts as the first."""
-        self._end_first_image()
-
-    def end_run(self) -> Invocation | None:
-        """Return the invocation that was put off, for which a graph is to be looked for now."""
-        return self._end_first_image()
-
-    def _end_first_image(self) -> Invocation | None:
+    def end_first_image(self) -> Invocation | None:
+        """Return the invocation that was put off in a run that is over. No other run counts as the first."""
         put_off, self._put_off = self._put_off, None
         if put_off is not None and self._library.background is not None:
             self._library.background.end_first_image()

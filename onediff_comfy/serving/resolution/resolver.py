@@ -6,15 +6,15 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
-from ...cache.keys import Manner
+from ...cache.keys import LOSSLESS, Variant
 from ...capture.call import NotCovered, Signature
 from ...compilation.compile_graph import HostServices, Maker
 from ...compilation.graph_builder import Pending
 from ...compilation.library import GraphLibrary
-from ...engines.base import CompiledGraph, EngineError
+from ...engines.base import EngineError
 from ...messages import message
-from ..call_timing import CallTimes
-from ..decision import Eager, Invocation, Refused, Request, Serve, Served
+from ..decision import Eager, Invocation, Refused, Request, Serve
+from ..executor import CallTimes
 from ..run import RunContext
 from .batch_split import BatchSplit, BatchSplitter
 from .graph_provider import GraphProvider, Provided, compiling_failed
@@ -54,51 +54,37 @@ class Resolver:
         self._only_exact: set[tuple[str, Signature]] = set()
         self._preparing = threading.RLock()
 
-    def resolve(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
-        """Return what answers a request: what the routes say, or else what can be found or made for it.
+    def resolve(self, request: Request, run: RunContext) -> Provided | BatchSplit | Eager:
+        """Return what answers a request that no graph in memory is known for: what can be found or made for it.
 
         Raises:
             NotCovered: the target's weights are not where a graph needs them.
         """
         route = self.routes.get(request.key)
-        graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
-        if graph is None and not isinstance(route, Refused | BatchSplit):
-            with self._preparing:
-                prepared = self._prepared_unless_awaited(request, run)
-            if isinstance(prepared, Eager):
-                return prepared
-            if isinstance(prepared, Provided):
-                request, route, graph = prepared.request, prepared.route, prepared.graph
-            else:
-                route = prepared
-        if isinstance(route, Refused):
-            return Eager(route.reason)
         if isinstance(route, BatchSplit):
             return route
-        assert isinstance(route, Served) and graph is not None
-        return self._serve(request, route, graph, run)
+        if isinstance(route, Refused):
+            return Eager(route.reason)
+        with self._preparing:
+            pending = None if run.wait else self.sources.awaited.current()
+            found = pending or self._prepared(request, run)
+        if isinstance(found, Pending):
+            self.sources.awaited.expect(found)
+            return Eager(found.reason, expected=True)
+        return Eager(found.reason) if isinstance(found, Refused) else found
 
-    def known(self, request: Request, run: RunContext) -> Serve | None:
-        """Return what serves a request, where a route says so and its graph is in memory."""
-        route = self.routes.get(request.key)
-        graph = self._library.cache.get(route.graph_key) if isinstance(route, Served) else None
-        if graph is None or not isinstance(route, Served):
+    def put_off(self) -> Invocation | None:
+        """Return an invocation that had to wait for a run's end, and whose graph is to be looked for now."""
+        return self.sources.delay.end_first_image()
+
+    def pending(self, invocation: Invocation, reusing: bool) -> Pending | None:
+        """Return the graph that is on its way, where calls of runs of this kind have no other.
+
+        Only for runs that do not wait.
+        """
+        if self.routes.has_routes(reusing):
             return None
-        return self._serve(request, route, graph, run)
-
-    def begin_run(self) -> None:
-        """Forget what was put off in a run that did not end."""
-        self.sources.delay.begin_run()
-
-    def end_run(self) -> Invocation | None:
-        """Return an invocation whose graph is to be looked for now that the run has ended."""
-        return self.sources.delay.end_run()
-
-    def pending(self, invocation: Invocation, run: RunContext) -> Pending | None:
-        """Return the graph that is on its way, where calls of this run have no other."""
-        if run.wait or self.routes.has_routes(run.reusing):
-            return None
-        return self.sources.delay.holds_back(invocation, run) or self.sources.awaited.current()
+        return self.sources.delay.holds_back(invocation) or self.sources.awaited.current()
 
     def prefer_better(self, serve: Serve, times: CallTimes) -> None:
         """Have the next call find a better graph than the one that serves this, if there is one. Ask once a run."""
@@ -116,13 +102,13 @@ class Resolver:
 
     def failed(self, serve: Serve, reason: str) -> None:
         """Note that a graph failed when it ran: it is not tried again, at least not in this variant."""
-        if not (serve.route.variant.fp8 and self._dropped(serve.request, Manner(fp8=True), reason)):
+        if not (serve.route.variant.fp8 and self._dropped(serve.request, Variant(fp8=True), reason)):
             self.routes[serve.request.key] = Refused(reason)
 
     def disproved(self, serve: Serve, reason: str) -> None:
         """Note that a graph's output was wrong, and that it was retired."""
         if serve.route.variant.fp8:
-            self._dropped(serve.request, Manner(fp8=True), message("fp8 was too far off for this model"))
+            self._dropped(serve.request, Variant(fp8=True), message("fp8 was too far off for this model"))
         elif serve.graph.shapes.general:
             self.routes[serve.request.key] = Refused(reason)
         else:  # the general graph may be right where this one was not
@@ -130,21 +116,13 @@ class Resolver:
 
     def no_reuse(self, serve: Serve, reason: str) -> None:
         """Serve this target by graphs that are not cut in two from now on."""
-        self._dropped(serve.request, Manner(reusable=True), reason)
+        self._dropped(serve.request, Variant(reusable=True), reason)
 
     def never_split(self) -> None:
         """Note that calls cannot be cut, since samples of a batch see each other."""
         self.routes.forget(lambda _key, route: isinstance(route, BatchSplit))
 
     # -- preparing -----------------------------------------------------------------------------
-
-    def _prepared_unless_awaited(self, request: Request, run: RunContext) -> Provided | Refused | BatchSplit | Eager:
-        pending = None if run.wait else self.sources.awaited.current()
-        prepared = pending or self._prepared(request, run)
-        if isinstance(prepared, Pending):
-            self.sources.awaited.expect(prepared)
-            return Eager(prepared.reason, expected=True)
-        return prepared
 
     def _prepared(self, request: Request, run: RunContext) -> Provided | Refused | BatchSplit | Pending:
         """Find or make the graph for a request that has no route yet, and remember the route.
@@ -154,11 +132,11 @@ class Resolver:
         """
         # Before minutes of work.
         request.target.weights(tuple(request.target.specs), request.device)
-        variant = Manner()
+        variant = LOSSLESS
         while True:
             try:
                 maker = self._maker(request)
-                variant = maker.manner
+                variant = maker.variant
                 found = self._found(request, maker, run)
             except self._host.interruption:
                 raise
@@ -171,19 +149,14 @@ class Resolver:
                 log.debug("preparing a graph failed", exc_info=True)
                 reason = compiling_failed(error)
             else:
-                return self._remembered(found, maker)
+                if isinstance(found, Provided):  # with what the person should know of it
+                    route = replace(found.route, note=self.sources.policy.note(request.target, maker))
+                    self.routes[found.request.key] = route
+                    return replace(found, route=route)
+                return found
             if not self._dropped(request, variant, reason):
                 refused = self.routes[request.key] = Refused(reason)
                 return refused
-
-    def _remembered(self, found: Provided | BatchSplit | Pending, maker: Maker) -> Provided | BatchSplit | Pending:
-        """Remember the route to what was found; ``found`` with what the person should know of it."""
-        if isinstance(found, Provided):
-            request = found.request
-            route = replace(found.route, note=self.sources.policy.note(request.target, maker))
-            self.routes[request.key] = route
-            return replace(found, route=route)
-        return found
 
     def _found(self, request: Request, maker: Maker, run: RunContext) -> Provided | BatchSplit | Pending:
         """Find or make a graph in one variant.
@@ -224,7 +197,7 @@ class Resolver:
         try:
             made = self.sources.provider.made(request, maker, True, run)
         except NotCovered as refusal:
-            if maker.manner != Manner():
+            if maker.variant != LOSSLESS:
                 raise
             log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
             self._only_exact.add((fingerprint, signature.any_sizes()))
@@ -240,19 +213,10 @@ class Resolver:
     def _maker(self, request: Request) -> Maker:
         return self.sources.policy.maker(request.target, request.device, request.reusing, self._host)
 
-    def _dropped(self, request: Request, variant: Manner, reason: str) -> bool:
+    def _dropped(self, request: Request, variant: Variant, reason: str) -> bool:
         """Give up a variant for the target of a request. Return False if it was the last one."""
         if self.sources.policy.drop(request.target, variant, reason) is None:
             return False
         fingerprint = request.target.fingerprint
         self.routes.forget(lambda key, _route: key[0] == fingerprint)
         return True
-
-    def _serve(self, request: Request, route: Served, graph: CompiledGraph, run: RunContext) -> Serve:
-        weights = request.target.weights(graph.binding.weight_names, request.device)
-        if run.step_cache is None:
-            return Serve(request, route, graph, weights)
-        prompts = self._host.stream(request.arguments.get(self._host.options_name) or {})
-        module, signature = id(request.invocation.module), request.call.signature
-        stream = None if prompts is None else (route.graph_key, module, signature, prompts)
-        return Serve(request, route, graph, weights, stream)

@@ -12,8 +12,8 @@ from ...compilation.compile_graph import Maker
 from ...compilation.graph_builder import Pending
 from ...compilation.library import GraphLibrary
 from ...settings import SPECIALISE_AFTER_RUNS
-from ..call_timing import CallTimes
 from ..decision import Request
+from ..executor import CallTimes
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ...cache.keys import Manner, compiler
+from ...cache.keys import Variant, compiler
 from ...capture.target.target import Target
 from ...compilation.compile_graph import HostServices, Maker
 from ...engines import choose
@@ -59,10 +59,10 @@ class VariantPolicy:
         """
         engine = self.engine(device)
         fp8 = self._precision == "fp8" and self._why_not_fp8(engine, device, target) is None
-        variant = Manner(reusing and target.fingerprint not in self._no_reuse, fp8)
+        variant = Variant(reusing and target.fingerprint not in self._no_reuse, fp8)
         return Maker(engine, device, compiler(engine, device, variant), host)
 
-    def drop(self, target: Target, variant: Manner, reason: str) -> Manner | None:
+    def drop(self, target: Target, variant: Variant, reason: str) -> Variant | None:
         """Give up the step cache for ``target``, or else fp8. Return the variant that is left, None after the last."""
         if variant.reusable:
             self._no_reuse[target.fingerprint] = reason

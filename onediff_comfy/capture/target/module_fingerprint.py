@@ -1,7 +1,7 @@
 """The fingerprint of a module: equal for two checkpoints, different for all that computes something else.
 
 Classes and their functions count, attributes, weight names, shapes, dtypes and layouts. Weight values do not, nor
-tensors that a forward only notes on itself and that nothing reads (left_behind.py).
+tensors that a forward only notes on itself and that nothing reads (unread_attributes.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from ...messages import Message, first_line, message
-from ..target.tensor_parts import WeightFormat, format_of
-from .reachable_code import HostCode, Reached
-from .unread_attributes import is_tensors, stored_by
-from .value_text import Describer, Indescribable
+from ..fingerprint.code_ownership import HostCode
+from ..fingerprint.reachable_code import CodeReachability
+from ..fingerprint.unread_attributes import is_tensors, stored_by
+from ..fingerprint.value_text import Describer, Indescribable
+from .tensor_parts import WeightFormat, format_of
 
 NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
 """nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart."""
@@ -74,9 +75,10 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
                         return Inspected("", _cannot_be_part(path, error))
             aside = [attribute for attribute in aside if attribute[1] not in read]
             reached.follow()
-        lines += [f"\n{line}" for line in reached.lines()]
-        if reached.refusal is not None:
-            return Inspected("", reached.refusal)
+        reached.follow()
+        lines += [f"\n{line}" for line in reached.identity.sorted()]
+        if reached.identity.refusal is not None:
+            return Inspected("", reached.identity.refusal)
     except Exception as error:
         return Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -103,7 +105,7 @@ def named(path: str) -> str:
 
 
 def _is_own_forward(layer: torch.nn.Module) -> bool:
-    """Whether the forward that was set on a layer is its class's: hosts put it back so, after another extension's."""
+    """Return True if the forward that was set on a layer is its class's. Hosts put it back so after an extension's."""
     forward = layer.__dict__["forward"]
     return getattr(forward, "__self__", None) is layer and getattr(forward, "__func__", None) is type(layer).forward
 
@@ -121,7 +123,7 @@ def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, aside:
 def _weight_lines(
     path: str, layer: torch.nn.Module, describer: Describer, weights: dict[int, str], formats: Sequence[WeightFormat]
 ) -> Iterator[str]:
-    """The weights of one layer; ``weights`` collects first names by identity."""
+    """Yield the weights of one layer; ``weights`` collects first names by identity."""
     for holder in (layer._parameters, layer._buffers):
         for name, tensor in holder.items():
             if tensor is None:
@@ -141,27 +143,27 @@ def _weight_lines(
 
 
 def _bases(kinds: set[type]) -> list[type]:
-    """The classes of layers and all that these are derived from."""
+    """Return the classes of layers and all that these are derived from."""
     return sorted(
         {base for kind in kinds for base in kind.__mro__}, key=lambda kind: (kind.__module__, kind.__qualname__)
     )
 
 
-def _reached(bases: list[type], describer: Describer, host: HostCode) -> Reached:
-    """The code of the layers' classes and of all that they hold, and what that code reaches.
+def _reached(bases: list[type], describer: Describer, host: HostCode) -> CodeReachability:
+    """Return the code of the layers' classes and of all that they hold, and what that code reaches.
 
     Other extensions replace methods and functions of the host while it runs. What they replaced
     must not be served by a graph of what was there before.
     """
-    reached = Reached(describer, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
+    reached = CodeReachability(describer, host, frozenset(kind.__module__.partition(".")[0] for kind in bases))
     for kind in bases:
         reached.add_layer_class(kind)
     reached.follow()
     return reached
 
 
-def _read_of(names: set[str], reached: Reached, describer: Describer, lines: list[str]) -> set[str]:
-    """Which attributes of these names may be read, also by a name that is itself the value of an attribute."""
+def _read_of(names: set[str], reached: CodeReachability, describer: Describer, lines: list[str]) -> set[str]:
+    """Return which attributes of these names may be read, also by a name that is itself the value of an attribute."""
     if not names:
         return names
     for code in describer.code:  # with what was met on the way

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..capture.call import Signature
-from ..compilation.library import GraphLibrary
-from ..runtime.cuda_graphs import memory_is_short
-from .call_timing import EAGER, CallTimes
-
-Kind = tuple[str, tuple[int, ...]]
-"""Calls that a graph answers: its key, and what its symbols stand for."""
+from ...capture.call import Signature
+from ...compilation.library import GraphLibrary
+from ...runtime.device_memory import memory_is_short
+from ..executor import EAGER, CallTimes
+from ..run import Kind
 
 _EVERY_CALLS = 20
 """Of a graph, between two eager calls that are only timed."""
@@ -63,13 +61,17 @@ class EagerTimes:
             device: where it computes.
             reusing: whether its run reuses steps.
         """
-        if not self._gains or reusing or kind in self._believed or kind in self._given_up:
+        if reusing or self.is_over(kind):
             return False
         if self._library.verdicts.eager_samples(*kind):
             _, calls = self._times.fastest(kind[0], signature)
             if self.seconds(kind, signature) or calls - self._timed_at.get(kind, 0) < _EVERY_CALLS:
                 return False
         return not memory_is_short(device)
+
+    def is_over(self, kind: Kind) -> bool:
+        """Return True if no call of this kind is to be timed any more."""
+        return not self._gains or kind in self._believed or kind in self._given_up
 
     def took(self, kind: Kind, signature: Signature) -> None:
         """Take the eager call that ``times`` measured last for a sample, unless it may have loaded kernels."""
@@ -86,7 +88,7 @@ class EagerTimes:
         self._given_up.add(kind)
 
     def seconds(self, kind: Kind, signature: Signature) -> float | None:
-        """Seconds that such a call takes eager; None as long as that is not known well enough."""
+        """Return the seconds that such a call takes eager; None as long as that is not known well enough."""
         samples = sorted(self._library.verdicts.eager_samples(*kind)) if self._gains else []
         if not samples:
             return None
@@ -97,7 +99,7 @@ class EagerTimes:
         return samples[0]
 
     def gain(self, kind: Kind, signature: Signature) -> float | None:
-        """How many times faster than eager the graph answers such calls; None where that is not known."""
+        """Return how many times faster than eager the graph answers such calls; None where that is not known."""
         eager, graph = self.seconds(kind, signature), self._times.usual(kind[0], signature)
         return eager / graph if eager and graph else None
 

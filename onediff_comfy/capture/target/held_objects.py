@@ -1,18 +1,101 @@
-"""The weights of a module by name, as they are now: read at every call."""
+"""What a module holds, read at every call: whether its attributes are the same objects, and its weights as they are."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
 
 from ...messages import Message, message
 from ..call import NotCovered
+from ..fingerprint.unread_attributes import is_tensors
 from .tensor_parts import PLAIN, WeightFormat, format_of, kind_of_file, part_name
+
+# Of nn.Module's own bookkeeping, what decides on a forward's result. The rest counts only where hooks are set, and
+# is two thirds of what there would be to compare.
+_DECIDING = frozenset(("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "training"))
+_BOOKKEEPING = frozenset(vars(torch.nn.Module())) - _DECIDING
+
+
+class AttributeGuard:
+    """Compares attributes, children and hooks of layers by identity.
+
+    What changes *inside* an attribute, such as a list that is appended to, it does not see. Of SDXL's UNet it compares
+    some fifteen thousand objects at every call, so nothing here runs once for each of them in Python.
+
+    Args:
+        layers: a module and all its submodules.
+        left: names of attributes whose tensors are not compared.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Module], left: frozenset[str] = frozenset()) -> None:
+        self.left = left
+        self._states = [layer.__dict__ for layer in layers]
+        self._with_left = self._states_with(left)
+        apart = set(map(id, self._with_left))
+        groups = _grouped([state for state in self._states if id(state) not in apart])
+        self._getters = [operator.itemgetter(*names) for names in groups]
+        self._grouped = list(groups.values())
+        others: list[dict[Any, Any]] = [
+            h for layer in layers for h in (layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
+        ]
+        self._filled = [holder for holder in others if holder]
+        self._empty = [holder for holder in others if not holder]
+        # The objects and not their ids: a number that is thrown away leaves its id to the next one.
+        values, counts = self._now()
+        self._held = [*values], self._left_values(), counts
+
+    def holds(self) -> bool:
+        """Return True if every attribute, child and hook is the same object as before."""
+        values, left, counts = self._held
+        now, counts_now = self._now()
+        if any(self._empty) or counts_now != counts:
+            return False
+        try:
+            if not all(map(operator.is_, now, values)):
+                return False
+        except KeyError:  # an attribute was removed, and another added
+            return False
+        if not self._with_left:
+            return True
+        left_now = self._left_values()
+        return len(left_now) == len(left) and all(map(operator.is_, left_now, left))
+
+    def leaves_out(self, names: frozenset[str]) -> bool:
+        """Return True if this guard leaves out just what one that is made now for these names would."""
+        return names == self.left and list(map(id, self._states_with(names))) == list(map(id, self._with_left))
+
+    def _states_with(self, names: frozenset[str]) -> list[dict[Any, Any]]:
+        return [state for state in self._states if not names.isdisjoint(state)] if names else []
+
+    def _now(self) -> tuple[Iterator[Any], tuple[int, int]]:
+        """Return what is held now, and of how many attributes, and children and hooks: a number tells of additions."""
+        # map(map, getters, states): of each group the values of each of its dicts, without a step in Python.
+        attributes = map(map, self._getters, self._grouped)
+        values = chain.from_iterable(map(chain.from_iterable, attributes))
+        counts = sum(map(len, chain.from_iterable(self._grouped))), sum(map(len, self._filled))
+        return chain(values, chain.from_iterable(map(dict.values, self._filled))), counts
+
+    def _left_values(self) -> list[Any]:
+        return [
+            value
+            for state in self._with_left
+            for name, value in state.items()
+            if name not in self.left or not is_tensors(value)
+        ]
+
+
+def _grouped(states: Collection[dict[Any, Any]]) -> dict[tuple[str, ...], list[dict[Any, Any]]]:
+    """Return dicts of attributes by the names that are to be compared of them."""
+    groups: defaultdict[tuple[str, ...], list[dict[Any, Any]]] = defaultdict(list)
+    for state in states:
+        groups[tuple(name for name in state if name not in _BOOKKEEPING)].append(state)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -25,18 +108,30 @@ class WeightSpec:
     dtype: torch.dtype
 
 
+class PlacedWeights(NamedTuple):
+    """Weights as they are in place at a call.
+
+    Attributes:
+        tensors: in the order of their names.
+        addresses: of each, in the device's memory.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    addresses: list[int]
+
+
 @dataclass
 class _Wanted:
     """Weights that a graph takes: the dict that holds each, and its name there; dtypes and shapes.
 
     ``found`` is the device and the addresses that they were last looked at with, in the same run. Where some of the
-    weights are parts of others, ``parted`` says which.
+    weights are parts of others, ``flattening`` says how to take them apart.
     """
 
     holders: list[dict[str, Any]]
     names: list[str]
     metadata: list[tuple[torch.dtype, tuple[int, ...]]]
-    parted: _Parted | None = None
+    flattening: _Flattening | None = None
     found: tuple[torch.device, list[int]] | None = None
 
 
@@ -50,7 +145,7 @@ class _Whole(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Parted:
+class _Flattening:
     """What to make of weights some of which are several tensors.
 
     Attributes:
@@ -62,7 +157,7 @@ class _Parted:
     order: list[int]
 
     def tensors(self, weights: Sequence[Any]) -> list[Any] | None:
-        """What a graph takes; None if a weight is of another class than it was."""
+        """Return what a graph takes; None if a weight is of another class than it was."""
         found: list[Any] = []
         for weight, whole in zip(weights, self.wholes, strict=True):
             if whole is None:
@@ -105,8 +200,8 @@ class WeightTable:
                         self._slots[full] = (holder, name)
                         self._note(full, tensor)
 
-    def weights(self, names: tuple[str, ...], device: torch.device) -> list[torch.Tensor]:
-        """Return the named weights as they are in place now, all on ``device``.
+    def placed(self, names: tuple[str, ...], device: torch.device) -> PlacedWeights:
+        """Return the named weights as they are in place now, all on ``device``, with their addresses.
 
         Raises:
             NotCovered: a weight is gone, is on another device, or is of another dtype, shape or class.
@@ -116,25 +211,25 @@ class WeightTable:
             tensors = weights = list(map(operator.getitem, wanted.holders, wanted.names))
         except KeyError as error:
             raise NotCovered(message("a weight of the model was removed")) from error
-        if wanted.parted is not None:
-            parts = wanted.parted.tensors(weights)
+        if wanted.flattening is not None:
+            parts = wanted.flattening.tensors(weights)
             if parts is None:
                 raise NotCovered(_replaced())
             tensors = parts
-        # All at once and one aspect after the other: for every call, and a model has a thousand.
+        # One property of all weights at a time: this runs at every call, and a model has a thousand.
         if not set(map(type, tensors)) <= PLAIN:
             raise NotCovered(self._misfit(names, tensors, device))
-        found = device, list(map(torch.Tensor.data_ptr, tensors))
-        if found == wanted.found:  # where they were a call ago they are what they were
-            return tensors
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if wanted.found == (device, addresses):  # where they were a call ago they are what they were
+            return PlacedWeights(tensors, addresses)
         if {tensor.device for tensor in tensors} - {device} or [
             (tensor.dtype, tensor.shape) for tensor in tensors
         ] != wanted.metadata:
             raise NotCovered(self._misfit(names, tensors, device))
-        if wanted.parted is not None and not wanted.parted.is_same(weights):
+        if wanted.flattening is not None and not wanted.flattening.is_same(weights):
             raise NotCovered(_replaced())
-        wanted.found = found
-        return tensors
+        wanted.found = device, addresses
+        return PlacedWeights(tensors, addresses)
 
     def forget_addresses(self) -> None:
         """Look at every weight again at the next call: what was found by their addresses counts no more."""
@@ -147,21 +242,21 @@ class WeightTable:
         slots = [self._slots[name] for name in weights]
         holders, own_names = [holder for holder, _ in slots], [name for _, name in slots]
         metadata = [(spec.dtype, spec.shape) for spec in specs]
-        wanted = self._wanted_of[names] = _Wanted(holders, own_names, metadata, self._parted(names, weights))
+        wanted = self._wanted_of[names] = _Wanted(holders, own_names, metadata, self._flattening(names, weights))
         return wanted
 
-    def _parted(self, names: tuple[str, ...], weights: Sequence[str]) -> _Parted | None:
-        """How tensors of these names come from these weights; None if each is a weight of its own."""
+    def _flattening(self, names: tuple[str, ...], weights: Sequence[str]) -> _Flattening | None:
+        """Return how tensors of these names come from these weights; None if each is a weight of its own."""
         if self._part_of.keys().isdisjoint(names):
             return None
         wholes = [self._wholes.get(name) for name in weights]
         counts = (1 if whole is None else whole.size for whole in wholes)
         first = dict(zip(weights, accumulate(counts, initial=0), strict=False))
         places = (self._part_of.get(name, (name, 0)) for name in names)
-        return _Parted(wholes, [first[name] + index for name, index in places])
+        return _Flattening(wholes, [first[name] + index for name, index in places])
 
     def _misfit(self, names: tuple[str, ...], tensors: Sequence[Any], device: torch.device) -> Message:
-        """What is wrong with the first weight that cannot be used as it is."""
+        """Return what is wrong with the first weight that cannot be used as it is."""
         for name, tensor in zip(names, tensors, strict=True):
             spec = self.specs[name]
             if tensor is None or tensor.dtype != spec.dtype or tensor.shape != spec.shape:

@@ -33,7 +33,7 @@ _FEW_BITS = frozenset((torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float
 
 
 def relative_error(actual: object, expected: object) -> float:
-    """How far one output is off.
+    """Return how far one output is off.
 
     For tensors ‖actual - expected‖ / ‖expected‖ in float64, over the finite values; infinite where
     shapes, dtypes or the places of nan, +inf and -inf disagree. Anything else must be equal.
@@ -56,7 +56,7 @@ def relative_error(actual: object, expected: object) -> float:
 
 
 def difference(actual: object, expected: object) -> float:
-    """The largest relative error of the tensors in an output; infinite where it is built otherwise."""
+    """Return the largest relative error of the tensors in an output; infinite where it is built otherwise."""
     left, left_spec = pytree.tree_flatten(actual)
     right, right_spec = pytree.tree_flatten(expected)
     if left_spec != right_spec:
@@ -70,7 +70,7 @@ def _kinds(values: torch.Tensor) -> torch.Tensor:
 
 
 def limit(dtypes: set[torch.dtype], device: torch.device, fp8: bool = False) -> float:
-    """The largest relative error that rounding explains for a model with weights and inputs of these dtypes.
+    """Return the largest relative error that rounding explains for a model with weights and inputs of these dtypes.
 
     Args:
         fp8: whether its large layers were computed in fp8.
@@ -90,7 +90,7 @@ Again = Callable[[Any], float]
 def again(
     forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], weights: Iterable[torch.Tensor]
 ) -> Again | None:
-    """A second run of eager with an input that is hardly another; None for a model that rounds nothing to 8 bits.
+    """Return a second run of eager with an input that is hardly another; None where nothing is rounded to 8 bits.
 
     Ask for it before eager runs, which may use its arguments up. It runs when it is called.
 
@@ -121,7 +121,7 @@ def again(
 
 
 def _hardly_another(values: torch.Tensor) -> torch.Tensor:
-    """Each value larger or smaller by the least that tells, and at least by a unit in the last place."""
+    """Return each value larger or smaller by the least that tells, and at least by a unit in the last place."""
     change = max(_LEAST_CHANGE, torch.finfo(values.dtype).eps)
     generator = torch.Generator().manual_seed(0)  # the same in every process, and nobody else's
     up = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.bool).to(values.device)

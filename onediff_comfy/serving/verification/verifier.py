@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from ..capture.export_lock import running
-from ..compilation.library import GraphLibrary
-from ..messages import first_line, message
-from ..runtime.step_cache import ReusableGraph
+from ...capture.export_lock import running
+from ...compilation.library import GraphLibrary
+from ...engines.base import CompiledGraph
+from ...messages import first_line, message
+from ...runtime.step_cache import ReusableGraph
+from ..decision import Serve
+from ..executor import EAGER, CallTimes
+from ..run import Kind, RunContext
 from . import numerics
-from .call_timing import EAGER, CallTimes
-from .decision import Serve
 from .eager_times import EagerTimes
-from .run import RunContext
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +47,36 @@ class Verifier:
         library: remembers what was proved.
         times: of calls.
         eager_times: says which calls are to be timed eager.
+
+    Attributes:
+        settled: graphs that need not be asked of again in this run, by the kinds of calls. A graph that was made anew
+            under the same key is another.
     """
 
     def __init__(self, library: GraphLibrary, times: CallTimes, eager_times: EagerTimes) -> None:
         self._library, self._times, self._eager_times = library, times, eager_times
+        self.settled: dict[Kind, weakref.ref[CompiledGraph]] = {}
+
+    def begin_run(self) -> None:
+        """Ask again of every kind of call."""
+        self.settled.clear()
 
     def is_due(self, serve: Serve, run: RunContext) -> bool:
         """Return True if this call is to run eager as well: to be compared, or only to be timed."""
         proof_key, request = serve.route.proof_key, serve.request
         if not self._library.verdicts.is_proved(*proof_key):
             return True
-        return self._eager_times.due(proof_key, request.call.signature, request.device, run.step_cache is not None)
+        if self._eager_times.due(proof_key, request.call.signature, request.device, run.step_cache is not None):
+            return True
+        if self._eager_times.is_over(proof_key):
+            self.settled[proof_key] = weakref.ref(serve.graph)
+        return False
 
     def judge(self, serve: Serve, output: Any, run: RunContext) -> Verdict:
         """Compare a graph's output with eager's, and retire the graph if rounding cannot explain the difference."""
         request, route = serve.request, serve.route
         invocation = request.invocation
-        again = numerics.again(invocation.forward, invocation.args, invocation.kwargs, serve.weights)
+        again = numerics.again(invocation.forward, invocation.args, invocation.kwargs, serve.weights.tensors)
         try:
             with self._times.measured(EAGER, request.call.signature, request.device):
                 expected = invocation.eager()
@@ -70,7 +85,7 @@ class Verifier:
                 raise
             self._eager_times.give_up(route.proof_key)  # eager was only to be timed: the answer is there
             return Verdict(output)
-        dtypes = {tensor.dtype for tensor in (*serve.weights, *request.call.tensors)}
+        dtypes = {tensor.dtype for tensor in (*serve.weights.tensors, *request.call.tensors)}
         allowed = numerics.limit(dtypes, request.device, route.variant.fp8)
         error = numerics.difference(output, expected)
         if again is not None and not error <= allowed:
@@ -93,7 +108,7 @@ class Verifier:
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:
         """Return how far the graph is off that reuses what a call found for that very call."""
-        graph, weights, tensors = serve.graph, serve.weights, serve.request.call.tensors
+        graph, weights, tensors = serve.graph, serve.weights.tensors, serve.request.call.tensors
         if not isinstance(graph, ReusableGraph):
             return 0.0
         features = run.step_cache.features(serve.stream) if run.step_cache is not None else None

@@ -1,0 +1,116 @@
+"""Whose code it is: a library's, the host's as the host wrote it, or somebody else's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from .code_values import functions_in, identity, package_of
+
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_KNOWN_LIBRARIES = ("torch", "torchvision", "torchaudio", "triton")  # wherever they are installed
+_PYTHONS_FOLDERS = tuple(
+    f"{folder}/".replace("\\", "/")
+    for folder in {
+        *(os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
+        *(os.path.dirname(sys.executable), os.path.join(sys.base_prefix, "DLLs")),  # where Windows has some
+    }
+)
+_FROZEN = "<frozen"
+
+
+@dataclass(frozen=True)
+class HostCode:
+    """The host's own code, which is part of every key.
+
+    Attributes:
+        package: its Python package.
+        machinery: modules of it that are about where weights lie and not about what is computed with them. What they
+            call is not followed, and their variables are bookkeeping, which changes all the time.
+    """
+
+    package: str = ""
+    machinery: frozenset[str] = frozenset()
+
+
+NO_HOST = HostCode()
+
+
+class CodeOwnership:
+    """Tells whose a function, a class or a module is.
+
+    Args:
+        host: the host's own code.
+        walked: packages that are followed though they may be installed as libraries: those of the layers.
+    """
+
+    def __init__(self, host: HostCode, walked: frozenset[str]) -> None:
+        self.host = host
+        self._walked = walked
+        self._libraries: dict[tuple[Any, Any], bool] = {}  # modules by name and file, whether they are a library's
+
+    def is_library(self, scope: dict[str, Any]) -> bool:
+        """Return True if these are the variables of a library's module."""
+        module = scope.get("__name__"), scope.get("__file__")
+        known = self._libraries.get(module)
+        if known is None:
+            known = self._libraries[module] = self._is_of_library(package_of(scope), str(module[1] or ""))
+        return known
+
+    def is_host(self, scope: dict[str, Any]) -> bool:
+        """Return True if these are the variables of a module of the host's."""
+        return package_of(scope) == self.host.package
+
+    def is_as_written(self, function: types.FunctionType) -> bool:
+        """Return True if this is the host's function, from the host's file."""
+        scope = function.__globals__
+        return self.is_host(scope) and function.__code__.co_filename == scope.get("__file__")
+
+    def is_machinery(self, function: types.FunctionType) -> bool:
+        """Return True if this is a function of the host's machinery, as the host wrote it."""
+        return function.__globals__.get("__name__") in self.host.machinery and self.is_as_written(function)
+
+    def is_as_imported(self, value: Any, name: str) -> bool:
+        """Return True if what the host calls by ``name`` was defined under this name, in the host or in a library."""
+        for function in functions_in(value):
+            if not (self.is_as_written(function) or self.is_library(function.__globals__)):
+                return False
+        return identity(value).rpartition(".")[2] == name
+
+    def counts(self, module: str) -> bool:
+        """Return True if variables of a module count: not a library's, nor those of the host's machinery."""
+        return module not in self.host.machinery and not self.is_library(_variables_of(module))
+
+    def is_of_library(self, module: str) -> bool:
+        """Return True if the module of this name is a library's."""
+        return self.is_library(_variables_of(module))
+
+    def is_as_library_wrote(self, function: types.FunctionType) -> bool:
+        """Return True if this is a library's function, from the file of the module that it belongs to.
+
+        Code that is made while a library is imported is not. It is the same in every process, so it may count.
+        """
+        written, scope = function.__code__.co_filename, function.__globals__
+        return self.is_library(scope) and (written == scope.get("__file__") or written.startswith(_FROZEN))
+
+    def _is_of_library(self, package: str, file: str) -> bool:
+        file = file.replace("\\", "/")
+        if package in _KNOWN_LIBRARIES:
+            return _lies_in(file, f"{os.path.dirname(str(_variables_of(package).get('__file__')))}/")
+        if package in sys.stdlib_module_names:  # or an extension's module that is called like one of Python's
+            return _lies_in(file, *_PYTHONS_FOLDERS)
+        return package not in self._walked and any(f"/{folder}/" in file for folder in _LIBRARY_FOLDERS)
+
+
+def _lies_in(file: str, *folders: str) -> bool:
+    """Return True if a file is in one of the folders, or if there is none: it is part of the interpreter."""
+    return not file or file.startswith(tuple(folder.replace("\\", "/") for folder in folders))
+
+
+def _variables_of(module: str) -> dict[str, Any]:
+    """Return the variables of a module, by its name."""
+    return getattr(sys.modules.get(module), "__dict__", {"__name__": module})

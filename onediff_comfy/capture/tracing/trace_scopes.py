@@ -1,0 +1,73 @@
+"""What torch.export would change or follow beyond the forward that it traces, held still for the time of a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+
+
+@contextlib.contextmanager
+def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Put every attribute of the layers back as the same object.
+
+    torch.export leaves copies in place of a module's own lists and dicts, and others may hold those.
+    """
+    before = [dict(layer.__dict__) for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, attributes in zip(layers, before, strict=True):
+            for name in layer.__dict__.keys() - attributes.keys():
+                del layer.__dict__[name]
+            layer.__dict__.update(attributes)
+
+
+@contextlib.contextmanager
+def no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
+    """Weights made under inference_mode say that they want no gradients, which they cannot have anyway.
+
+    torch.export sets on its stand-in for a weight what the weight says, and fails where that is impossible.
+    """
+    weights = (*module.parameters(), *module.buffers())
+    wanting = [weight for weight in weights if weight.requires_grad and weight.is_inference()]
+    for weight in wanting:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            for weight in wanting:
+                weight.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def other_threads_left_alone() -> Iterator[None]:
+    """Have torch.export follow the modules of this thread alone.
+
+    It follows every call and attribute of every module in the process. ComfyUI's MultiGPU CFG Split runs a model in a
+    thread for each GPU, and the other one's image failed: "Unexpected key …, expected …".
+    """
+    tracer = getattr(proxy_tensor, "_ModuleStackTracer", None)
+    if tracer is None:  # a PyTorch that does it in another way
+        yield
+        return
+    tracing, call_module, getattribute = threading.get_ident(), tracer.call_module, tracer.getattr
+
+    def call(self: Any, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != tracing:
+            return forward(*args, **kwargs)
+        return call_module(self, module, forward, args, kwargs)
+
+    def attribute(self: Any, name: str, value: Any, known: Any) -> Any:
+        return value if threading.get_ident() != tracing else getattribute(self, name, value, known)
+
+    tracer.call_module, tracer.getattr = call, attribute
+    try:
+        yield
+    finally:
+        tracer.call_module, tracer.getattr = call_module, getattribute

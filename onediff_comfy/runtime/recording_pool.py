@@ -1,0 +1,191 @@
+"""The memory that CUDA graph recordings share: one pool for each device, under one budget.
+
+Recordings run one after another on one stream and hand out copies, so each may overwrite what the others left. A pool
+is as large as the largest of them needs, and its memory comes back when the last recording is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from .device_memory import memory_is_short, trim_graph_memory
+
+log = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    """A graph that makes recordings."""
+
+    def forget_recordings(self) -> None:
+        """Throw the recordings away; they are made again when their sizes come again."""
+
+    def reconsider(self) -> None:
+        """Forget which sizes were too large to record."""
+
+
+@dataclass
+class DevicePool:
+    """The recordings of one device.
+
+    Attributes:
+        stream: that all of them are made on: PyTorch reuses memory per stream only.
+        handle: of their memory, for PyTorch; None before the first.
+        nbytes: that they hold.
+        alive: those that are there.
+    """
+
+    stream: torch.cuda.Stream
+    handle: Any = None
+    nbytes: int = 0
+    alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    def renew(self, handle: Any) -> None:
+        """Begin anew, with another pool of PyTorch's or none."""
+        self.handle, self.nbytes, self.alive = handle, 0, weakref.WeakSet()
+
+
+class RecordingPool:
+    """Owns the memory of all recordings, and how much it may be.
+
+    Args:
+        budget: bytes that all devices' pools together may hold right now.
+    """
+
+    def __init__(self, budget: Callable[[], int]) -> None:
+        self._lock = threading.RLock()  # one recording at a time
+        self._budget = budget
+        self._recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+        self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._devices: dict[torch.device, DevicePool] = {}
+        self._recording = False
+        self._owes_release = False
+        self._thread: int | None = None
+        self._told_of = -1  # the largest budget that was said to be too small
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of device memory that recordings hold."""
+        return sum(pool.nbytes for pool in list(self._devices.values()))
+
+    def join(self, recorder: Recorder) -> None:
+        """Let ``recorder`` record here."""
+        self._recorders.add(recorder)
+
+    def on_device(self, device: torch.device) -> DevicePool:
+        """Return what the next recording of ``device`` is made in.
+
+        PyTorch ends a pool with its last graph, and refuses to record into one that has ended. So there is a new one
+        where no recording is left in the old one.
+        """
+        pool = self._devices.get(device)
+        if pool is None:
+            pool = self._devices[device] = DevicePool(torch.cuda.Stream(device))
+        if pool.handle is None or not pool.alive:
+            pool.renew(torch.cuda.graph_pool_handle())
+        return pool
+
+    def add(self, recording: object, device: torch.device, nbytes: int) -> bool:
+        """Count a new recording, which took so many bytes more. Return False if that was too much and all are gone."""
+        pool = self._devices[device]
+        pool.alive.add(recording)
+        pool.nbytes += nbytes
+        return self.keep_to_budget()
+
+    def budget_changed(self) -> None:
+        """Hold to a budget that is another now; what was too large for the old one may be recorded again."""
+        for recorder in list(self._recorders):
+            recorder.reconsider()
+        self.keep_to_budget()
+
+    def tell_too_large(self, nbytes: int) -> None:
+        """Say, once for a budget, that not all recordings are made, which would take ``nbytes`` together."""
+        budget = self._budget()
+        if budget > self._told_of:
+            self._told_of = budget
+            log.warning(
+                "OneDiff: CUDA graph recordings would take %d MB and may take %d MB: some calls are launched kernel by "
+                "kernel from now on, which can be slower. To have them replayed, set cache_budget_mb on OneDiff Model "
+                "Speedup to a larger number; at 0 it is an eighth of the device's memory",
+                nbytes >> 20,
+                budget >> 20,
+            )
+
+    def keep_to_budget(self) -> bool:
+        """Throw everything away if it is more than may be held. Return True if all could stay."""
+        if self.nbytes <= self._budget():
+            return True
+        log.info("OneDiff: CUDA graph recordings held %d MB, more than their budget; recording anew", self.nbytes >> 20)
+        with self._lock:
+            self._release()
+        return False
+
+    def release_if_short(self) -> None:
+        """Throw all recordings away where the device has little memory left for whatever comes next."""
+        for device, pool in list(self._devices.items()):
+            if pool.handle is not None and memory_is_short(device, pool.nbytes):
+                log.info("OneDiff: released %d MB of CUDA graph recordings, memory is short", self.release() >> 20)
+
+    def release_with(self, owner: object) -> None:
+        """Throw all recordings away when ``owner``, whose weights some of them read, is no more."""
+        if owner not in self._owners:
+            self._owners.add(owner)
+            weakref.finalize(owner, self.release).atexit = False
+
+    def record_on_this_thread(self) -> None:
+        """Record what this thread calls from now on, and nothing else. What was recorded is replayed on any.
+
+        Under ``cudaMallocAsync`` PyTorch takes whatever any thread allocates and frees while one records for a part of
+        the recording. ComfyUI's MultiGPU CFG Split calls a model, and its ControlNets, in a thread for each GPU beside
+        the one that runs prompts: the process ended.
+        """
+        self._thread = threading.get_ident()
+
+    @property
+    def may_grow(self) -> bool:
+        """Return True if this thread's calls are recorded."""
+        return self._thread is None or self._thread == threading.get_ident()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Have one recording made inside, by this thread.
+
+        Whatever asks for a release meanwhile, as a model that dies in a garbage collection, has it afterwards.
+        """
+        with self._lock:
+            self._recording = True
+            try:
+                yield
+            finally:
+                self._recording = False
+                if self._owes_release:
+                    self._owes_release = False
+                    self._release()
+
+    def release(self) -> int:
+        """Throw all recordings away and give their memory back to the device. Return the bytes that they held."""
+        with self._lock:
+            if self._recording:
+                self._owes_release = True
+                return 0
+            return self._release()
+
+    def _release(self) -> int:
+        released = self.nbytes
+        for recorder in list(self._recorders):
+            recorder.forget_recordings()
+        used = [(device, pool) for device, pool in self._devices.items() if pool.handle is not None]
+        for _, pool in used:
+            pool.renew(None)
+        if released:  # PyTorch keeps a pool that nobody uses until it is told to, and so does the driver
+            torch.cuda.empty_cache()
+            for device, _ in used:
+                trim_graph_memory(device)
+        return released

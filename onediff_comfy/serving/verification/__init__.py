@@ -1,0 +1,1 @@
+"""Compare graphs with eager, and time eager beside them."""

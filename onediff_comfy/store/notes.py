@@ -1,0 +1,81 @@
+"""Notes: small facts about graphs and calls on disk, one a file. Sealed, for they decide which graph serves a call."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..files import read_regular, write_atomically
+from ..settings import GRAPH_SUFFIX
+from .artifact import parse_json
+from .trust import Trust
+
+log = logging.getLogger(__name__)
+
+PROVED = "proved"
+"""The kind of the notes on whether a graph's output agreed with eager's: for which sizes, or False."""
+
+_SUFFIXES = {"graphs": GRAPH_SUFFIX, "locks": ".lock"}
+_MAX_NOTE = 64 << 20
+# Of a graph key, a call or whatever else a file is named by: nothing that could lead out of its folder.
+_FILE_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
+
+
+class Notes:
+    """What was found out about graphs and calls, by kind and name.
+
+    Args:
+        folders: the first is read and written, the others are read where it has no note.
+        trust: seals and judges.
+    """
+
+    def __init__(self, folders: Sequence[Path], trust: Trust) -> None:
+        self._folders, self._trust = folders, trust
+
+    def add_call(self, call_key: str, graph_key: str, shapes: Mapping[str, Any]) -> None:
+        """Remember that calls named ``call_key`` of sizes within ``shapes`` are served by a graph."""
+        known = {key: value for key, value in self.calls(call_key) if key != graph_key}
+        self.write("calls", call_key, [*known.items(), (graph_key, shapes)])
+
+    def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the graphs, with their ranges of sizes, that are known to serve calls named ``call_key``."""
+        return [(key, shapes) for key, shapes in self.read("calls", call_key) or ()]
+
+    def write(self, kind: str, name: str, value: Any) -> None:
+        """Remember a small fact, where it can be kept; sealed, for it decides which graph serves a call."""
+        text = json.dumps([kind, name, value], sort_keys=True)
+        try:
+            content = json.dumps({"text": text, "seal": self._trust.seal(text)}).encode()
+            write_atomically(path_in(self._folders[0], kind, name), content)
+        except OSError as error:
+            log.debug("could not write the %s note %s: %s", kind, name, error)
+
+    def read(self, kind: str, name: str) -> Any | None:
+        """Return what was noted, if it carries our seal; None otherwise."""
+        for folder in self._folders:
+            try:
+                content = parse_json(read_regular(path_in(folder, kind, name), _MAX_NOTE))
+                text = content["text"]
+                if not self._trust.sealed_by_us(text, content["seal"]):
+                    continue
+                found_kind, found_name, value = parse_json(text)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue
+            if (found_kind, found_name) == (kind, name):
+                return value
+        return None
+
+
+def path_in(folder: Path, kind: str, name: str) -> Path:
+    """Return where a graph, a lock or a note is.
+
+    Raises:
+        ValueError: the name is none that a file of the store has.
+    """
+    if not _FILE_NAME.fullmatch(kind) or not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{kind!r} and {name!r} name no file of the store")
+    return folder / kind / f"{name}{_SUFFIXES.get(kind, '.json')}"
