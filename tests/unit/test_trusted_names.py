@@ -119,12 +119,12 @@ def changed(module: str, path: str, value: Any) -> Iterator[None]:
     of: Any = importlib.import_module(module)
     for step in way:
         of = of[step] if isinstance(of, dict) else vars(of).get(step) or getattr(of, step)
-    own, before = last in vars(of), getattr(of, last)
+    inherited, before = isinstance(of, type) and last not in vars(of), getattr(of, last)
     setattr(of, last, value)
     try:
         yield
     finally:
-        setattr(of, last, before) if own or not isinstance(of, type) else delattr(of, last)
+        delattr(of, last) if inherited else setattr(of, last, before)
 
 
 @pytest.mark.parametrize(
