@@ -14,7 +14,7 @@ import pytest
 
 from dev.environment import comfyui_path, repository
 from tools.models.families import QUANTISED
-from tools.supported import CAPTURED_AGAIN, COMPILED, NAMES, REFUSED
+from tools.supported import CAPTURED_AGAIN, COMPILED, EXCLUDED, NAMES, REFUSED
 
 WORKER = Path(__file__).with_name("worker.py")
 BOUND = 1e-4
@@ -102,7 +102,7 @@ def test_a_family_is_served_at_all_sizes(report: Report, name: str, tally: Calla
     assert row["worst_difference"] <= BOUND
     assert (row["fallbacks"], row["served"] > 0) == ({}, True)
     assert set(row["captured_later"]) <= CAPTURED_AGAIN.get(name, set())
-    assert row["captures_of_a_change"] <= 1
+    assert row["captures_of_a_change"] <= (2 if name in EXCLUDED else 1)
     tally(
         f"{name}: {row['images']} images, {row['served']} calls served, worst difference "
         f"{row['worst_difference']:.1e}, captured again for {', '.join(row['captured_later']) or 'nothing'}"

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import importlib
 import logging
 import pickle
 import random
@@ -15,6 +16,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -762,8 +764,26 @@ def test_what_a_forward_imports_itself_reads_nothing_that_it_does_not_name(
     assert target.is_current()
 
 
+@pytest.mark.parametrize(("text", "read"), [("def f(of): return of.another", False), ("def f(of): of.left_over", True)])
+def test_what_was_not_imported_yet_is_read_from_its_file(
+    text: str, read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same model is the same before the import and after it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imported_late.py").write_text(text)
+    module = noting("pass", "if x.ndim > 9: import imported_late", "")
+    module.left_over = torch.ones(2)
+    target = Target(module)
+    assert "imported_late" not in sys.modules
+    importlib.import_module("imported_late")
+    assert target.fingerprint == Target(module).fingerprint
+    module.left_over = torch.zeros(2)
+    assert target.is_current() is not read
+    sys.modules.pop("imported_late")
+
+
 @pytest.mark.parametrize("how", ["import not_there", "from package import not_there"])
-def test_what_was_not_imported_yet_may_read_everything(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_found_may_read_everything(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = types.ModuleType("package")
     package.__dict__.update(imported("package", "def another(layer): return layer.another"))
     monkeypatch.setitem(sys.modules, "package", package)

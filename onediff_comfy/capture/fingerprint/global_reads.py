@@ -134,13 +134,18 @@ def _imported(instructions: list[dis.Instruction]) -> dict[str, Path]:
 
 def module_named(name: str, package: str) -> types.ModuleType | None:
     """A module that is loaded, by a name that may begin with a dot for each level above ``package``."""
+    module = sys.modules.get(absolute_name(name, package))
+    return module if isinstance(module, types.ModuleType) else None
+
+
+def absolute_name(name: str, package: str) -> str:
+    """Return a module's name without dots before it that stand for levels above ``package``."""
     bare = name.lstrip(".")
     level = len(name) - len(bare)
-    if level:
-        parents = package.split(".")[: len(package.split(".")) - level + 1]
-        name = ".".join((*parents, bare)) if bare else ".".join(parents)
-    module = sys.modules.get(name)
-    return module if isinstance(module, types.ModuleType) else None
+    if not level:
+        return name
+    parents = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join((*parents, bare)) if bare else ".".join(parents)
 
 
 def cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib.util
 import inspect
 import re
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .global_reads import module_named
+from .global_reads import absolute_name, module_named
 from .value_text import is_foundation
 
 _LOOKS_UP = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))  # by a name that may be put together
@@ -116,14 +117,23 @@ class Reads:
 
 
 def _scopes(name: str, items: Sequence[str], package: str) -> Iterator[dict[str, Any]]:
-    """Return the variables of modules that code imports when it runs; none of what was not imported yet."""
+    """Return the variables of modules that code imports when it runs, or where their source is before they are."""
     module = module_named(name, package)
-    variables = {} if module is None else vars(module)
+    variables = _unloaded(absolute_name(name, package)) if module is None else vars(module)
     yield variables
     for item in items:
         found = variables.get(item)
-        if found is None or isinstance(found, types.ModuleType):
-            yield {} if found is None else vars(found)
+        if isinstance(found, types.ModuleType):
+            yield vars(found)
+        elif module is not None and item not in variables:
+            yield _unloaded(f"{module.__name__}.{item}")
+
+
+def _unloaded(name: str) -> dict[str, Any]:
+    """Return where the source of a module is that was not imported yet, as its variables say it; runs nothing."""
+    parent = name.rpartition(".")[0]
+    spec = importlib.util.find_spec(name) if not parent or parent in sys.modules else None
+    return {} if spec is None else {"__name__": name, "__spec__": spec, "__file__": spec.origin}
 
 
 def _around(scope: dict[str, Any]) -> tuple[types.CodeType, ...] | None:
