@@ -27,8 +27,8 @@ the GPU can, ``fp8-full`` must not."""
 _GROUPS = {"convrot_w4a4": 256}  # columns that one scale, or one rotation, is for
 _LEAST_COLUMNS = 64
 _TWO_IN_A_BYTE = ("nvfp4", "convrot_w4a4")
-# By its columns ComfyUI tells which UNet a checkpoint is of. In forms with two numbers in a byte it has half of them, and
-# ComfyUI knows no such UNet: whoever makes such a file leaves that layer as it is.
+# By its columns ComfyUI tells which UNet a checkpoint is of. In forms with two numbers in a byte it has half of them,
+# and ComfyUI knows no such UNet: whoever makes such a file leaves that layer as it is.
 _DETECTED_BY = "attn2.to_k.weight"
 
 
