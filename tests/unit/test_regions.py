@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from onediff_comfy.capture.export import Capture
-from onediff_comfy.engines.inductor.engine import InductorEngine, engine
+from onediff_comfy.engines.inductor import engine
+from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.engines.inductor.passes.regions import share_regions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

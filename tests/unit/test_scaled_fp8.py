@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from onediff_comfy.capture.rewrites import scaled_fp8
-from onediff_comfy.engines.inductor.engine import InductorEngine, engine
+from onediff_comfy.engines.inductor import engine
+from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.engines.inductor.passes import operands
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
