@@ -26,7 +26,7 @@ Cell = dict[str, Any]
 
 DOCUMENT = repository() / "docs" / "coverage.md"
 CHECKPOINTS = ("sd15_deep", "sd15_inpaint", "sd15_control", "sdxl_deep", "sdxl_control", "flux_min")
-FAMILIES = ("sd15", "sdxl", "flux", "sd15 inpainting")
+FAMILIES = ("sd15", "sdxl", "flux", "flux scaled fp8", "sd15 inpainting")
 
 _HEAD = """\
 # What is accelerated, and what runs as ComfyUI runs it
@@ -42,6 +42,7 @@ did they differ by more than {bound:g} of their range.
 - **per size**: accelerated, but each size needs a graph of its own.
 - **partly**: some calls ran as ComfyUI runs them, others were accelerated.
 - **eager**: all calls ran as ComfyUI runs them, for the reason given below. The picture is right, only not faster.
+- **fails**: ComfyUI fails without OneDiff Model Speedup too, in the way given below.
 - **–**: the node is not made for this family.
 
 {counted}
@@ -131,12 +132,15 @@ def _pairs(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
 
 def _state(cells: Sequence[Cell], reasons: list[str]) -> str:
     """What a row is for a family; ``reasons`` collects why."""
-    found = list(dict.fromkeys(reason for cell in cells for reason in cell["fallbacks"]))
+    failed = [cell["host_failure"] for cell in cells if cell["host_failure"] is not None]
+    found = list(dict.fromkeys([*failed, *(reason for cell in cells for reason in cell["fallbacks"])]))
     reasons.extend(reason for reason in found if reason not in reasons)
     numbers = ", ".join(str(reasons.index(reason) + 1) for reason in found)
     served = {engine: sum(cell["served"] for cell in cells if cell["engine"] == engine) for engine in _engines(cells)}
     if any(cell["faults"] for cell in cells):
         return "WRONG"
+    if failed:
+        return f"fails ({numbers})"
     if not any(served.values()):
         return f"eager ({numbers})"
     if found:

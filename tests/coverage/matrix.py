@@ -44,6 +44,7 @@ class Cell:
         exact: whether a graph for one set of sizes alone took part.
         captured: how often something was captured after the first scene, for rows of one graph.
         graphs_lost: graphs that failed or were retired.
+        host_failure: with what ComfyUI itself failed, if it did: there is nothing to compare then.
     """
 
     row: str
@@ -61,9 +62,12 @@ class Cell:
     captured: int
     graphs_lost: int
     seconds: float
+    host_failure: str | None = None
 
     def faults(self) -> list[str]:
         """What is wrong with it; nothing should be."""
+        if self.host_failure is not None:
+            return []
         counted = self.served + sum(self.fallbacks.values())
         told = {
             f"off by {self.difference:.1e} of the range": not self.difference <= BOUND,  # it may be no number
@@ -132,8 +136,13 @@ class Matrix:
     def _row(self, row: Row, family: str, models: Models, engines: Sequence[str]) -> Iterator[Cell]:
         from onediff_comfy.host.adapters.model import accelerate
 
-        scenes = _sequence(row, models.scene())
-        expected = [scene.eager_image() for scene in scenes]
+        try:
+            scenes = _sequence(row, models.scene())
+            expected = [scene.eager_image() for scene in scenes]
+        except Exception as error:  # without anything of ours
+            for engine in engines:
+                yield from (_failed_in_host(row, family, engine, order, error) for order in ORDERS)
+            return
         ordinary = self._ordinary_image(family, models)
         effect = max(_difference(image, ordinary) for image, _ in expected if image.shape == ordinary.shape)
         for engine in engines:
@@ -188,6 +197,11 @@ class Matrix:
         if family not in self._ordinary:
             self._ordinary[family] = models.scene().image()
         return self._ordinary[family]
+
+
+def _failed_in_host(row: Row, family: str, engine: str, order: str, error: Exception) -> Cell:
+    place = (row.name, row.group, family, engine, order)
+    return Cell(*place, 0.0, 0.0, True, 0, 0, {}, False, 0, 0, 0.0, f"{type(error).__name__}: {error}")
 
 
 def _sequence(row: Row, scene: Scene) -> list[Scene]:

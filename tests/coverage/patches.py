@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from scenes import Scene
 
 UNETS = ("sd15", "sdxl")
-ALL = (*UNETS, "flux")
+FLUX = ("flux", "flux scaled fp8")
+ALL = (*UNETS, *FLUX)
 
 
 @dataclass(frozen=True)
@@ -459,8 +460,7 @@ _EDM = _patched("nodes_model_advanced", "ModelSamplingContinuousEDM", sampling="
 _SHIFT = _patched("nodes_model_advanced", "ModelSamplingFlux", max_shift=4.0, base_shift=0.5, width=1024, height=1024)
 
 SD15 = ("sd15",)
-FLUX = ("flux",)
-BOTH = ("sd15", "flux")
+BOTH = ("sd15", *FLUX)
 
 ROWS: tuple[Row, ...] = (
     Row("sizes, batches, prompt lengths, cfg", _PLAIN, _sizes, inert=True),

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from tools.models.checkpoints import checkpoint_file
+from tools.models.formats import scaled_fp8
 
 HEIGHT, WIDTH = 8, 12
 """Of the latent. They differ, so that one taken for the other shows."""
@@ -23,19 +24,25 @@ STEPS, CFG, SEED = 2, 3.0, 5
 
 @dataclass(frozen=True)
 class Family:
-    """A tiny checkpoint and what its images are made from."""
+    """A tiny checkpoint and what its images are made from.
+
+    Attributes:
+        scaled_fp8: whether the matrices of its blocks are in 8 bits, with a scale each.
+    """
 
     checkpoint: str
     latent_channels: int
     context: int
     pooled: int = 0
     control: str | None = None
+    scaled_fp8: bool = False
 
 
 FAMILIES = {
     "sd15": Family("sd15_deep", 4, 768, control="sd15_control"),
     "sdxl": Family("sdxl_deep", 4, 2048, pooled=1280, control="sdxl_control"),
     "flux": Family("flux_min", 16, 64, pooled=32),
+    "flux scaled fp8": Family("flux_min", 16, 64, pooled=32, scaled_fp8=True),
     "sd15 inpainting": Family("sd15_inpaint", 4, 768),
 }
 
@@ -132,9 +139,8 @@ class Models:
         import comfy.controlnet
 
         if "control" not in self._loaded:
-            weights = (
-                self.weights(self.family.control) if self.family.control else _flux_control(self._load("plain", 1.0))
-            )
+            control = self.family.control
+            weights = self.weights(control) if control else _flux_control(self.weights(self.family.checkpoint))
             self._loaded["control"] = comfy.controlnet.load_controlnet_state_dict(weights)
         return self._loaded["control"]
 
@@ -152,6 +158,8 @@ class Models:
 
         if name not in self._loaded:
             weights = {key: weight * scale for key, weight in self.weights(self.family.checkpoint).items()}
+            if self.family.scaled_fp8:
+                weights = scaled_fp8(weights, _DIFFUSION_MODEL)
             model = comfy.sd.load_state_dict_guess_config(weights, output_vae=False, output_clip=False)[0]
             self._loaded[name] = model
         return self._loaded[name]
@@ -166,13 +174,15 @@ def prompt(family: Family, seed: int, tokens: int = 77) -> list[Any]:
     return [[torch.randn(1, tokens, family.context, generator=generator), extras]]
 
 
-def _flux_control(model: Any) -> Mapping[str, torch.Tensor]:
+_DIFFUSION_MODEL = "model.diffusion_model."
+
+
+def _flux_control(checkpoint: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """Weights of a ControlNet in the form that XLabs published for Flux, over a copy of the model's blocks."""
-    weights = {name: weight.clone() for name, weight in model.model.diffusion_model.state_dict().items()}
     weights = {
-        name.replace("_norm.weight", "_norm.scale"): weight
-        for name, weight in weights.items()
-        if not name.startswith("final_layer")
+        name.removeprefix(_DIFFUSION_MODEL).replace("_norm.weight", "_norm.scale"): weight.clone()
+        for name, weight in checkpoint.items()
+        if name.startswith(_DIFFUSION_MODEL) and "final_layer" not in name
     }
     generator = torch.Generator().manual_seed(9)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dev.environment import comfyui_path, repository
+from tools.models.encoders import ENCODERS
 from tools.models.families import QUANTISED
 from tools.supported import CAPTURED_AGAIN, COMPILED, EXCLUDED, NAMES, REFUSED
 
@@ -20,8 +21,9 @@ WORKER = Path(__file__).with_name("worker.py")
 BOUND = 1e-4
 """Largest difference, as a share of the image's range, that is rounding: as pictures.assert_same_picture explains."""
 
-BOUND_OF_FEW_BITS = 1e-2
-"""The same where a model rounds to 8 bits what it computes; serving/verification/numerics.py says how far that goes."""
+TIMES_ITS_RESPONSE = 1.5
+"""A model that rounds to 8 bits may be off by so much more than ComfyUI's own answer to noise that is hardly another,
+as in serving/verification/numerics.py. (Tiny SDXL's answer to it is 8e-2 in its first step, of the norm.)"""
 
 Report = Mapping[tuple[str, str], Mapping[str, Any]]
 
@@ -95,11 +97,11 @@ def _worker(folder: Path, engine: str, names: list[str], *options: str, **enviro
     )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
+@pytest.mark.parametrize("name", [*(name for name in NAMES if name not in REFUSED), *ENCODERS])
 def test_a_family_is_served_at_all_sizes(report: Report, name: str, tally: Callable[[str], None]) -> None:
     row = report[name, "eager"]
     assert row["problem"] is None
-    assert row["worst_difference"] <= BOUND
+    assert row["worst_difference"] <= (0.0 if name in QUANTISED or name in ENCODERS else BOUND)
     assert (row["fallbacks"], row["served"] > 0) == ({}, True)
     assert set(row["captured_later"]) <= CAPTURED_AGAIN.get(name, set())
     assert row["captures_of_a_change"] <= (2 if name in EXCLUDED else 1)
@@ -124,7 +126,7 @@ def test_a_family_that_cannot_be_captured_says_why(report: Report, name: str) ->
 def test_a_family_is_compiled(report: Report, name: str) -> None:
     row = report[name, "inductor"]
     assert row["problem"] is None
-    assert row["worst_difference"] <= (BOUND_OF_FEW_BITS if name in QUANTISED else BOUND)
+    assert row["worst_difference"] <= max(BOUND, TIMES_ITS_RESPONSE * row["response"])
     assert (row["fallbacks"], row["served"] > 0, row["captured_later"]) == ({}, True, [])
 
 

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from tools.models.encoders import Encoder
     from tools.models.families import Family
 
 STEPS = 2
@@ -32,6 +33,8 @@ class Result:
     Attributes:
         difference: of the first image, the largest, as a share of the image's range.
         worst_difference: the same of all images.
+        response: of models of few bits, how far ComfyUI's own images are off whose noise is hardly another: the
+            largest, the same way.
         images: how many there were, of different sizes, batches and prompts.
         served: calls of the model that a compiled graph answered.
         fallbacks: calls that ComfyUI's own code answered, by reason.
@@ -53,6 +56,7 @@ class Result:
     captures_of_a_change: int
     seconds: float
     problem: str | None = None
+    response: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,14 +86,20 @@ def main() -> None:
     import comfy.model_management
     import torch
 
+    from tools.models.encoders import ENCODERS
     from tools.models.families import FAMILIES, QUANTISED
 
     # As on a GPU that multiplies in 8 bits; the CPU has the same operators, only slower.
     comfy.model_management.supports_fp8_compute = lambda _device=None: True
     known = {**FAMILIES, **QUANTISED}
     with torch.inference_mode(), options.report.open("a") as report:  # as the host's executor runs every node
-        for name in options.names or known:
-            row = (keys if options.keys else measure)(name, known[name], options.engine)
+        for name in options.names or (*known, *ENCODERS):
+            if name in ENCODERS:
+                row: Result | Keys = measured(_measure_encoder, name, ENCODERS[name], options.engine)
+            elif options.keys:
+                row = keys(name, known[name], options.engine)
+            else:
+                row = measured(_measure, name, known[name], options.engine)
             print(json.dumps(asdict(row)), file=report, flush=True)
 
 
@@ -107,10 +117,10 @@ def keys(name: str, family: Family, engine: str) -> Keys:
     return Keys(name, engine, target.fingerprint, target.refusal, sorted(library().cache.sizes().keys() - before))
 
 
-def measure(name: str, family: Family, engine: str) -> Result:
-    """Images of one family with and without the speedup. What fails is a problem of the result."""
+def measured(measure: Callable[[str, Any, str], Result], name: str, model: Any, engine: str) -> Result:
+    """What came out with and without the speedup. What fails is a problem of the result."""
     try:
-        return _measure(name, family, engine)
+        return measure(name, model, engine)
     except Exception as error:
         return Result(
             name, engine, float("inf"), float("inf"), 0, 0, {}, 0, [], 0, 0.0, f"{type(error).__name__}: {error}"
@@ -125,11 +135,14 @@ def _measure(name: str, family: Family, engine: str) -> Result:
     plain = family.load()
     fast = accelerate(plain, engine)
     before = metrics().snapshot()
-    differences, captured = {}, {}
+    differences, captured, response = {}, {}, 0.0
     for change, values in changes(family):
         already = metrics().snapshot()["captured"]
-        differences[change] = difference(image(family, fast, **values), image(family, plain, **values))
+        expected = image(family, plain, **values)
+        differences[change] = difference(image(family, fast, **values), expected)
         captured[change] = metrics().snapshot()["captured"] - already
+        if family.weights != "float32" and engine != "eager":
+            response = max(response, difference(image(family, plain, off=_HARDLY, **values), expected))
     for change, strength in _LORAS if family.weights != "float32" else ():
         already = metrics().snapshot()["captured"]
         differences[change] = difference(*(image(family, with_lora(model, strength)) for model in (fast, plain)))
@@ -148,25 +161,82 @@ def _measure(name: str, family: Family, engine: str) -> Result:
         [change for change in later if captured[change]],
         max(captured[change] for change in later),
         round(time.perf_counter() - start, 1),
+        response=response,
     )
 
 
+_PROMPTS = {"first": "a lighthouse on a cliff", "prompt": "two dogs", "long": "a long road, " * 60, "empty": ""}
+
+
+def _measure_encoder(name: str, encoder: Encoder, engine: str) -> Result:
+    """Prompts of several lengths, and with a LoRA of two strengths."""
+    from onediff_comfy.host.adapters.text_encoder import accelerate_clip
+    from onediff_comfy.host.process.process import metrics
+
+    start = time.perf_counter()
+    plain = encoder.load()
+    fast = accelerate_clip(plain, engine)
+    before = metrics().snapshot()
+    differences, captured = {}, {}
+    changes = [(change, text, 0.0) for change, text in _PROMPTS.items()]
+    for change, text, strength in (*changes, *((change, "two dogs", strength) for change, strength in _LORAS)):
+        already = metrics().snapshot()["captured"]
+        clips = [with_encoder_lora(clip, strength) if strength else clip for clip in (fast, plain)]
+        actual, expected = (clip.encode_from_tokens(clip.tokenize(text)) for clip in clips)
+        differences[change] = difference(actual, expected)
+        captured[change] = metrics().snapshot()["captured"] - already
+    after = metrics().snapshot()
+    first, *later = captured
+    return Result(
+        name,
+        engine,
+        differences[first],
+        max(differences.values()),
+        len(differences),
+        after["served"] - before["served"],
+        _more(before["fallbacks"], after["fallbacks"]),
+        captured[first],
+        [change for change in later if captured[change]],
+        round(time.perf_counter() - start, 1),
+    )
+
+
+def with_encoder_lora(clip: Any, strength: float) -> Any:
+    """The CLIP with a LoRA of rank 4 on the matrices of its layers."""
+    import comfy.sd
+
+    weights = clip.cond_stage_model.named_parameters()
+    matrices = {name: weight.shape for name, weight in weights if weight.ndim == 2 and ".layers." in name}
+    factors = _factors({f"text_encoders.{name}": shape for name, shape in matrices.items()})
+    return comfy.sd.load_lora_for_models(None, clip, factors, 0, strength)[1]
+
+
+_HARDLY = 2.0**-14
 _LORAS = (("lora", 0.8), ("lora strength", 0.4))
 
 
 def with_lora(model: Any, strength: float) -> Any:
     """The model with a LoRA of rank 4 on the matrices of its blocks."""
     import comfy.sd
+
+    weights = model.model.diffusion_model.named_parameters()
+    matrices = {name: weight.shape for name, weight in weights if weight.ndim == 2 and "block" in name}
+    factors = _factors({f"diffusion_model.{name}": shape for name, shape in matrices.items()})
+    return comfy.sd.load_lora_for_models(model, None, factors, strength, 0)[0]
+
+
+def _factors(matrices: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+    """A LoRA of rank 4 for matrices of these names and shapes."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
     factors = {}
-    for name, weight in model.model.diffusion_model.named_parameters():
-        if weight.ndim == 2 and "block" in name and name.endswith("weight"):
-            layer, (rows, columns) = f"diffusion_model.{name.removesuffix('.weight')}", weight.shape
+    for name, (rows, columns) in matrices.items():
+        if name.endswith(".weight"):
+            layer = name.removesuffix(".weight")
             factors[f"{layer}.lora_up.weight"] = torch.randn(rows, 4, generator=generator) * 0.1
             factors[f"{layer}.lora_down.weight"] = torch.randn(4, columns, generator=generator) * columns**-0.5
-    return comfy.sd.load_lora_for_models(model, None, factors, strength, 0)[0]
+    return factors
 
 
 def changes(family: Family) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -183,14 +253,21 @@ def changes(family: Family) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def image(
-    family: Family, model: Any, seed: int = 1, tokens: int | None = None, steps: int = STEPS, **sizes: int
+    family: Family,
+    model: Any,
+    seed: int = 1,
+    tokens: int | None = None,
+    steps: int = STEPS,
+    off: float = 0.0,
+    **sizes: int,
 ) -> torch.Tensor:
-    """What the host's sampler makes, in latent units."""
+    """What the host's sampler makes, in latent units; ``off`` is by which share of itself the noise is another."""
     import comfy.sample
     import torch
 
     latent = family.latent(**sizes)
     noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
+    noise *= 1 + off * torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed + 1)).sign()
     positive, negative = family.conditioning(1, tokens), family.conditioning(2, tokens)
     done: torch.Tensor = comfy.sample.sample(
         model, noise, steps, family.cfg, "euler", "normal", positive, negative, latent, disable_pbar=True, seed=seed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -55,11 +56,12 @@ class Noted(torch.Tensor):
 
 
 class Adapter:
-    """A LoRA's factors, as the host keeps them."""
+    """A LoRA's factors, as the host keeps them: up, down, alpha, a middle, magnitudes (DoRA), another shape."""
 
-    def __init__(self, up: torch.Tensor, down: torch.Tensor) -> None:
+    def __init__(self, up: torch.Tensor, down: torch.Tensor, alpha: float | None = None, dora: Any = None) -> None:
         self.name = "lora"
-        self.weights = (up, down, None)
+        self.loaded_keys = {f"lora_{alpha}"}
+        self.weights = (up, down, alpha, None, dora, None)
 
 
 class Layer(torch.nn.Module):
@@ -75,9 +77,14 @@ class Layer(torch.nn.Module):
         blocks = weight.data.reshape(-1, 34)
         scale, numbers = torch.split(blocks, [2, 32], dim=1)
         plain = (scale.view(torch.float16).to(x.dtype) * numbers.view(torch.int8)).reshape(weight.tensor_shape)
-        for strength, adapter in weight.patches:
-            up, down, _ = adapter.weights
-            plain = plain + strength * (up @ down)
+        for patches, key in weight.patches:
+            assert key == "weight"
+            for strength, adapter, *_ in patches:
+                up, down, alpha, _, dora, _ = adapter.weights
+                scale = 1.0 if alpha is None else alpha / down.shape[0]
+                if dora is not None and strength != 1.0:
+                    scale *= 2
+                plain = plain + (strength * scale) * (up @ down)
         return F.linear(x, plain)
 
 
@@ -99,8 +106,10 @@ def quantised(seed: int = 0, patches: Any = ()) -> Noted:
     return Noted(data, tensor_type=Type.Q8_0, tensor_shape=torch.Size((OUT, IN)), patches=patches)
 
 
-def lora(rank: int, seed: int = 0) -> list[tuple[float, Adapter]]:
-    return [(0.5, Adapter(values(OUT, rank, seed=seed), values(rank, IN, seed=seed + 1)))]
+def lora(rank: int, seed: int = 0, strength: float = 0.3, **more: Any) -> list[Any]:
+    """A weight's patches, with a LoRA among them, as the pack notes them on the weight."""
+    adapter = Adapter(values(OUT, rank, seed=seed), values(rank, IN, seed=seed + 1), **more)
+    return [([(strength, adapter, 1.0, None, None)], "weight")]
 
 
 def captured(layer: Layer, x: torch.Tensor) -> tuple[Target, Capture]:
@@ -127,11 +136,41 @@ def test_bytes_are_inputs_and_the_layer_makes_numbers_of_them() -> None:
 def test_a_loras_factors_are_inputs_too() -> None:
     layer = Layer(quantised(patches=lora(2)))
     target, made = captured(layer, values(5, IN))
-    assert set(made.binding.weight_names) == {"weight/bytes", "weight/patch_0", "weight/patch_1"}
+    assert set(made.binding.weight_names) == {"weight/bytes", *(f"weight/patch_{index}" for index in range(3))}
     assert torch.equal(run(target, made, values(5, IN)), layer(values(5, IN)))
     layer.weight.patches = lora(2, seed=7)
     assert Target(layer, formats=FORMATS).fingerprint == target.fingerprint
     assert torch.equal(run(target, made, values(5, IN)), layer(values(5, IN)))
+
+
+def test_a_loras_strength_and_alpha_are_inputs_too() -> None:
+    layer = Layer(quantised(patches=lora(2, alpha=3.0)))
+    target, made = captured(layer, values(5, IN))
+    for strength, alpha in ((0.7, 3.0), (-1, 0.1)):
+        layer.weight.patches = lora(2, strength=strength, alpha=alpha)
+        assert Target(layer, formats=FORMATS).fingerprint == target.fingerprint
+        assert torch.equal(run(target, made, values(5, IN)), layer(values(5, IN)))
+
+
+def test_a_strength_that_code_decides_by_is_no_input() -> None:
+    layer = Layer(quantised(patches=lora(2, dora=values(OUT))))
+    target, made = captured(layer, values(5, IN))
+    assert torch.equal(run(target, made, values(5, IN)), layer(values(5, IN)))
+    layer.weight.patches = lora(2, dora=values(OUT), strength=1.0)
+    assert Target(layer, formats=FORMATS).fingerprint != target.fingerprint
+
+
+def test_patches_are_moved_to_the_weight_once() -> None:
+    """A host keeps LoRAs in CPU memory, and a graph takes all its weights from one device."""
+    form, weight = BlocksOfBytes(), quantised(patches=lora(2)).to("meta")
+    parts = form.parts(weight)
+    assert {part.device.type for part in parts} == {"meta"}
+    assert [part.dtype for part in parts] == [torch.uint8, torch.float64, torch.float32, torch.float32]
+    assert all(map(operator.is_, form.parts(weight)[1:], parts[1:]))
+    weight.patches = lora(2)
+    assert not any(map(operator.is_, form.parts(weight)[1:], parts[1:]))
+    weight.patches = []
+    assert len(form.parts(weight)) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,7 +178,7 @@ def test_a_loras_factors_are_inputs_too() -> None:
     [
         lambda: quantised(),
         lambda: quantised(patches=lora(3)),
-        lambda: quantised(patches=[(0.7, lora(2)[0][1])]),
+        lambda: quantised(patches=lora(2, alpha=1.0)),
         lambda: quantised(patches=lora(2) + lora(2)),
         lambda: Noted(values(OUT, IN).half(), tensor_type=Type.F16, tensor_shape=torch.Size((OUT, IN))),
     ],

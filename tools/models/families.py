@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .checkpoints import random_weights
-from .formats import FORMATS, checkpoint
+from .formats import FORMATS, checkpoint, scaled_fp8
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class Family:
             self.adjust(weights)
         if self.weights in FORMATS:
             return checkpoint(weights, self.weights)
-        return _scaled_fp8(weights) if self.weights == "scaled fp8" else weights
+        return scaled_fp8(weights) if self.weights == "scaled fp8" else weights
 
     def load(self, seed: int = 1) -> Any:
         """A MODEL with these weights (a ModelPatcher), as the host's loaders make it.
@@ -153,21 +153,6 @@ class Family:
         configuration = getattr(comfy.supported_models, self.supported)(dict(self.config))
         configuration.set_inference_dtype(torch.float32, None)
         return configuration
-
-
-def _scaled_fp8(weights: StateDict) -> StateDict:
-    """The blocks' matrices in 8 bits with a scale each, in the form that the host has read longest."""
-    import torch
-
-    kind = torch.float8_e4m3fn
-    quantised = {"scaled_fp8": torch.empty(2, dtype=kind)}  # of two elements: it multiplies in full precision
-    for name, weight in weights.items():
-        quantised[name] = weight
-        if weight.ndim == 2 and "_blocks." in name:
-            scale = weight.abs().max() / torch.finfo(kind).max
-            quantised[name] = (weight / scale).to(kind)
-            quantised[f"{name.removesuffix('weight')}scale_weight"] = scale.reshape(1)
-    return quantised
 
 
 _UNET: Mapping[str, Any] = {

@@ -26,12 +26,18 @@ the GPU can, ``fp8-full`` must not."""
 
 _GROUPS = {"convrot_w4a4": 256}  # columns that one scale, or one rotation, is for
 _LEAST_COLUMNS = 64
+_TWO_IN_A_BYTE = ("nvfp4", "convrot_w4a4")
+# By its columns ComfyUI tells which UNet a checkpoint is of. In forms with two numbers in a byte it has half of them,
+# and ComfyUI knows no such UNet: whoever makes such a file leaves that layer as it is.
+_DETECTED_BY = "attn2.to_k.weight"
 
 
 def is_quantised(name: str, weight: torch.Tensor, form: str) -> bool:
     """Return True for the matrices of blocks, which such checkpoints quantise, if their sizes let be."""
     columns = _GROUPS.get(FORMATS[form]["format"], _LEAST_COLUMNS)
     matrix = name.endswith("weight") and weight.ndim == 2 and weight.shape[1] % columns == 0
+    if FORMATS[form]["format"] in _TWO_IN_A_BYTE and name.endswith(_DETECTED_BY):
+        return False
     return matrix and "block" in name and "mod" not in name.rpartition("block")[2]
 
 
@@ -61,4 +67,24 @@ def checkpoint(weights: Mapping[str, torch.Tensor], form: str) -> dict[str, torc
     entries: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         entries |= quantised(name, weight, form) if is_quantised(name, weight, form) else {name: weight}
+    return entries
+
+
+def scaled_fp8(weights: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """The same checkpoint with its blocks' matrices in 8 bits, in the form that ComfyUI has read longest.
+
+    Args:
+        weights: by name.
+        prefix: of the names of the model's weights.
+    """
+    import torch
+
+    kind = torch.float8_e4m3fn
+    entries = {f"{prefix}scaled_fp8": torch.empty(2, dtype=kind)}  # of two elements: it multiplies in full precision
+    for name, weight in weights.items():
+        entries[name] = weight
+        if weight.ndim == 2 and "_blocks." in name:
+            scale = weight.float().abs().max() / torch.finfo(kind).max
+            entries[name] = (weight.float() / scale).to(kind)
+            entries[f"{name.removesuffix('weight')}scale_weight"] = scale.reshape(1)
     return entries
