@@ -88,7 +88,8 @@ def _state(name: str) -> str:
 
 def _formats() -> str:
     """Families whose weights are of fewer bits, with the forms of their checkpoints as columns."""
-    weights = {name: _form(model.weights) for name, model in {**QUANTISED, **ENCODERS}.items()}
+    weights = {name: _form(family.weights) for name, family in QUANTISED.items()}
+    weights |= {name: _form(encoder.weights) for name, encoder in ENCODERS.items()}
     tested = {name: name.partition(f"_{form}")[0] for name, form in weights.items()}
     forms = list(dict.fromkeys(weights.values()))
     rows = []

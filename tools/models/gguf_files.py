@@ -59,7 +59,7 @@ def _is_quantised(name: str, weight: torch.Tensor) -> bool:
 
 def _blocks(weight: torch.Tensor, kind: Any) -> Any:
     """A matrix as rows of bytes."""
-    import gguf
+    import gguf  # type: ignore[import-not-found]
     import numpy as np
 
     if kind.name not in _SCALES:
