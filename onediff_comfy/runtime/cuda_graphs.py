@@ -1,4 +1,4 @@
-"""The runner: a compiled graph replayed through CUDA graphs, one recording per exact set of sizes.
+"""A compiled graph replayed through CUDA graphs, one recording per exact set of sizes.
 
 Launching a model's two thousand kernels one by one takes a CPU 20 to 40 ms, as long as the kernels
 themselves. A CUDA graph launches them at once. It holds addresses: a call's tensors are copied into

@@ -21,6 +21,8 @@ from dev.host import ComfyServer
 from tools.models.gguf_files import RANKS, TYPES, gguf_file, lora_file
 from tools.workflows import Workflow
 
+pytestmark = pytest.mark.slow  # eight minutes, and a clone from the network where no folder is named
+
 SOURCE = "https://github.com/city96/ComfyUI-GGUF"
 FLUX = FAMILIES["flux"]
 

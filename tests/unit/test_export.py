@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onediff_comfy.capture import graph_text
+from onediff_comfy.capture import graph_text, shape_range
 from onediff_comfy.capture.call import NotCovered
 from onediff_comfy.capture.graph_text import target_text
 from onediff_comfy.capture.option_probe import OptionRead
@@ -311,6 +311,24 @@ def test_the_class_does_not_change_the_digest(capture_of: Any) -> None:
 
 def test_the_digest_is_the_same_in_every_process(identities: list[dict[str, Any]]) -> None:
     assert identities[0]["capture"] == identities[1]["capture"]
+
+
+def test_how_conditions_on_sizes_are_written_is_no_part_of_the_digest(
+    capture_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sympy writes those of Cosmos Predict2 otherwise in each process; the computation is the same."""
+
+    class ByHeight(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.shape[2] > 10 else x * 3
+
+    net, x = ByHeight(), tensor(1, 4, 64, 64)
+    written = capture_of(net, x, general=True).capture
+    conditions = shape_range._Symbols.conditions
+    monkeypatch.setattr(shape_range._Symbols, "conditions", lambda found: [f"0 < {c}" for c in conditions(found)])
+    otherwise = capture_of(net, x, general=True).capture
+    assert written.shapes.conditions != otherwise.shapes.conditions
+    assert written.digest == otherwise.digest
 
 
 def test_a_graph_that_calls_python_functions_has_the_same_digest_in_every_process(

@@ -39,9 +39,9 @@ class Gpu:
 
     def call(self, launching: Launching, kind: Any, launch: float, run: float) -> None:
         self.run = run
-        with launch_bound.measured(kind, torch.device("cuda")):
+        with launching.measured(kind, torch.device("cuda")):
             self.now += launch
-        launch_bound.bound(kind)  # reads what has passed, as the next call does
+        launching.bound(kind)  # reads what has passed, as the next call does
 
 
 @pytest.fixture

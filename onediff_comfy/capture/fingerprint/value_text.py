@@ -30,9 +30,8 @@ import torch
 
 from ...messages import message
 
-_PLAIN = frozenset(
-    (bool, int, str, bytes, complex, range, torch.dtype, torch.device, torch.layout, torch.memory_format)
-)
+_PLAIN = frozenset((bool, int, str, bytes, complex, range))
+_PLAIN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _KNOWN_BY_NAME = frozenset((torch.finfo, torch.iinfo, types.UnionType, types.GenericAlias))
 PLAIN = _PLAIN | {float, type(None)}
 """Kinds of values that have no parts and no attributes."""
@@ -52,13 +51,9 @@ CLASS_BOOKKEEPING = frozenset(
         *("__annotate__", "__annotations_cache__", "__abstractmethods__", "_abc_impl", "__slots__"),
         *("__parameters__", "__orig_bases__", "__match_args__", "__dataclass_params__"),
         *("__dataclass_fields__", "__static_attributes__", "__firstlineno__", "__constants__"),
-        *(
-            "__hash__",
-            "__slotnames__",
-        ),
+        *("__hash__", "__slotnames__"),
     )
 )
-
 
 # Instances take no part in what is computed.
 STATELESS = frozenset((logging.Logger, type(threading.Lock()), type(threading.RLock())))
