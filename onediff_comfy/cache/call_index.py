@@ -1,4 +1,4 @@
-"""Which graphs serve which calls, which options a model reads, and whose code fixes sizes: asked of the store until it knows."""
+"""Which graphs serve which calls, which options a model reads, and whose code fixes sizes: in memory, then stored."""
 
 from __future__ import annotations
 

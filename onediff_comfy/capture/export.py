@@ -75,8 +75,8 @@ class Capture:
     Attributes:
         graph: functional ATen operators; called with one tensor per entry of ``binding.inputs``,
             returns a flat tuple of tensors.
-        digest: sha256 of the graph's canonical text, binding, constants and symbols with their limits. Conditions on sizes
-            are not in it: they say when the graph holds, and not what it computes.
+        digest: sha256 of the graph's canonical text, binding, constants and symbols with their limits. Conditions on
+            sizes are not in it: they say when the graph holds, and not what it computes.
         batch: which of the call's tensors has the batch as its first axis.
         brief: the same forward with most of its work left out (see ``rewrites.step_cache_split``), if there is such.
     """
