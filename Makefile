@@ -9,7 +9,8 @@ PYTHON ?= python3
 BENCH_RESULTS ?= benchmarks/results
 
 TEST_WORKERS ?= 2
-PYTEST_SPREAD = $(ENV_PYTHON) -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
+PYTEST_SPREAD = $(ENV_PYTHON) -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder \
+  --durations 30 --durations-min 5
 
 ifdef PYTHON_ENV
 ENV_PYTHON := $(PYTHON_ENV)
