@@ -23,6 +23,19 @@ def values(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def _multiplies_here() -> bool:
+    one, tensorwise = torch.ones(()), [0]
+    left, right = values(16, 32).to(E4M3), values(16, 32, seed=1).to(E4M3).t()
+    try:
+        torch._scaled_mm_v2(left, right, [one], tensorwise, [], [one], tensorwise, [], None, torch.bfloat16)
+    except (AttributeError, NotImplementedError):
+        return False
+    return True
+
+
+multiplies = pytest.mark.skipif(not _multiplies_here(), reason="this PyTorch multiplies no 8-bit matrices on a CPU")
+
+
 class Block(torch.nn.Module):
     """Two products in 8 bits, as ComfyUI's layers make them, of tokens of two kinds together."""
 
@@ -69,6 +82,7 @@ def test_rounding_is_that_of_the_nearest_number_and_ends_at_the_largest(dtype: t
     assert torch.equal(scaled_fp8.dequantize_fp8(rounded, scale, torch.float16), (rounded.float() / 4).half())
 
 
+@multiplies
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_product_of_matrices_with_a_scale_each_is_that_of_eager(
     capture_of: Callable[..., Any], dtype: torch.dtype
@@ -83,12 +97,14 @@ def test_a_product_of_matrices_with_a_scale_each_is_that_of_eager(
         assert torch.equal(found.run_on(block, *given), expected)
 
 
+@multiplies
 def test_what_is_not_handed_over_is_as_the_function_has_it() -> None:
     left, right, one = values(4, 32).to(E4M3), values(8, 32, seed=1).to(E4M3).t(), torch.ones(())
     given = (left, right, [one], [0], [], [one], [0], [], None, torch.bfloat16)
     assert torch.equal(scaled_fp8.scaled_mm(*given), torch._scaled_mm_v2(*given))
 
 
+@multiplies
 def test_tokens_are_rounded_as_they_lie_and_in_memory_before_they_are_rows(capture_of: Callable[..., Any]) -> None:
     block, given = Block(), (values(2, 12, 64).bfloat16(), values(2, 5, 64).bfloat16())
     found = capture_of(block, *given, forms=FORMS, general=True)
@@ -112,6 +128,7 @@ class Together(Block):
         return self.product(torch.cat((heads, F.gelu(activation)), 2), self.narrow)
 
 
+@multiplies
 def test_what_is_put_together_is_rounded_part_by_part(capture_of: Callable[..., Any]) -> None:
     net, given = Together(), (values(2, 12, 128).bfloat16(), values(2, 5, 128).bfloat16())
     found = capture_of(net, *given, forms=FORMS, general=True)
@@ -124,6 +141,7 @@ def test_what_is_put_together_is_rounded_part_by_part(capture_of: Callable[..., 
         assert torch.equal(graph(*found.capture.binding.feed(weights, found.call.tensors))[0], net(*given))
 
 
+@multiplies
 def test_a_scale_of_one_is_made_once_and_divides_nothing(capture_of: Callable[..., Any]) -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -165,6 +183,7 @@ def test_what_others_use_is_put_together_before_it_is_rounded(capture_of: Callab
     assert [node.args[0].meta["val"].shape[-1] for node in rounding] == [128]
 
 
+@multiplies
 def test_inductor_rounds_in_the_kernel_that_computes(capture_of: Callable[..., Any]) -> None:
     from torch._inductor.utils import run_and_get_code
 
