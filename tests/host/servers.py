@@ -86,10 +86,17 @@ _NO_HOARDING = {
 }
 
 
+MOST_SERVERS = 2
+"""Shared ones at a time: that of tests/host and that of tests/browser (``spreading.ByWhatIsShared``)."""
+
+
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     """The server that most tests share. Its counters only grow: compare before and after."""
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the folder above is that of all processes
-        (tmp_path_factory.getbasetemp().parent / "shared server").touch(exist_ok=False)  # one has it: spreading.py
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        of_all = tmp_path_factory.getbasetemp().parent
+        (of_all / f"server of {worker}").touch()
+        assert len(list(of_all.glob("server of *"))) <= MOST_SERVERS, "tests that share a server are spread wrongly"
     with start_server(**_NO_HOARDING) as running:
         yield running
