@@ -147,6 +147,21 @@ def _measure(name: str, family: Family, engine: str) -> Result:
         already = metrics().snapshot()["captured"]
         differences[change] = difference(*(image(family, with_lora(model, strength)) for model in (fast, plain)))
         captured[change] = metrics().snapshot()["captured"] - already
+    return _result(name, engine, before, start, differences, captured, response)
+
+
+def _result(
+    name: str,
+    engine: str,
+    before: Mapping[str, Any],
+    start: float,
+    differences: Mapping[str, float],
+    captured: Mapping[str, int],
+    response: float = 0.0,
+) -> Result:
+    """Return what was measured since ``start``, when the counters were ``before``. By change: differences, captures."""
+    from onediff_comfy.host.process.process import metrics
+
     after = metrics().snapshot()
     first, *later = captured
     return Result(
@@ -185,20 +200,7 @@ def _measure_encoder(name: str, encoder: Encoder, engine: str) -> Result:
         actual, expected = (clip.encode_from_tokens(clip.tokenize(text)) for clip in clips)
         differences[change] = difference(actual, expected)
         captured[change] = metrics().snapshot()["captured"] - already
-    after = metrics().snapshot()
-    first, *later = captured
-    return Result(
-        name,
-        engine,
-        differences[first],
-        max(differences.values()),
-        len(differences),
-        after["served"] - before["served"],
-        _more(before["fallbacks"], after["fallbacks"]),
-        captured[first],
-        [change for change in later if captured[change]],
-        round(time.perf_counter() - start, 1),
-    )
+    return _result(name, engine, before, start, differences, captured)
 
 
 def with_encoder_lora(clip: Any, strength: float) -> Any:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import onediff_comfy
+from benchmarks.hot_path import entries
 from onediff_comfy import engines
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.export import Capture
@@ -24,7 +22,6 @@ from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 
 MOST_FUNCTIONS, MOST_FILES = 20, 8
-PACK = str(Path(onediff_comfy.__file__).parent)
 HOST = HostServices(
     identity="host",
     options_name="transformer_options",
@@ -66,22 +63,6 @@ class Net(nn.Module):
         return out
 
 
-def entered(call: Callable[[], object]) -> Counter[str]:
-    """Count how often ``call`` enters each function of this pack, ``file:function``."""
-    found: Counter[str] = Counter()
-
-    def note(frame: Any, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACK):
-            found[f"{Path(frame.f_code.co_filename).relative_to(PACK)}:{frame.f_code.co_qualname}"] += 1
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], torch.Tensor]]:
     """A call in the middle of a run of many."""
@@ -106,7 +87,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], torch.Tensor]
 
 
 def test_a_hot_call_enters_few_functions_of_few_files(call: Callable[[], torch.Tensor]) -> None:
-    functions = entered(call)
+    functions = entries(call)
     files = {function.partition(":")[0] for function in functions}
     assert len(functions) <= MOST_FUNCTIONS, sorted(functions)
     assert len(files) <= MOST_FILES, sorted(files)
