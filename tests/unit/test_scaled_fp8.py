@@ -197,6 +197,45 @@ def test_inductor_rounds_in_the_kernel_that_computes(capture_of: Callable[..., A
         torch.testing.assert_close(graph(weights, found.call.tensors)[0], block(*given), rtol=2e-2, atol=2e-2)
 
 
+def _beyond(dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of every exponent and both signs, halfway between two of ``dtype``, beyond its largest, and none."""
+    exact = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    finite = exact[exact.isfinite()].sort().values
+    halves = (finite[1:] + finite[:-1]) / 2
+    largest = torch.finfo(dtype).max
+    edges = largest * torch.tensor([1.0, 1.01, 1.0625, 1.125, 2.0, 1e4])
+    special = torch.tensor([torch.inf, torch.nan, torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny])
+    positive = torch.cat((halves.abs(), halves.nextafter(torch.tensor(torch.inf)).abs(), edges, special))
+    return torch.cat((finite, positive, -positive))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("one", [True, False])
+def test_a_kernel_saturates_as_eager_does(
+    capture_of: Callable[..., Any], dtype: torch.dtype, given: torch.dtype, one: bool
+) -> None:
+    """Every finite 8-bit number, what lies between two, what is beyond, infinities and what is not a number."""
+    from torch._inductor.utils import run_and_get_code
+
+    class Rounding(torch.nn.Module):
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            by = torch.ones((), device=x.device) if one else scale
+            return scaled_fp8.quantize_fp8(x, by, dtype).view(torch.uint8)
+
+    x = _beyond(dtype).to(given)[:1024].reshape(1, 4, 256).cuda()
+    scale = torch.tensor(1.0 if one else 0.37, device="cuda")
+    assert x.isnan().any() and x.isinf().any()
+    found = capture_of(Rounding(), x, scale)
+    graph, code = run_and_get_code(InductorEngine().compile, found.capture)
+    saturates = scaled_fp8.conversion_saturates(x.device)
+    assert ("clamp" in "\n".join(code) or "maximum" in "\n".join(code)) is not saturates
+    expected = scaled_fp8.quantize_fp8(x, scale, dtype)
+    rounded = graph([], found.call.tensors)[0].view(dtype)
+    assert torch.equal(rounded.float().nan_to_num(nan=-12345.0), expected.float().nan_to_num(nan=-12345.0))
+
+
 @pytest.mark.parametrize("fuses", [True, False])
 def test_where_triton_has_no_8_bit_numbers_no_kernel_has_them(
     capture_of: Callable[..., Any], fuses: bool, monkeypatch: pytest.MonkeyPatch
@@ -219,3 +258,22 @@ def test_triton_has_8_bit_numbers_from_ada_on(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     assert scaled_fp8.fuses_fp8(torch.device("cuda")) is fuses
+    assert scaled_fp8.conversion_saturates(torch.device("cuda")) is fuses
+    assert not scaled_fp8.conversion_saturates(CPU)
+
+
+def test_where_conversion_saturates_nothing_is_compared_before_it(capture_of: Callable[..., Any]) -> None:
+    class Rounding(torch.nn.Module):
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            rounded = (scaled_fp8.quantize_fp8(x, by, E4M3) for by in (scale, torch.ones(())))
+            return torch.cat([eight.view(torch.uint8) for eight in rounded])
+
+    x, scale = values(2, 12, 64).bfloat16(), torch.tensor(0.5)
+    found = capture_of(Rounding(), x, scale, general=True)
+    graph = few_bits.saturate_by_conversion(few_bits.quantize_where_computed(found.capture.graph))
+    targets = [node.target for node in graph.graph.nodes]
+    assert not {scaled_fp8.quantize_operator().default, scaled_fp8.saturate_operator().default} & set(targets)
+    divisions = [node for node in graph.graph.nodes if node.target is torch.ops.aten.div.Tensor]
+    assert [node.meta["val"].dtype for node in divisions] == [torch.float32]
+    given = found.capture.binding.feed([], found.call.tensors)
+    assert torch.equal(graph(*given)[0], Rounding()(x, scale))  # none of these is beyond

@@ -30,6 +30,15 @@ def fuses_fp8(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def conversion_saturates(device: torch.device) -> bool:
+    """Return True if Inductor's kernels for ``device`` turn what is too large into the largest number.
+
+    The instruction that converts does (PTX ISA, ``cvt`` with ``.satfinite``), and it keeps what is not a number.
+    PyTorch's own conversion, which Inductor's C++ calls, gives no number there.
+    """
+    return device.type == "cuda" and fuses_fp8(device)
+
+
 def quantize_fp8(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``values / scale`` in 8 bits, computed in float32; beyond the largest number it is the largest.
 

@@ -19,12 +19,19 @@ import torch.fx.experimental._config as symbols
 
 from ...capture.export import Binding, Capture
 from ...capture.rewrites.op_substitutions import FOR_INDUCTOR, Forms, wide_attention
-from ...capture.rewrites.scaled_fp8 import fuses_fp8
+from ...capture.rewrites.scaled_fp8 import conversion_saturates, fuses_fp8
 from ...capture.shape_range import ShapeRange
 from ...messages import Message, first_line, message
 from ..base import CompiledGraph, Engine, EngineError
 from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
-from .passes.few_bits import cast_fp8, leave_fp8_to_eager, quantize_where_computed, rows_of_fp8, share_ones
+from .passes.few_bits import (
+    cast_fp8,
+    leave_fp8_to_eager,
+    quantize_where_computed,
+    rows_of_fp8,
+    saturate_by_conversion,
+    share_ones,
+)
 from .passes.upsampling import fold_upsampling
 from .row_reductions import rows_in_one_pass
 from .triton_launch import by_address
@@ -90,7 +97,7 @@ class InductorEngine(Engine):
         return {
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
             "layout": "channels_last",
-            "few bits": "rounded where computed, by one without division",
+            "few bits": "rounded where computed, by one without division, saturated by the conversion",
             "gelu": "by sigmoid",
             "operands": "written once, and their parts",
             "regions": "shared" if _shares_regions() else "none",
@@ -167,7 +174,10 @@ def _shares_regions() -> bool:
 def _compiled(capture: Capture) -> Any:
     """The artifact. What asks Inductor in a way that Inductor does not promise is left out where it fails."""
     graph = share_ones(quantize_where_computed(fold_upsampling(capture.graph)))
-    if not all(map(fuses_fp8, _devices(capture))):
+    devices = _devices(capture)
+    if all(map(conversion_saturates, devices)):
+        graph = saturate_by_conversion(graph)
+    if not all(map(fuses_fp8, devices)):
         graph = leave_fp8_to_eager(graph)
     try:
         from .passes.operands import write_operands_once

@@ -90,6 +90,33 @@ def share_ones(graph: GraphModule) -> GraphModule:
     return replace_nodes(graph, find)
 
 
+def saturate_by_conversion(graph: GraphModule) -> GraphModule:
+    """Return ``graph`` with values rounded to 8 bits without a comparison with the largest number before.
+
+    For devices where ``conversion_saturates``. The comparison, which has to let through what is not a number, took a
+    third of the kernel that rounds Flux' activation (H200: 139 microseconds with it, 101 without).
+    """
+    return replace_nodes(graph, _converted)
+
+
+def _converted(node: Node) -> Replacement | None:
+    divides = node.target is quantize_operator().default
+    if not divides and node.target is not saturate_operator().default:
+        return None
+    values, *scale, dtype = node.args
+    assert isinstance(values, Node)
+
+    def replacement(new: Graph, copied: Copied) -> Node:
+        exact = new.call_function(aten.to.dtype, (copied(values), torch.float32))
+        exact.meta = {"val": torch.empty_like(values.meta["val"], dtype=torch.float32)}
+        if divides:
+            exact = new.call_function(aten.div.Tensor, (exact, *map_arg(scale, copied)))
+            exact.meta = {"val": torch.empty_like(values.meta["val"], dtype=torch.float32)}
+        return new.call_function(aten.to.dtype, (exact, dtype))
+
+    return replacement
+
+
 def leave_fp8_to_eager(graph: GraphModule) -> GraphModule:
     """Return ``graph`` with 8-bit numbers read by operators that a compiler has no kernels for.
 
