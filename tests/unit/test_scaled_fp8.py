@@ -13,6 +13,7 @@ from onediff_comfy.capture.rewrites import scaled_fp8
 from onediff_comfy.engines.inductor import engine as inductor
 from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.engines.inductor.passes import few_bits, operands
+from onediff_comfy.engines.inductor.passes.regions import share_regions
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CPU = torch.device("cpu")
@@ -129,11 +130,14 @@ class Together(Block):
 
 
 @multiplies
-def test_what_is_put_together_is_rounded_part_by_part(capture_of: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("saturates", [False, True])
+def test_what_is_put_together_is_rounded_part_by_part(capture_of: Callable[..., Any], saturates: bool) -> None:
     net, given = Together(), (values(2, 12, 128).bfloat16(), values(2, 5, 128).bfloat16())
     found = capture_of(net, *given, forms=FORMS, general=True)
-    graph = operands.write_operands_once(few_bits.quantize_where_computed(found.capture.graph))
-    rounding = [node for node in graph.graph.nodes if node.target is scaled_fp8.quantize_operator().default]
+    graph = few_bits.quantize_where_computed(found.capture.graph)
+    graph = operands.write_operands_once(few_bits.saturate_by_conversion(graph) if saturates else graph)
+    operator = torch.ops.aten._to_copy.default if saturates else scaled_fp8.quantize_operator().default
+    rounding = [node for node in graph.graph.nodes if node.target is operator and node.meta["val"].dtype == E4M3]
     assert [node.args[0].meta["val"].shape[-1] for node in rounding] == [48, 80]
     assert {user.target for node in rounding for user in node.users} == {operands.in_memory()}
     weights = found.target.weights(found.capture.binding.weight_names, CPU)
@@ -168,6 +172,56 @@ def test_a_scale_of_one_is_made_once_and_divides_nothing(capture_of: Callable[..
     weights = found.target.weights(found.capture.binding.weight_names, CPU)
     with torch.no_grad():
         assert torch.equal(graph(*found.capture.binding.feed(weights, found.call.tensors))[0], net(x))
+
+
+class Blocks(torch.nn.Module):
+    """Blocks that repeat, with products in 8 bits whose scales each layer makes for itself."""
+
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(OneByOne(), OneByOne()) for _ in range(blocks))
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        x = torch.cat((text, image), 1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class OneByOne(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("wide", "narrow", "scale"):
+            self.register_buffer(name, getattr(Block(), name))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.product(F.layer_norm(x, x.shape[-1:]), self.wide), approximate="tanh")
+        together = torch.cat((x, hidden), 2).unflatten(2, (2, -1)).sum(2)
+        return x + self.product(torch.cat((together.sin(), together.cos()), 2)[..., : hidden.shape[-1]], self.narrow)
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        one, whole = torch.ones((), dtype=torch.float32), torch.nn.functional.ScalingType.TensorWise
+        rows = scaled_fp8.quantize_fp8(x.reshape(-1, x.shape[-1]), one, E4M3)
+        by = F.scaled_mm(rows, weight.t(), one, whole, self.scale, whole, output_dtype=x.dtype)
+        return by.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@multiplies
+@pytest.mark.parametrize(("saturates", "functions"), [(False, 3), (True, 7)])  # of two small blocks, or of one larger
+def test_blocks_whose_rounding_moved_are_still_one_function(
+    capture_of: Callable[..., Any], saturates: bool, functions: int
+) -> None:
+    blocks, given = Blocks(), (values(2, 12, 64).bfloat16(), values(2, 5, 64).bfloat16())
+    found = capture_of(blocks, *given, forms=FORMS, general=True)
+    graph = few_bits.share_ones(few_bits.quantize_where_computed(found.capture.graph))
+    graph = operands.write_operands_once(few_bits.saturate_by_conversion(graph) if saturates else graph)
+    shared = share_regions(graph)
+    calls = [node for node in shared.graph.nodes if node.target is torch.ops.higher_order.invoke_subgraph]
+    assert len(calls) == functions  # the first block is another one: it makes the scales that all use
+    weights = found.target.weights(found.capture.binding.weight_names, CPU)
+    with torch.no_grad():
+        output = shared(*found.capture.binding.feed(weights, found.call.tensors))[0]
+        assert torch.equal(output, blocks(*given))
 
 
 def test_what_others_use_is_put_together_before_it_is_rounded(capture_of: Callable[..., Any]) -> None:

@@ -97,6 +97,7 @@ class InductorEngine(Engine):
         return {
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
             "layout": "channels_last",
+            "double precision": "computed once",
             "few bits": "rounded where computed, by one without division, saturated by the conversion",
             "gelu": "by sigmoid",
             "operands": "written once, and their parts",
@@ -180,14 +181,17 @@ def _compiled(capture: Capture) -> Any:
     if not all(map(fuses_fp8, devices)):
         graph = leave_fp8_to_eager(graph)
     try:
+        from .passes.double_precision import compute_once
         from .passes.operands import write_operands_once
 
-        written = write_operands_once(graph)
+        written = compute_once(write_operands_once(graph))
         if written is not graph:
             return _compile_in_regions(capture, written) or _compile(capture, written)
     except Exception as error:
-        log.info("OneDiff: operands are left to Inductor (%s: %s)", type(error).__name__, first_line(error))
-        log.debug("compiling with operands in memory failed", exc_info=True)
+        log.info(
+            "OneDiff: what is put into memory is left to Inductor (%s: %s)", type(error).__name__, first_line(error)
+        )
+        log.debug("compiling with operands and angles in memory failed", exc_info=True)
     return _compile_in_regions(capture, graph) or _compile(capture, graph)
 
 

@@ -112,7 +112,9 @@ def _converted(node: Node) -> Replacement | None:
         if divides:
             exact = new.call_function(aten.div.Tensor, (exact, *map_arg(scale, copied)))
             exact.meta = {"val": torch.empty_like(values.meta["val"], dtype=torch.float32)}
-        return new.call_function(aten.to.dtype, (exact, dtype))
+        return new.call_function(
+            aten._to_copy.default, (exact,), {"dtype": dtype}
+        )  # no view, so it may be put in memory
 
     return replacement
 

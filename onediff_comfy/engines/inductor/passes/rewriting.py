@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from torch.fx import Graph, GraphModule, Node
@@ -20,7 +21,7 @@ def replace_nodes(graph: GraphModule, find: Callable[[Node], Replacement | None]
 
     Args:
         graph: functional, with fake tensors under ``val`` as ``torch.export`` leaves them. A replacement keeps them.
-        find: asked once about each node.
+        find: asked once about each node. A replacement may be a node that is there already, which stays as it is.
     """
     found = {node: replacement for node in graph.graph.nodes if (replacement := find(node)) is not None}
     if not found:
@@ -28,8 +29,13 @@ def replace_nodes(graph: GraphModule, find: Callable[[Node], Replacement | None]
     rewritten, copies = Graph(), dict[Node, Node]()
     for node in graph.graph.nodes:
         if node in found:
+            before = len(rewritten.nodes)
             copies[node] = found[node](rewritten, copies.__getitem__)
-            copies[node].meta = dict(node.meta)
+            made = list(itertools.islice(reversed(rewritten.nodes), len(rewritten.nodes) - before))
+            for new in made:  # belongs where the node was: what repeats is looked for module by module
+                new.meta.setdefault("nn_module_stack", node.meta.get("nn_module_stack", {}))
+            if copies[node] in made:
+                copies[node].meta = dict(node.meta)
         else:
             copies[node] = rewritten.node_copy(node, copies.__getitem__)
     rewritten.eliminate_dead_code()
