@@ -19,7 +19,7 @@ from ..settings import MOST_IDENTITIES
 from .decision import Invocation, Request
 from .run import RunContext
 
-_MOST_MODULES = 64  # of one object: a text encoder's stacks, a GPU's copy each, a ControlLora's pool
+_MOST_MODULES = 256  # of one object: blocks, a text encoder's stacks, a GPU's copy each, a ControlLora's pool
 
 
 @dataclass

@@ -34,10 +34,12 @@ from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
+from ..weights.residency import is_streamed
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
+from .blocks import BlockServer
 from .conditioning import keep_on_device
-from .module_proxy import ModuleProxy
+from .module_proxy import ModuleProxy, module_behind
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ _modules = module_at("model", "diffusion_model")
 
 def _serve_by(clone: Any, dispatcher: Dispatcher) -> None:
     """Have ``dispatcher`` serve the calls of a MODEL of our own, in place of what may serve them already."""
-    around_forward = ForwardWrapper(dispatcher)
+    around_forward = ForwardWrapper(dispatcher, clone.model)
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
         WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
@@ -212,9 +214,11 @@ class ForwardWrapper:
     code, so that all of theirs still run, in their order.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, model: Any) -> None:
         self.dispatcher = dispatcher
         self.reached_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._model = weakref.ref(model)  # other clones may have another one, and a run over several GPUs has several
+        self._by_blocks = BlockServer(model, dispatcher)
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
@@ -222,10 +226,19 @@ class ForwardWrapper:
         self.reached_by.add(executor.class_obj)
 
         def serve(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            return self.dispatcher(executor.class_obj, executor.original, inner_args, inner_kwargs)
+            return self.serve(executor.class_obj, executor.original, inner_args, inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
         return WrapperExecutor.new_class_executor(serve, executor.class_obj, behind).execute(*args, **kwargs)
+
+    def serve(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what ``forward``, of a diffusion model or an image of it, gives: whole or block by block."""
+        model = self._model()
+        mine = model is not None and module_behind(module)._modules is model.diffusion_model._modules
+        serve = self._by_blocks if mine and is_streamed(model) else self.dispatcher
+        return serve(module, forward, args, kwargs)
 
 
 class _ApplyWrapper:
@@ -257,7 +270,7 @@ class _ApplyWrapper:
                 output = method(*_copied(inner_args), **_copied(inner_kwargs))
                 if module in reached_by:
                     return output
-                self._stand_ins[id(module)] = ModuleProxy(module, self._around_forward.dispatcher, ("forward",))
+                self._stand_ins[id(module)] = ModuleProxy(module, self._around_forward.serve, ("forward",))
             return method.__func__(_holding(model, self._stand_ins[id(module)]), *inner_args, **inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]

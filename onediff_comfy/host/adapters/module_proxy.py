@@ -7,15 +7,15 @@ other copies share and the host's memory management moves about, stays as it is.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...messages import message
 from ..process.process import metrics
+from .module_image import ModuleImage
 
 Serve = Callable[[torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """A dispatcher: called with the module, its bound method, and the call's arguments."""
@@ -37,7 +37,7 @@ class ModuleProxy:
     def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str]) -> None:
         own = object.__getattribute__(self, "__dict__")
         own.update(_onediff_module=module, _onediff_serve=serve, _onediff_methods=frozenset(methods))
-        own.update(_onediff_image=_Image(module))
+        own.update(_onediff_image=ModuleImage(module, hidden=_NOTES))
 
     @property  # type: ignore[misc]  # what isinstance() asks after the type
     def __class__(self) -> type:
@@ -86,35 +86,8 @@ class ModuleProxy:
         return call
 
 
-class _Image:
-    """A module as it computes: without what the host's memory management notes on it.
-
-    The notes differ in each process and change with every load, and some cannot be sent to another process. So they
-    must not be part of a graph's identity. The image is another object of the module's class that has the same
-    attributes, and shares layers, weights and hooks with it.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._image: torch.nn.Module = object.__new__(type(module))
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[torch.nn.Module]:
-        """Yield the image with the module's attributes of now. What is set or deleted on it is so on the module."""
-        theirs, own = vars(self._module), vars(self._image)
-        shown = {name: value for name, value in theirs.items() if name not in _NOTES}
-        for name in own.keys() - shown.keys():
-            del own[name]
-        own.update(shown)
-        try:
-            yield self._image
-        finally:
-            theirs.update(own)
-            for name in shown.keys() - own.keys():
-                theirs.pop(name, None)
-
-
-# What comfy.model_patcher sets on the module that it moves about.
+# What comfy.model_patcher notes on the module that it moves about. It differs in each process and changes with every
+# load, and some of it cannot be sent to another process; so it must not be part of a graph's identity.
 _NOTES = frozenset(
     (
         *("model_loaded_weight_memory", "model_offload_buffer_memory", "model_lowvram", "lowvram_patch_counter"),

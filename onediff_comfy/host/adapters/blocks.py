@@ -1,0 +1,165 @@
+"""Serve a model block by block, because not all of its weights are on the device at once.
+
+A transformer is a list of blocks that its forward calls one after the other. The forward runs as the host wrote it, on
+an image of the model whose lists hold proxies. A proxy has the host bring its block's weights, and a graph of the block
+answers. Blocks of one kind share one graph, which is given other weights in each call. While the device computes one
+block, the host's streams bring the next, since launching a block takes a fraction of the time that it computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ...capture.call import NotCovered, bind
+from ..weights.residency import StreamedModule
+from .module_image import ModuleImage
+from .module_proxy import ModuleProxy, Serve
+
+_OPTIONS = "transformer_options"
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+class BlockServer:
+    """Answers calls of a model's forward, block by block.
+
+    Args:
+        model: the host's model object (a BaseModel).
+        serve: answers calls of a module whose weights are in place: a ``Dispatcher``.
+    """
+
+    def __init__(self, model: Any, serve: Serve) -> None:
+        self._model, self._serve = model, serve
+        self._streamed: dict[int, StreamedModule] = {}  # by id of the block, which each of them holds
+        self._skeleton: Skeleton | None = None
+
+    def __call__(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return ``forward(*args, **kwargs)``, in which graphs have answered the blocks."""
+        if not isinstance(forward, types.MethodType) or forward.__self__ is not module:  # another extension's
+            return self._serve(module, forward, args, kwargs)
+        if self._skeleton is None or not self._skeleton.is_of(module):
+            self._skeleton, self._streamed = Skeleton(module, self._serve_block), {}
+        with self._skeleton.current() as image:
+            return forward.__func__(image, *args, **kwargs)
+
+    def _serve_block(
+        self,
+        block: torch.nn.Module,
+        _image: torch.nn.Module,
+        _forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        streamed = self._streamed.get(id(block))
+        if streamed is None or not streamed.is_current():
+            streamed = self._streamed[id(block)] = StreamedModule(block, self._model.get_dtype_inference())
+        with streamed.in_place(self._model.device) as image:
+            try:
+                arguments = bind(image.forward, args, kwargs)
+            except NotCovered:
+                return image.forward(*args, **kwargs)
+            output, written = self._serve(image, _telling_what_it_writes(image.forward), (), arguments)
+        tensors = _tensors(arguments)
+        for index, value in written.items():
+            tensors[int(index)].copy_(value)
+        return output
+
+
+def _telling_what_it_writes(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that gives what ``forward`` gives, and what it leaves in those of its tensors it writes to.
+
+    Blocks add to what they are given in place. A graph cannot, and eager may run on the same tensors after it. So the
+    function runs on copies. Tensors of inference mode do not count who writes to them, so the copies are none.
+    """
+
+    @functools.wraps(forward)
+    def telling(**arguments: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+        with torch.inference_mode(False), torch.no_grad():
+            own = {name: _copied(value) if name != _OPTIONS else value for name, value in arguments.items()}
+            tensors = _tensors(own)
+            versions = [tensor._version for tensor in tensors]
+            output = forward(**own)
+            written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
+        return output, {str(index): tensors[index] for index in written}
+
+    return telling
+
+
+def _copied(value: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
+
+
+def _tensors(arguments: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors of a call but for those in its bag of options, which nobody writes to."""
+    values = [arguments[name] for name in sorted(arguments) if name != _OPTIONS]
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+ServeBlock = Callable[
+    [torch.nn.Module, torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]],
+    Any,
+]
+"""Called with a block and what a ``Serve`` is called with."""
+
+
+class Skeleton:
+    """An image of a model whose blocks are proxies. All else is the model's own.
+
+    Args:
+        module: the model.
+        serve: answers the calls of each block.
+    """
+
+    def __init__(self, module: torch.nn.Module, serve: ServeBlock) -> None:
+        self._serve, self._images = serve, list[ModuleImage]()
+        root = self._image_of(module)
+        if root is None:
+            root = ModuleImage(module)
+            self._images.append(root)
+        self._root = root
+        self._children = [list(image.module._modules.values()) for image in self._images]
+
+    def is_of(self, module: torch.nn.Module) -> bool:
+        """Return True if it is an image of ``module``, whose lists hold the blocks that they held."""
+        if self._root.module is not module:
+            return False
+        now = (list(image.module._modules.values()) for image in self._images)
+        return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(now, self._children, strict=True))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[torch.nn.Module]:
+        """Yield the image. What happens to attributes of it inside happens to the model's."""
+        for image in self._images:
+            image.show()
+        try:
+            yield self._root.image
+        finally:
+            for image in self._images:
+                image.put_back()
+
+    def _image_of(self, module: torch.nn.Module) -> ModuleImage | None:
+        """Return the image of a module in which there are blocks; None if there are none."""
+        in_list = isinstance(module, torch.nn.ModuleList)
+        children: dict[str, Any] = dict(module._modules)
+        for name, child in module._modules.items():
+            if child is None:
+                continue
+            if in_list and not isinstance(child, _CONTAINERS) and next(child.parameters(), None) is not None:
+                children[name] = ModuleProxy(child, functools.partial(self._serve, child), ("forward",))
+            else:
+                image = self._image_of(child)
+                children[name] = child if image is None else image.image
+        if all(map(operator.is_, children.values(), module._modules.values())):
+            return None
+        found = ModuleImage(module, instead={"_modules": children})
+        self._images.append(found)
+        return found

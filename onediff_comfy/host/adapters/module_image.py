@@ -1,0 +1,58 @@
+"""Images of the host's modules: objects that compute as a module does, though some of its attributes are other ones.
+
+An object of the host's is never modified. Where a module is to be seen without some attributes, with other children or
+with its weights elsewhere, an image stands for it: another object of the module's class with the same attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+class ModuleImage:
+    """A module as it is now, but for some of its attributes.
+
+    Args:
+        module: what the image is of.
+        hidden: names of attributes that the image does not have.
+        instead: attributes that it has in place of the module's. The image holds these very objects, at any time.
+
+    Attributes:
+        image: an object of the module's class. It shows the module as it was when it was last shown.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, hidden: Collection[str] = (), instead: Mapping[str, Any] | None = None
+    ) -> None:
+        self.module, self._instead = module, instead or {}
+        self._own = frozenset((*hidden, *self._instead))
+        self.image: torch.nn.Module = object.__new__(type(module))
+
+    def show(self) -> None:
+        """Give the image the module's attributes of now."""
+        own = vars(self.image)
+        shown = {name: value for name, value in vars(self.module).items() if name not in self._own}
+        shown.update(self._instead)
+        for name in own.keys() - shown.keys():
+            del own[name]
+        own.update(shown)
+
+    def put_back(self) -> None:
+        """Set and delete on the module what was set and deleted on the image since it was shown."""
+        own, theirs = vars(self.image), vars(self.module)
+        theirs.update((name, value) for name, value in own.items() if name not in self._own)
+        for name in [name for name in theirs if name not in own and name not in self._own]:
+            del theirs[name]
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[torch.nn.Module]:
+        """Yield the image, shown anew. What happens to its attributes inside happens to the module's."""
+        self.show()
+        try:
+            yield self.image
+        finally:
+            self.put_back()
