@@ -46,8 +46,9 @@ lint: setup
 	$(ENV_PYTHON) -m ruff format --check .
 	$(ENV_PYTHON) -m mypy
 	# The pack is a package that is called like its folder, and mypy takes no hyphens: by a link with another name.
+	# Its modules are called otherwise than in the first run, so both keep one cache, and torch is read once.
 	@folder=$$(mktemp -d) && ln -s "$(CURDIR)" "$$folder/pack" && cd "$$folder" && \
-	  $(ENV_PYTHON) -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache/pack" \
+	  $(ENV_PYTHON) -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" \
 	    --no-explicit-package-bases pack/__init__.py pack/nodes; status=$$?; rm -r "$$folder"; exit $$status
 
 # OneFlow's tests run in an environment of their own, so they run beside the others.
