@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,21 @@ def open_editor(
     browser: Browser, server: ComfyServer, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Editor]]:
     """Opens the shared server's editor as a new person's browser does. A script error of the page fails the test."""
+    with _editors(browser, server, request.node.name) as open_:
+        yield open_
+
+
+@pytest.fixture(scope="module")
+def open_for_all(
+    browser: Browser, server: ComfyServer, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Editor]]:
+    """The same, for what several tests of a module look at. A script error fails the last of them."""
+    with _editors(browser, server, Path(request.node.name).stem) as open_:
+        yield open_
+
+
+@contextlib.contextmanager
+def _editors(browser: Browser, server: ComfyServer, name: str) -> Iterator[Callable[..., Editor]]:
     opened: list[Editor] = []
 
     def open_(of: ComfyServer = server) -> Editor:
@@ -41,7 +57,7 @@ def open_editor(
 
     yield open_
     for number, editor in enumerate(opened):
-        editor.screenshot(_file(request.node.name, number))
+        editor.screenshot(_file(name, number))
         editor.page.context.close()
     assert [error for editor in opened for error in editor.errors] == []
 

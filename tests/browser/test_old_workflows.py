@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,20 @@ from dev.host import ComfyServer
 _SETTLED_MS = 800
 
 
-@pytest.fixture
-def editor(open_editor: Callable[..., Editor], server: ComfyServer) -> Editor:
-    """The editor of a server that has the files which the workflows name."""
+@pytest.fixture(scope="module")
+def replaced(open_for_all: Callable[..., Editor], server: ComfyServer) -> Callable[[str], Editor]:
+    """Opens a workflow where the files are that it names, and presses the button. Each once: a page takes seconds."""
     install_controls(server)
-    return open_editor()
+
+    @functools.cache
+    def editor_of(name: str) -> Editor:
+        editor = open_for_all()
+        editor.open_text(editor_form(name))
+        assert any(node["class_type"] is None for node in _sent(editor.page).values()), "nothing was missing"
+        _replace_all(editor.page)
+        return editor
+
+    return editor_of
 
 
 def _replace_all(page: Page) -> None:
@@ -40,13 +50,9 @@ def _sent(page: Page) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_node_is_replaced_and_values_and_wires_stay(editor: Editor, name: str) -> None:
+def test_every_node_is_replaced_and_values_and_wires_stay(replaced: Callable[[str], Editor], name: str) -> None:
     """The editor makes of its form what the host makes of the API's, which tests/host/test_old_workflows.py runs."""
-    editor.open_text(editor_form(name))
-    page = editor.page
-    assert any(node["class_type"] is None for node in _sent(page).values()), "nothing was missing"
-    _replace_all(page)
-    sent, expected = _sent(page), migrated(api_form(name))
+    sent, expected = _sent(replaced(name).page), migrated(api_form(name))
     assert {node: content["class_type"] for node, content in sent.items()} == {
         node: content["class_type"] for node, content in expected.items()
     }
@@ -57,11 +63,9 @@ def test_every_node_is_replaced_and_values_and_wires_stay(editor: Editor, name: 
         assert wires == {given for given, value in content["inputs"].items() if isinstance(value, list)}, node
 
 
-def test_every_wire_is_known_at_both_ends(editor: Editor) -> None:
+def test_every_wire_is_known_at_both_ends(replaced: Callable[[str], Editor]) -> None:
     """An input alone is enough to run; without the output's end a wire stays behind when its node goes."""
-    editor.open_text(editor_form("loaders"))
-    _replace_all(editor.page)
-    ends = editor.page.evaluate(
+    ends = replaced("loaders").page.evaluate(
         """() => window.app.graph.nodes.flatMap(node => node.inputs ?? []).filter(input => input.link != null)
             .map(input => window.app.graph.links.get(input.link))
             .map(link => {
@@ -73,23 +77,9 @@ def test_every_wire_is_known_at_both_ends(editor: Editor) -> None:
     assert all(wire in known for wire, known in ends), ends
 
 
-def test_what_was_saved_afterwards_opens_without_a_question(editor: Editor) -> None:
-    editor.open_text(editor_form("loaders"))
-    page = editor.page
-    _replace_all(page)
-    before = _sent(page)
-    editor.open_text(json.dumps(page.evaluate("() => window.app.graph.serialize()")))
-    assert page.get_by_role("button", name="View details").count() == 0
-    assert page.get_by_role("button", name="Replace All").count() == 0
-    assert _sent(page) == before
-
-
-def test_a_note_is_drawn_on_the_node_at_once(editor: Editor) -> None:
+def test_a_note_is_drawn_on_the_node_at_once(replaced: Callable[[str], Editor]) -> None:
     """Fields of several lines are elements beside the canvas, and those of a replaced node are not shown."""
-    editor.open_text(editor_form("loaders"))
-    page = editor.page
-    _replace_all(page)
-    notes = page.evaluate(
+    notes = replaced("loaders").page.evaluate(
         """() => window.app.graph.nodes.flatMap(node => node.widgets ?? [])
             .filter(widget => widget.name === "note" && widget.value)
             .map(widget => [widget.value, widget.element === undefined])"""
@@ -100,3 +90,14 @@ def test_a_note_is_drawn_on_the_node_at_once(editor: Editor) -> None:
         "Use ComfyUI's Compare Images in place of this node. (In place of ShowImageDiff.)",
     ]
     assert all(drawn for _, drawn in notes)
+
+
+def test_what_was_saved_afterwards_opens_without_a_question(replaced: Callable[[str], Editor]) -> None:
+    """The last of this file: what it opens takes the place of what the others look at."""
+    editor = replaced("loaders")
+    page = editor.page
+    before = _sent(page)
+    editor.open_text(json.dumps(page.evaluate("() => window.app.graph.serialize()")))
+    assert page.get_by_role("button", name="View details").count() == 0
+    assert page.get_by_role("button", name="Replace All").count() == 0
+    assert _sent(page) == before
