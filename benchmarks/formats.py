@@ -19,7 +19,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tools.models.formats import FORMATS, is_quantised, quantised
@@ -103,13 +103,19 @@ def load(family: Family, device: torch.device, form: str) -> Any:
 
     if form == "bf16":
         return models.load(family, device)
-    if form == "fp8-cast":
-        weights = dict(models.random_weights(family, device))
-        return comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": torch.float8_e4m3fn})
-    weights = {}
+    options = {"dtype": torch.float8_e4m3fn} if form == "fp8-cast" else {}
+    return comfy.sd.load_diffusion_model_state_dict(dict(weights_of(family, device, form)), model_options=options)
+
+
+def weights_of(family: Family, device: torch.device, form: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the random weights of a diffusion model by name, as a file in one of the formats has them."""
+    from . import models
+
     for name, weight in models.random_weights(family, device):
-        weights |= quantised(name, weight, form) if is_quantised(name, weight, form) else {name: weight}
-    return comfy.sd.load_diffusion_model_state_dict(weights)
+        if form in FORMATS and is_quantised(name, weight, form):
+            yield from quantised(name, weight, form).items()
+        else:
+            yield name, weight
 
 
 def _products() -> dict[str, dict[str, float]]:

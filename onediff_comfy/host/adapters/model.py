@@ -34,7 +34,7 @@ from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
-from ..weights.residency import is_streamed
+from ..weights.residency import fits, is_streamed
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .blocks import BlockServer
@@ -83,7 +83,7 @@ def accelerate(
     options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
     dispatcher = dispatcher_for("MODEL", engine, node_id, options)
     accelerated()[dispatcher] = NodeOrigin("MODEL", node_id, latent_ratio(model))
-    resident = resident_clone(model, "MODEL") if is_dynamic(model) else None
+    resident = resident_clone(model, "MODEL") if is_dynamic(model) and fits(model) else None
     clone = model.clone() if resident is None else resident
     _serve_by(clone, dispatcher)
     release_on_detach(clone)

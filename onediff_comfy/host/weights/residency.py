@@ -37,6 +37,14 @@ def is_streamed(model: Any) -> bool:
     return bool(getattr(model, "model_lowvram", False)) or bool(getattr(model, "dynamic_vbars", None))
 
 
+def fits(patcher: Any) -> bool:
+    """Return True if all weights of a model would fit on its device, if the host took every other model off it."""
+    device = patcher.load_device
+    loaded = (entry.model_loaded_memory() for entry in memory.current_loaded_models if entry.device == device)
+    room = memory.get_free_memory(device) + sum(loaded) - memory.minimum_inference_memory()
+    return bool(patcher.model_size() < room)
+
+
 class StreamedModule:
     """A module of a streamed model, and its image with the weights in place.
 

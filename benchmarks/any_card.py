@@ -1,0 +1,133 @@
+"""Time a model that does not fit: eager and ours by turns, with part of the GPU's memory held by another process.
+
+    COMFYUI_PATH=... python -m benchmarks.any_card --model flux --formats bf16,fp8 --left 12,16,24 --output FILE
+
+Weights are read from a file, in Dynamic VRAM, as the host's server does by default on NVIDIA. What is held is taken by
+a process of its own before the model is sampled, so that the host finds a card on which ``--left`` GiB are free. The
+speed of copying from pinned memory is measured first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .formats import FORMATTED, weights_of
+from .host import reported, start_host
+from .sampling import MODELS, Bench, ours_failed, print_table
+from .variants import names
+
+_HOLD = "import sys, torch; held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device='cuda'); print(); input()"
+_COPIED = 1 << 30  # bytes
+
+
+def main() -> int:
+    """Run the benchmark; write JSON, print a table for each cell. Ends with 1 if one of our variants failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="flux")
+    parser.add_argument("--formats", type=lambda text: text.split(","), default="bf16", help=", ".join(FORMATTED))
+    parser.add_argument("--left", type=lambda text: [float(part) for part in text.split(",")], default="12,16,24")
+    parser.add_argument("--size", help="image width x height in pixels (default: what the model was made for)")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--variants", type=names, default="eager,onediff-inductor")
+    parser.add_argument("--inductor-cache")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the files of weights are written")
+    parser.add_argument("--output", help="JSON file to write")
+    options = parser.parse_args()
+    start_host(dynamic_vram=True)
+    report = reported(lambda: _run(options), options.output)
+    for name, found in report["cells"].items():
+        print(f"\n== {name}", flush=True)
+        print_table(found)
+    return max(ours_failed(found) for found in report["cells"].values())
+
+
+def _run(options: argparse.Namespace) -> dict[str, Any]:
+    import comfy.model_management
+    import torch
+
+    found, speed = {}, _bus_speed()
+    print(f"from pinned memory {speed / 1e9:.1f} GB/s", flush=True)
+    for form in options.formats:
+        model = _from_file(options, form)
+        for left in options.left:
+            with _held(left):
+                cell = Bench(options, _given(model)).run()
+            cell["left_gib"], cell["weights_bytes"] = left, model.model_size()
+            found[f"{form}, {left:g} GiB left"] = cell
+            comfy.model_management.unload_all_models()
+            gc.collect()
+            torch.cuda.empty_cache()
+    environment = next(iter(found.values()))["environment"]
+    return {"environment": environment, "bytes_per_second": speed, "cells": found}
+
+
+def _from_file(options: argparse.Namespace, form: str) -> Any:
+    """Return a ComfyUI MODEL in Dynamic VRAM, loaded from a file of random weights."""
+    import comfy.sd
+    import torch
+    from safetensors.torch import save_file
+
+    from .models import FAMILIES
+
+    file = Path(options.folder, f"{options.model}-{form}.safetensors")
+    if not file.exists():
+        weights = dict(weights_of(FAMILIES[options.model], torch.device("cuda"), form))
+        save_file({name: weight.cpu() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+        del weights
+        torch.cuda.empty_cache()
+    return comfy.sd.load_diffusion_model(str(file))
+
+
+def _given(model: Any) -> Callable[[Any, Any], Any]:
+    return lambda _family, _device: model
+
+
+@contextlib.contextmanager
+def _held(left: float) -> Iterator[None]:
+    """Leave ``left`` GiB of the device's memory free, as far as others are concerned, until the context ends."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(max(1, free - int(left * 2**30) - (600 << 20)))],  # a context takes some too
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        print(f"{torch.cuda.mem_get_info()[0] / 2**30:.1f} GiB free", flush=True)
+        yield
+    finally:
+        holder.communicate(b"\n")
+
+
+def _bus_speed() -> float:
+    """Return the bytes per second of a copy from pinned memory."""
+    import torch
+
+    source = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device="cuda")
+    best = 0.0
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        best = max(best, _COPIED / (time.perf_counter() - start))
+    return best
+
+
+if __name__ == "__main__":
+    sys.exit(main())
