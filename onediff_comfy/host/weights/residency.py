@@ -139,8 +139,11 @@ class StreamedModule:
 
 
 def _put(weights: dict[str, Any], found: tuple[Any, Any]) -> None:
-    """Put what was brought in the place of a layer's weight and bias, where it has them."""
-    weights.update((key, value) for key, value in zip(_KEYS, found, strict=True) if key in weights)
+    """Put what was brought in the place of a layer's weight and bias, where it has them: torch.export asks for
+    parameters."""
+    for key, value in zip(_KEYS, found, strict=True):
+        if key in weights:
+            weights[key] = value if value is None else torch.nn.Parameter(value, requires_grad=False)
 
 
 def _stored_dtype(value: Any) -> torch.dtype:
