@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         model = _from_file(options, form)
         for left in options.left:
             with _held(left):
-                cell = Bench(options, _given(model)).run()
+                cell = Watched(options, _given(model)).run()
             cell["left_gib"], cell["weights_bytes"] = left, model.model_size()
             found[f"{form}, {left:g} GiB left"] = cell
             comfy.model_management.unload_all_models()
@@ -87,6 +87,21 @@ def _from_file(options: argparse.Namespace, form: str) -> Any:
         del weights
         torch.cuda.empty_cache()
     return comfy.sd.load_diffusion_model(str(file))
+
+
+class Watched(Bench):
+    """Notes beside each image how many bytes of weights were on the device, and for how long the CPU worked."""
+
+    def timed_image(self, name: str) -> None:
+        began = time.process_time()
+        super().timed_image(name)
+        vbars = self.model.model.dynamic_vbars.values()
+        noted = {"cpu_s": time.process_time() - began, "resident_bytes": sum(vbar.loaded_size() for vbar in vbars)}
+        self.images[name][-1].update(noted)
+        print(name, self.images[name][-1]["s"], noted, flush=True)
+
+    def run(self) -> dict[str, Any]:
+        return super().run() | {"images": self.images}
 
 
 def _given(model: Any) -> Callable[[Any, Any], Any]:

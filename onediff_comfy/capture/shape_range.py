@@ -210,14 +210,14 @@ class _Symbols:
 
 def batch_tensor(specs: Sequence[TensorSpec]) -> int | None:
     """Which tensor's first axis is the batch: the largest image-like one's, else the largest one's."""
-    candidates = [i for i, spec in enumerate(specs) if len(spec.shape) >= IMAGE_AXES] or [
-        i for i, spec in enumerate(specs) if spec.shape
-    ]
+    having = [i for i, spec in enumerate(specs) if 0 < len(spec.shape) <= _MOST_AXES]
+    candidates = [i for i in having if len(specs[i].shape) >= IMAGE_AXES] or having
     return max(candidates, key=lambda i: math.prod(specs[i].shape), default=None)
 
 
 IMAGE_AXES = 4
 """The fewest of an image: batch, channels, height, width; video has frames between."""
+_MOST_AXES = 5  # What has more is no image: rotations of tokens are [.., tokens, pairs, 2, 2].
 _SMALLEST_SIDE = 32  # of a latent that stands for all: its deepest level must not shrink to one pixel
 
 
@@ -250,13 +250,13 @@ def _stretched(sizes: list[int], scale: int, halves: int, single: bool) -> list[
         sizes[-2:] = [size * scale for size in sizes[-2:]]
         if sizes[-2] == sizes[-1]:
             sizes[-1] = sizes[-1] * halves // 2
-    if single and sizes and sizes[0] == 1:
+    if single and sizes and sizes[0] == 1 and len(sizes) <= _MOST_AXES:
         sizes[0] = 2
     return sizes
 
 
 def _is_image(sizes: Sequence[int]) -> bool:
-    return len(sizes) >= IMAGE_AXES and min(sizes[-2:]) > 1
+    return IMAGE_AXES <= len(sizes) <= _MOST_AXES and min(sizes[-2:]) > 1
 
 
 def hint(size: int | torch.SymInt) -> int:
@@ -314,7 +314,12 @@ def fold_factors(specs: Sequence[TensorSpec], multiple: int) -> dict[int, int]:
 
 
 def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
-    """Which axes of an example are to be symbols: all but an image's channels and what it was folded by."""
+    """Which axes of an example are to be symbols: all but an image's channels and what it was folded by.
+
+    Of what has more axes than an image all but the last three: pairs of channels, and the rotation of each.
+    """
+    if ndim > _MOST_AXES:
+        return tuple(range(ndim - 3))
     fixed = {1} if ndim >= IMAGE_AXES else set()
     if folded:
         fixed |= {ndim - 3, ndim - 1}

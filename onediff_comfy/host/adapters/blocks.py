@@ -12,14 +12,14 @@ import contextlib
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
-from ..weights.residency import StreamedModule
+from ..weights.residency import StreamedModules, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy, Serve
 
@@ -37,7 +37,7 @@ class BlockServer:
 
     def __init__(self, model: Any, serve: Serve) -> None:
         self._model, self._serve = model, serve
-        self._streamed: dict[int, StreamedModule] = {}  # by id of the block, which each of them holds
+        self._kinds: dict[Hashable, StreamedModules] = {}
         self._skeleton: Skeleton | None = None
 
     def __call__(
@@ -47,7 +47,7 @@ class BlockServer:
         if not isinstance(forward, types.MethodType) or forward.__self__ is not module:  # another extension's
             return self._serve(module, forward, args, kwargs)
         if self._skeleton is None or not self._skeleton.is_of(module):
-            self._skeleton, self._streamed = Skeleton(module, self._serve_block), {}
+            self._skeleton, self._kinds = Skeleton(module, self._serve_block), {}
         with self._skeleton.current() as image:
             return forward.__func__(image, *args, **kwargs)
 
@@ -59,10 +59,10 @@ class BlockServer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        streamed = self._streamed.get(id(block))
-        if streamed is None or not streamed.is_current():
-            streamed = self._streamed[id(block)] = StreamedModule(block, self._model.get_dtype_inference())
-        with streamed.in_place(self._model.device) as image:
+        kind = kind_of(block)
+        if kind not in self._kinds:
+            self._kinds[kind] = StreamedModules(block, self._model.get_dtype_inference())
+        with self._kinds[kind].in_place(block, self._model.device) as image:
             try:
                 arguments = bind(image.forward, args, kwargs)
             except NotCovered:

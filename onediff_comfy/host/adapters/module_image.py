@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+_PLAIN = (bool, int, float, str, type(None), tuple, torch.dtype, torch.device)
+
 
 class ModuleImage:
     """A module as it is now, but for some of its attributes.
@@ -32,14 +34,22 @@ class ModuleImage:
         self._own = frozenset((*hidden, *self._instead))
         self.image: torch.nn.Module = object.__new__(type(module))
 
-    def show(self) -> None:
-        """Give the image the module's attributes of now."""
+    def show(self, module: torch.nn.Module | None = None) -> None:
+        """Give the image the attributes that its module has now, or another ``module`` of the same class.
+
+        Plain values that are equal to what the image has stay the same objects: whoever compares objects need not know
+        that it is an image of another module now.
+        """
+        self.module = module or self.module
         own = vars(self.image)
         shown = {name: value for name, value in vars(self.module).items() if name not in self._own}
-        shown.update(self._instead)
-        for name in own.keys() - shown.keys():
+        for name in own.keys() - shown.keys() - self._instead.keys():
             del own[name]
-        own.update(shown)
+        for name, value in shown.items():
+            held = own.get(name, own)
+            if held is not value and not (type(held) is type(value) and isinstance(held, _PLAIN) and held == value):
+                own[name] = value
+        own.update(self._instead)
 
     def put_back(self) -> None:
         """Set and delete on the module what was set and deleted on the image since it was shown."""

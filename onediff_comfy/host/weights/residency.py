@@ -9,8 +9,7 @@ functions and on its own streams, and an image of the module holds what they gav
 from __future__ import annotations
 
 import contextlib
-import operator
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import comfy.model_management as memory
@@ -30,6 +29,9 @@ _NOTES = frozenset(
         *(f"{key}{function}" for key in _KEYS for function in ("_function", "_lowvram_function")),
     )
 )
+# What nn.Module keeps weights, buffers and hooks in. An image has its own, of the same content.
+_HOLDERS = {name: kept for name, kept in vars(torch.nn.Module()).items() if isinstance(kept, dict)}
+del _HOLDERS["_modules"]
 
 
 def is_streamed(model: Any) -> bool:
@@ -45,54 +47,59 @@ def fits(patcher: Any) -> bool:
     return bool(patcher.model_size() < room)
 
 
-class StreamedModule:
-    """A module of a streamed model, and its image with the weights in place.
+class StreamedModules:
+    """An image of modules of one kind, which shows one of them at a time, with its weights in place.
+
+    Whoever looks at the image sees the same layers with other weights each time. So what is found out about the code of
+    one block of a transformer is found out once, and not for each of its fifty.
 
     Args:
-        module: part of the model, or all of its diffusion model.
+        module: one of them; see ``kind_of``.
         compute_dtype: what the model computes in.
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
-        self.module, self._dtype = module, compute_dtype
-        self._layers = tuple(module.modules())
-        self._weights: list[dict[str, Any]] = [{} for _ in self._layers]
+        self._dtype = compute_dtype
+        layers = tuple(module.modules())
+        self._held = [{name: type(holder)() for name, holder in _HOLDERS.items()} for _ in layers]
         images: dict[torch.nn.Module, ModuleImage] = {}
-        for layer, weights in reversed(list(zip(self._layers, self._weights, strict=True))):  # children first
+        for layer, held in reversed(list(zip(layers, self._held, strict=True))):  # children first
             children = {name: None if child is None else images[child].image for name, child in layer._modules.items()}
-            images[layer] = ModuleImage(layer, _NOTES, {"_parameters": weights, "_modules": children})
-        self._images = [images[layer] for layer in self._layers]
-
-    def is_current(self) -> bool:
-        """Return True if the module still has the layers that the image was made of."""
-        layers = tuple(self.module.modules())
-        return len(layers) == len(self._layers) and all(map(operator.is_, layers, self._layers))
+            images[layer] = ModuleImage(layer, _NOTES, {**held, "_modules": children})
+        self._images = [images[layer] for layer in layers]
 
     @contextlib.contextmanager
-    def in_place(self, device: torch.device) -> Iterator[torch.nn.Module]:
-        """Yield the image, with all weights on ``device`` until the context ends.
+    def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[torch.nn.Module]:
+        """Yield the image of ``module``, with all weights on ``device`` until the context ends.
+
+        Args:
+            module: of this kind. Nobody else may show one of the same kind meanwhile.
 
         Raises:
             NotCovered: the host has a weight in a form that no layer can hold in place.
         """
-        for image, weights in zip(self._images, self._weights, strict=True):
-            weights.clear()
-            weights.update(image.module._parameters)
-            image.show()
-        with self._brought(device):
+        layers = tuple(module.modules())
+        for layer, image, held in zip(layers, self._images, self._held, strict=True):
+            theirs = vars(layer)
+            for name, holder in held.items():
+                if holder or theirs[name]:
+                    holder.clear()
+                    holder.update(theirs[name])
+            image.show(layer)
+        with self._brought(layers, device):
             try:
                 yield self._images[0].image
             finally:
-                for image, weights in zip(self._images, self._weights, strict=True):
-                    weights.clear()
+                for image, held in zip(self._images, self._held, strict=True):
+                    held["_parameters"].clear()
                     image.put_back()
 
     @contextlib.contextmanager
-    def _brought(self, device: torch.device) -> Iterator[None]:
+    def _brought(self, layers: Sequence[Any], device: torch.device) -> Iterator[None]:
         """Have the host bring what is not there, and take it back in the end."""
-        dynamic = [layer for layer in self._layers if "_v" in vars(layer)]
+        dynamic = [layer for layer in layers if "_v" in vars(layer)]
         if not dynamic:
-            self._cast(device)
+            self._cast(layers, device)
             yield
             return
         import comfy.model_prefetch  # hosts without it have no Dynamic VRAM, or another one
@@ -102,9 +109,9 @@ class StreamedModule:
         )
         try:
             memory.sync_stream(device, stream)
-            for layer, weights in zip(self._layers, self._weights, strict=True):
+            for layer, held in zip(layers, self._held, strict=True):
                 if "_v" in vars(layer):
-                    _put(weights, self._resolved(layer, device))
+                    _put(held["_parameters"], self._resolved(layer, device))
             yield
         finally:
             if stream is not None:
@@ -113,9 +120,8 @@ class StreamedModule:
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
-        quantised = comfy.ops.QuantizedTensor
         patched = [getattr(layer, f"{key}_lowvram_function", None) is not None for key in _KEYS]
-        requantise = isinstance(layer.weight, quantised)
+        requantise = isinstance(layer.weight, comfy.ops.QuantizedTensor)
         if any(patched) and not requantise and layer.weight.dtype.itemsize == 1:
             raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
         dtypes = [None if value is None else _stored_dtype(value) for value in (layer.weight, layer.bias)]
@@ -124,10 +130,10 @@ class StreamedModule:
         )
         return found[0], found[1]
 
-    def _cast(self, device: torch.device) -> None:
+    def _cast(self, layers: Sequence[Any], device: torch.device) -> None:
         """Bring the weights of layers that would copy them, or change them, in their forward."""
-        for layer, weights in zip(self._layers, self._weights, strict=True):
-            if not hasattr(layer, "comfy_cast_weights") or weights.get("weight") is None:
+        for layer, held in zip(layers, self._held, strict=True):
+            if not hasattr(layer, "comfy_cast_weights") or held["_parameters"].get("weight") is None:
                 continue
             changed = bool(layer.weight_function or layer.bias_function)
             if not changed and layer.weight.device == device:
@@ -135,12 +141,18 @@ class StreamedModule:
             dtype = self._dtype if changed else layer.weight.dtype
             bias_dtype = None if layer.bias is None else self._dtype if changed else layer.bias.dtype
             found = comfy.ops.cast_bias_weight(layer, None, dtype, device, bias_dtype)
-            _put(weights, found)
+            _put(held["_parameters"], found)
+
+
+def kind_of(module: torch.nn.Module) -> Hashable:
+    """Return what modules have in common that one image can show: their layers' names, classes and weights."""
+    return tuple(
+        (path, type(layer), tuple(layer._modules), tuple(layer._parameters)) for path, layer in module.named_modules()
+    )
 
 
 def _put(weights: dict[str, Any], found: tuple[Any, Any]) -> None:
-    """Put what was brought in the place of a layer's weight and bias, where it has them: torch.export asks for
-    parameters."""
+    """Put what was brought in the place of a layer's weight and bias, as parameters, which is what layers hold."""
     for key, value in zip(_KEYS, found, strict=True):
         if key in weights:
             weights[key] = value if value is None else torch.nn.Parameter(value, requires_grad=False)
