@@ -318,7 +318,7 @@ def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
 
     Of what has more axes than an image all but the last three: pairs of channels, and the rotation of each.
     """
-    if ndim > _MOST_AXES:
+    if ndim > _MOST_AXES and not folded:
         return tuple(range(ndim - 3))
     fixed = {1} if ndim >= IMAGE_AXES else set()
     if folded:
