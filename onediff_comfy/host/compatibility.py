@@ -155,6 +155,12 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         Use(_PATCHER, "ModelPatcher.set_attachments", ("self", "key", "attachment")),
         Use("comfy.samplers", "CFGGuider.__init__", mentions=("model_patcher",)),
         Use("comfy.model_base", "BaseModel.__init__", mentions=("diffusion_model", "latent_format")),
+        # By these weights are brought to the device that do not stay there.
+        Use("comfy.ops", "cast_bias_weight", ("s", "input", "dtype", "device", "bias_dtype")),
+        Use(_PATCHER, "ModelPatcher.load", mentions=("model_lowvram", "prev_comfy_cast_weights", "device")),
+        Use(_MEMORY, "get_free_memory", ("dev",)),
+        Use(_MEMORY, "minimum_inference_memory", ()),
+        Use("comfy.model_base", "BaseModel.get_dtype_inference", ("self",)),
     ),
     "step cache": (
         # By these we know when a step begins, and that weights change from one to another.

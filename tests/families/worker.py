@@ -1,9 +1,10 @@
 """Measures model families: images of each with and without the speedup, of several sizes, and what served them.
 
-    python tests/families/worker.py COMFY_DIR REPORT [--engine ENGINE] [--keys] [NAME...]
+    python tests/families/worker.py COMFY_DIR REPORT [--engine ENGINE] [--keys] [--offloaded] [NAME...]
 
 Appends one line of JSON per family to REPORT: the fields of ``Result``, or with ``--keys`` those of ``Keys``. A process
-of its own, because ComfyUI changes the interpreter it is imported into.
+of its own, because ComfyUI changes the interpreter it is imported into. ``--offloaded`` has ComfyUI take the device
+for one that holds no weights, as under --novram.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--engine", default="eager")
     parser.add_argument("--keys", action="store_true")
+    parser.add_argument("--offloaded", action="store_true")
     options = parser.parse_args()
     sys.argv = sys.argv[:1]  # the host parses the command line when it is imported
     sys.path.insert(0, options.comfy_dir)
@@ -91,6 +93,9 @@ def main() -> None:
 
     # As on a GPU that multiplies in 8 bits; the CPU has the same operators, only slower.
     comfy.model_management.supports_fp8_compute = lambda _device=None: True
+    if options.offloaded:
+        comfy.model_management.vram_state = comfy.model_management.VRAMState.NO_VRAM
+        comfy.model_management.is_device_cpu = lambda _device: False
     known = {**FAMILIES, **QUANTISED}
     with torch.inference_mode(), options.report.open("a") as report:  # as the host's executor runs every node
         for name in options.names or (*known, *ENCODERS):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 comfyui, checkpoint = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
@@ -33,6 +34,41 @@ def too_small(small: bool) -> None:
     memory.unload_all_models()
     memory.vram_state = memory.VRAMState.NO_VRAM if small else memory.VRAMState.DISABLED
     memory.is_device_cpu = (lambda _device: False) if small else _is_device_cpu
+
+
+def taken_away_meanwhile(plain: Any, models: dict[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
+    """The host takes a model's weights off the device between two steps of a run, as for another that needs room."""
+    cases = []
+    for name in ("LoRA", "no LoRA"):
+        too_small(False)
+        expected = sampled(models[name][0], 2)
+        too_small(False)
+        model, steps = models[name][1].clone(), []
+
+        def between_steps(apply: Any, given: dict[str, Any], model: Any = model, steps: list[int] = steps) -> Any:
+            steps.append(1)
+            if len(steps) == 2:
+                memory.is_device_cpu = lambda _device: False
+                model.partially_unload(model.offload_device, 1 << 40)
+            return apply(given["input"], given["timestep"], **given["c"])
+
+        model.set_model_unet_function_wrapper(between_steps)
+        dispatcher = find_dispatcher(model)
+        assert dispatcher is not None
+        before = dispatcher.metrics.snapshot()
+        actual = sampled(model, 2)
+        after = dispatcher.metrics.snapshot()
+        cases.append(
+            {
+                "name": f"{name}, taken away",
+                "offloaded": bool(model.model.model_lowvram),
+                "off": float((actual - expected).abs().max() / (expected.max() - expected.min())),
+                "steps": len(steps),
+                "served": after["served"] - before["served"],
+                "eager": sum(after["fallbacks"].values()) - sum(before["fallbacks"].values()),
+            }
+        )
+    return cases
 
 
 def main() -> None:
@@ -79,6 +115,7 @@ def main() -> None:
                     },
                 }
             )
+        cases += taken_away_meanwhile(plain, models)
     sys.stdout.write(json.dumps(cases) + "\n")
 
 

@@ -16,6 +16,7 @@ from onediff_comfy.capture.shape_range import (
     ShapeRange,
     batch_tensor,
     fold,
+    fold_factors,
     foldable,
     representative,
     symbolic_axes,
@@ -339,3 +340,13 @@ def test_what_can_be_folded(shape: Shape, factor: int, expected: bool) -> None:
 )
 def test_which_axes_are_symbols(ndim: int, folded: bool, axes: Shape) -> None:
     assert symbolic_axes(ndim, folded) == axes
+
+
+def test_rotations_of_tokens_are_no_images() -> None:
+    """A transformer's block is given [batch, 1, tokens, pairs, 2, 2]: tokens alone are any number of."""
+    given = specs((1, 1, 48, 64, 2, 2), (1, 48, 128))
+    assert batch_tensor(given) == 1
+    assert representative(given, batch=1, multiple=2) == [(1, 1, 48, 64, 2, 2), (2, 48, 128)]
+    assert fold_factors(given, 2) == {}
+    assert symbolic_axes(6, folded=False) == (0, 1, 2)
+    assert symbolic_axes(6, folded=True) == (0, 2, 4)  # an image whose sides are folded has as many axes

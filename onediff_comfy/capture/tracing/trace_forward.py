@@ -164,7 +164,11 @@ def _inputs(specs: Sequence[TensorSpec], settings: TraceSettings, any_batch: boo
     examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, specs, strict=True)]
     examples = [fold(example, folds[i]) if i in folds else example for i, example in enumerate(examples)]
     axes = (symbolic_axes(example.ndim, i in folds) for i, example in enumerate(examples))
-    sizes = [{axis: _AUTO for axis in open_axes if any_batch or axis} for open_axes in axes]
+    sizes = [
+        # A size of 1 cannot be a symbol, and torch.export warns of each that it was to be one.
+        {axis: _AUTO for axis in open_axes if (any_batch or axis) and example.shape[axis] != 1}
+        for example, open_axes in zip(examples, axes, strict=True)
+    ]
     return _Inputs(examples, sizes, folds, batch)
 
 

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
-from ..weights.residency import StreamedModules, kind_of
+from ..weights.residency import StreamedModules, is_streamed, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy, Serve
 
@@ -36,9 +37,17 @@ class BlockServer:
     """
 
     def __init__(self, model: Any, serve: Serve) -> None:
-        self._model, self._serve = model, serve
+        self._model, self._serve = weakref.ref(model), serve  # other clones may have another model
         self._kinds: dict[Hashable, StreamedModules] = {}
         self._skeleton: Skeleton | None = None
+
+    def is_needed(self, module: torch.nn.Module) -> bool:
+        """Return True if ``module`` is the model's own, or an image of it, and not all weights are on the device.
+
+        In a run over several GPUs there are others.
+        """
+        model = self._model()
+        return model is not None and module._modules is model.diffusion_model._modules and is_streamed(model)
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -59,10 +68,11 @@ class BlockServer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        kind = kind_of(block)
+        model, kind = self._model(), kind_of(block)
+        assert model is not None  # it is being called
         if kind not in self._kinds:
-            self._kinds[kind] = StreamedModules(block, self._model.get_dtype_inference())
-        with self._kinds[kind].in_place(block, self._model.device) as image:
+            self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
+        with self._kinds[kind].in_place(block, model.device) as image:
             try:
                 arguments = bind(image.forward, args, kwargs)
             except NotCovered:

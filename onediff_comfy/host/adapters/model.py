@@ -34,12 +34,12 @@ from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
-from ..weights.residency import fits, is_streamed
+from ..weights.residency import must_stay_dynamic
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .blocks import BlockServer
 from .conditioning import keep_on_device
-from .module_proxy import ModuleProxy, module_behind
+from .module_proxy import ModuleProxy
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ def accelerate(
     options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
     dispatcher = dispatcher_for("MODEL", engine, node_id, options)
     accelerated()[dispatcher] = NodeOrigin("MODEL", node_id, latent_ratio(model))
-    resident = resident_clone(model, "MODEL") if is_dynamic(model) and fits(model) else None
+    resident = resident_clone(model, "MODEL") if is_dynamic(model) and not must_stay_dynamic(model) else None
     clone = model.clone() if resident is None else resident
-    _serve_by(clone, dispatcher)
+    _serve_by(clone, dispatcher, in_blocks=not in_background)
     release_on_detach(clone)
     say_if_unused(dispatcher, node_id)
     return clone
@@ -102,16 +102,21 @@ def preparing(model: Any, exact: bool = False) -> Any:
     if dispatcher is None:
         return model
     clone = model.clone()
-    _serve_by(clone, dispatcher.preparing(exact))
+    _serve_by(clone, dispatcher.preparing(exact), in_blocks=True)
     return clone
 
 
 _modules = module_at("model", "diffusion_model")
 
 
-def _serve_by(clone: Any, dispatcher: Dispatcher) -> None:
-    """Have ``dispatcher`` serve the calls of a MODEL of our own, in place of what may serve them already."""
-    around_forward = ForwardWrapper(dispatcher, clone.model)
+def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
+    """Have ``dispatcher`` serve the calls of a MODEL of our own, in place of what may serve them already.
+
+    Args:
+        in_blocks: also where not all weights are on the device. Blocks cannot be compiled in another process, for what
+            is traced of them is more than a method.
+    """
+    around_forward = ForwardWrapper(dispatcher, clone.model if in_blocks else None)
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
         WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
@@ -212,13 +217,17 @@ class ForwardWrapper:
 
     Others may have put wrappers before ours and behind it. Ours replaces only the bottom of the stack, the model's own
     code, so that all of theirs still run, in their order.
+
+    Args:
+        dispatcher: answers calls.
+        model: the host's model object, which is served block by block while not all of its weights are on the device;
+            None for one that is not.
     """
 
-    def __init__(self, dispatcher: Dispatcher, model: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, model: Any | None) -> None:
         self.dispatcher = dispatcher
         self.reached_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._model = weakref.ref(model)  # other clones may have another one, and a run over several GPUs has several
-        self._by_blocks = BlockServer(model, dispatcher)
+        self._by_blocks = None if model is None else BlockServer(model, dispatcher)
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
@@ -235,9 +244,8 @@ class ForwardWrapper:
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return what ``forward``, of a diffusion model or an image of it, gives: whole or block by block."""
-        model = self._model()
-        mine = model is not None and module_behind(module)._modules is model.diffusion_model._modules
-        serve = self._by_blocks if mine and is_streamed(model) else self.dispatcher
+        by_blocks = self._by_blocks is not None and self._by_blocks.is_needed(module)
+        serve = self._by_blocks if self._by_blocks is not None and by_blocks else self.dispatcher
         return serve(module, forward, args, kwargs)
 
 

@@ -19,8 +19,10 @@ import torch
 from ...capture.call import NotCovered
 from ...messages import message
 from ..adapters.module_image import ModuleImage
+from .dynamic_vram import is_dynamic
 
 _KEYS = ("weight", "bias")
+_BRING = "cast_modules_with_vbar"  # not in all hosts that have Dynamic VRAM
 # What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
 _NOTES = frozenset(
     (
@@ -37,6 +39,11 @@ del _HOLDERS["_modules"]
 def is_streamed(model: Any) -> bool:
     """Return True if some weights of a model of the host's (a BaseModel) are not on the device while it runs."""
     return bool(getattr(model, "model_lowvram", False)) or bool(getattr(model, "dynamic_vbars", None))
+
+
+def must_stay_dynamic(patcher: Any) -> bool:
+    """Return True for a model in Dynamic VRAM whose weights do not fit on the device, but can be brought there."""
+    return is_dynamic(patcher) and hasattr(comfy.ops, _BRING) and not fits(patcher)
 
 
 def fits(patcher: Any) -> bool:

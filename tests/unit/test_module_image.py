@@ -1,0 +1,75 @@
+"""module_image.py: an image computes as its module does, and what is set on it is set on the module."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from onediff_comfy.capture.target.held_objects import AttributeGuard
+from onediff_comfy.host.adapters.module_image import ModuleImage
+
+
+class Scaled(nn.Linear):
+    def __init__(self, scale: float, name: str) -> None:
+        super().__init__(4, 4)
+        self.scale, self.name, self.note = scale, name, "where my weights are"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x) * self.scale
+
+
+def test_an_image_is_the_module_without_what_is_hidden() -> None:
+    module, x = Scaled(2.0, "a"), torch.randn(2, 4)
+    with ModuleImage(module, hidden=["note"]).current() as image:
+        assert type(image) is Scaled
+        assert not hasattr(image, "note")
+        assert torch.equal(image(x), nn.functional.linear(x, module.weight, module.bias) * 2)
+        assert not hasattr(module, "calls")
+    assert (module.calls, module.note) == (1, "where my weights are")
+
+
+def test_what_is_deleted_on_an_image_is_gone() -> None:
+    module = Scaled(2.0, "a")
+    with ModuleImage(module, hidden=["note"]).current() as image:
+        del image.name
+        image.scale = 3.0
+    assert not hasattr(module, "name")
+    assert (module.scale, module.note) == (3.0, "where my weights are")
+
+
+def test_attributes_instead_are_the_images_alone() -> None:
+    module, weights = Scaled(1.0, "a"), {"weight": nn.Parameter(torch.eye(4)), "bias": None}
+    shown = ModuleImage(module, instead={"_parameters": weights})
+    with shown.current() as image:
+        x = torch.randn(2, 4)
+        assert torch.equal(image(x), x)
+        weights["weight"] = nn.Parameter(2 * torch.eye(4))
+        assert torch.equal(image(x), 2 * x)
+    assert not torch.equal(module.weight, torch.eye(4))
+
+
+def test_who_compares_objects_sees_the_same_layer_where_values_are_equal() -> None:
+    """One image shows one block after the other. A guard of it holds until a block differs in more than weights."""
+    first, same, other = (Scaled(float(text), "a") for text in ("0.3", "0.3", "4"))
+    assert first.scale is not same.scale
+    held = {name: type(kept)() for name, kept in vars(first).items() if isinstance(kept, dict)}
+    shown = ModuleImage(first, instead=held)
+    shown.show()
+    guard = AttributeGuard([shown.image])
+    shown.show(same)
+    assert guard.holds()
+    shown.show(other)
+    assert not guard.holds()
+    assert shown.image.scale == 4.0
+    shown.put_back()
+    assert (first.scale, same.scale, other.scale) == (0.3, 0.3, 4.0)
+
+
+def test_equal_numbers_of_another_type_are_others() -> None:
+    shown = ModuleImage(Scaled(1.0, "a"))
+    shown.show()
+    shown.show(Scaled(1, "a"))
+    assert type(shown.image.scale) is int
+    shown.show(Scaled(True, "a"))
+    assert shown.image.scale is True
