@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if shutil.which("g++") and os.name == "posix":  # every process that a test starts inherits it
     os.environ.setdefault("CXX", str(_REPOSITORY / "dev" / "cached-g++"))
     os.environ.setdefault("CACHED_CXX_DIR", str(_REPOSITORY / ".cache" / "kernels"))
+
+# What is found out about graphs is remembered in the user's folders. A test that read there what an earlier state of the
+# code had found would fail for no reason of this one's; and what tests find is not for the user.
+_OWN_FOLDERS = tempfile.TemporaryDirectory(prefix="onediff-tests-")
+os.environ["ONEDIFF_CACHE_DIR"] = str(Path(_OWN_FOLDERS.name) / "cache")
+os.environ["ONEDIFF_CONFIG_DIR"] = str(Path(_OWN_FOLDERS.name) / "config")
 
 pytest_plugins = ["servers"]  # of tests/host; one server for these and for the browser's
 

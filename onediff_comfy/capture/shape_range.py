@@ -208,10 +208,10 @@ class _Symbols:
                 yield text
 
 
-def batch_tensor(specs: Sequence[TensorSpec]) -> int | None:
+def batch_tensor(specs: Sequence[TensorSpec], images: bool = True) -> int | None:
     """Which tensor's first axis is the batch: the largest image-like one's, else the largest one's."""
     having = [i for i, spec in enumerate(specs) if 0 < len(spec.shape) <= _MOST_AXES]
-    candidates = [i for i in having if len(specs[i].shape) >= IMAGE_AXES] or having
+    candidates = [i for i in having if images and len(specs[i].shape) >= IMAGE_AXES] or having
     return max(candidates, key=lambda i: math.prod(specs[i].shape), default=None)
 
 
@@ -232,9 +232,11 @@ def representative(specs: Sequence[TensorSpec], batch: int | None, multiple: int
     Args:
         specs: the call's tensors.
         batch: which of them has the batch as its first axis.
-        multiple: what sides that are multiples of it must stay multiples of.
+        multiple: what sides that are multiples of it must stay multiples of; 0 if no tensor is an image.
     """
     single = batch is not None and specs[batch].shape[0] == 1
+    if not multiple:
+        return [(2, *spec.shape[1:]) if single and _is_of_one(spec.shape) else spec.shape for spec in specs]
     sides = [size for spec in specs if _is_image(spec.shape) for size in spec.shape[-2:]]
     scale = max(1, -(-_SMALLEST_SIDE // min(sides, default=_SMALLEST_SIDE)))
     # What is odd stays odd, and what is a multiple stays one: models pad by the remainder.
@@ -250,9 +252,13 @@ def _stretched(sizes: list[int], scale: int, halves: int, single: bool) -> list[
         sizes[-2:] = [size * scale for size in sizes[-2:]]
         if sizes[-2] == sizes[-1]:
             sizes[-1] = sizes[-1] * halves // 2
-    if single and sizes and sizes[0] == 1 and len(sizes) <= _MOST_AXES:
+    if single and _is_of_one(sizes):
         sizes[0] = 2
     return sizes
+
+
+def _is_of_one(sizes: Sequence[int]) -> bool:
+    return 0 < len(sizes) <= _MOST_AXES and sizes[0] == 1
 
 
 def _is_image(sizes: Sequence[int]) -> bool:
@@ -299,8 +305,10 @@ def fold_factors(specs: Sequence[TensorSpec], multiple: int) -> dict[int, int]:
 
     The largest is folded by ``multiple``. What belongs to its deeper levels (of a UNet: what a ControlNet made
     of them) is 2, 4, ... times smaller, and folded by that much less: then all have the same symbols. Otherwise
-    one would be given as twice the other, which not every compiler can take.
+    one would be given as twice the other, which not every compiler can take. None is where ``multiple`` is 0.
     """
+    if not multiple:
+        return {}
     images = {index: spec.shape for index, spec in enumerate(specs) if _is_image(spec.shape)}
     largest = max((shape[-2:] for shape in images.values()), key=math.prod, default=())
     factors = {}
@@ -313,14 +321,14 @@ def fold_factors(specs: Sequence[TensorSpec], multiple: int) -> dict[int, int]:
     return factors
 
 
-def symbolic_axes(ndim: int, folded: bool) -> tuple[int, ...]:
+def symbolic_axes(ndim: int, folded: bool, images: bool = True) -> tuple[int, ...]:
     """Which axes of an example are to be symbols: all but an image's channels and what it was folded by.
 
     Of what has more axes than an image all but the last three: pairs of channels, and the rotation of each.
     """
     if ndim > _MOST_AXES and not folded:
         return tuple(range(ndim - 3))
-    fixed = {1} if ndim >= IMAGE_AXES else set()
+    fixed = {1} if images and ndim >= IMAGE_AXES else set()
     if folded:
         fixed |= {ndim - 3, ndim - 1}
     return tuple(axis for axis in range(ndim) if axis not in fixed)

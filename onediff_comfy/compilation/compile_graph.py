@@ -47,7 +47,7 @@ class HostServices:
         watched: what layers hold that ``refuse`` is asked again for once one of it is not empty.
         side_multiple: what a function of a module likes the sides of its images to be multiples of (its patch,
             or what its levels shrink them by). A hint: general graphs are better where it holds. Given the module
-            and the function's qualified name.
+            and the function's qualified name. 0 of a function that is given no images.
         prepare: makes layers fit to be traced, by setting attributes; they are put back after the capture.
         settings: what another process must take over to see the same host.
         stream: given the bag of options of a call, what it has in common with the same call in other steps of a run:

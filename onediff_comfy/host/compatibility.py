@@ -193,7 +193,6 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         Use("folder_paths", "get_filename_list", ("folder_name",)),
         Use("folder_paths", "get_folder_paths", ("folder_name",)),
         Use("folder_paths", "get_full_path", ("folder_name", "filename")),
-        Use("comfy.model_base", "BaseModel.get_dtype_inference", ("self",)),
         Use("comfy_execution.graph_utils", "ExecutionBlocker", ("message",)),
     ),
     "VAE": (

@@ -47,7 +47,7 @@ class TraceSettings:
         check: called often during the trace; what it raises ends the trace and comes out.
         general: keep every size symbolic that the forward lets be, instead of tracing for these sizes.
         substitutions: functions that are traced in the place of others.
-        multiple: of a general capture, what the sides of images are multiples of.
+        multiple: of a general capture, what the sides of images are multiples of; 0 if no tensor is an image.
         prepare: given the target's layers; may set attributes of theirs, which are put back afterwards.
     """
 
@@ -97,7 +97,7 @@ def capture(
         NotCovered: the forward cannot be captured; the reason says why.
     """
     specs = call.signature.tensors
-    batch = batch_tensor(specs)
+    batch = batch_tensor(specs, images=settings.multiple > 0)
     any_batch = batch is None or not _made_up(specs[batch].shape[0], call)
     captured = _traced(target, forward, call, options, settings, any_batch)
     if not settings.general or not any_batch or batch is None:
@@ -154,7 +154,8 @@ def _traced(
 
 
 def _inputs(specs: Sequence[TensorSpec], settings: TraceSettings, any_batch: bool) -> _Inputs:
-    batch, multiple = batch_tensor(specs), settings.multiple
+    multiple = settings.multiple
+    batch = batch_tensor(specs, images=multiple > 0)
     shapes: Sequence[Sequence[int]] = [spec.shape for spec in specs]
     folds: Mapping[int, int] = {}
     if settings.general:
@@ -163,7 +164,7 @@ def _inputs(specs: Sequence[TensorSpec], settings: TraceSettings, any_batch: boo
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
     examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, specs, strict=True)]
     examples = [fold(example, folds[i]) if i in folds else example for i, example in enumerate(examples)]
-    axes = (symbolic_axes(example.ndim, i in folds) for i, example in enumerate(examples))
+    axes = (symbolic_axes(example.ndim, i in folds, multiple > 0) for i, example in enumerate(examples))
     sizes = [
         # A size of 1 cannot be a symbol, and torch.export warns of each that it was to be one.
         {axis: _AUTO for axis in open_axes if (any_batch or axis) and example.shape[axis] != 1}

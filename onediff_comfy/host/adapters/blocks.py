@@ -20,6 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
+from ..process.services import OF_A_BLOCK
 from ..weights.residency import StreamedModules, is_streamed, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy, Serve
@@ -101,6 +102,7 @@ def _telling_what_it_writes(forward: Callable[..., Any]) -> Callable[..., Any]:
             written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
         return output, {str(index): tensors[index] for index in written}
 
+    telling.__qualname__ = f"{forward.__qualname__}{OF_A_BLOCK}"
     return telling
 
 
