@@ -19,8 +19,8 @@ if shutil.which("g++") and os.name == "posix":  # every process that a test star
     os.environ.setdefault("CXX", str(_REPOSITORY / "dev" / "cached-g++"))
     os.environ.setdefault("CACHED_CXX_DIR", str(_REPOSITORY / ".cache" / "kernels"))
 
-# What is found out about graphs is remembered in the user's folders. A test that read there what an earlier state of the
-# code had found would fail for no reason of this one's; and what tests find is not for the user.
+# What is found out about graphs is remembered in the user's folders. A test that read there what an earlier state of
+# the code had found would fail for no reason of this one's; and what tests find is not for the user.
 _OWN_FOLDERS = tempfile.TemporaryDirectory(prefix="onediff-tests-")
 os.environ["ONEDIFF_CACHE_DIR"] = str(Path(_OWN_FOLDERS.name) / "cache")
 os.environ["ONEDIFF_CONFIG_DIR"] = str(Path(_OWN_FOLDERS.name) / "config")
