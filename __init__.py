@@ -13,6 +13,7 @@ from .nodes.old_workflows import (
     OneDiffOldModelSpeedup,
     OneDiffOldNode,
 )
+from .nodes.optimize import OneDiffOptimize
 from .nodes.report import OneDiffReport
 from .nodes.shape_bucket import OneDiffShapeBucket
 from .nodes.step_cache import OneDiffStepCache
@@ -34,6 +35,7 @@ class OneDiffExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
+            OneDiffOptimize,  # first in the menu: what most people need
             OneDiffModelSpeedup,
             OneDiffVAESpeedup,
             OneDiffControlNetSpeedup,

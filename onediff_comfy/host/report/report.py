@@ -91,6 +91,7 @@ def process_report() -> dict[str, Any]:
         "compile_s": round(seconds["compiled"], 3),
         "load_s": round(seconds["loaded"], 3),
         "recompiled": sum(_recompiled(records) for records in made.values()),
+        "background": library().background is not None and library().background.busy(),
         "graphs_in_memory": len(library().cache),
         "graph_bytes": library().cache.nbytes,
         "recording_bytes": library().recordings.nbytes,
