@@ -9,7 +9,7 @@ from ...model_families import describe
 from ...store.store import Description
 from ..language import in_their_language
 from ..process.process import library, metrics, store
-from .report import live_objects
+from .report import compiling_in_background, live_objects
 
 
 def panel() -> dict[str, Any]:
@@ -25,12 +25,11 @@ def panel() -> dict[str, Any]:
     held, keys = library().cache.sizes(), {each.manifest.key for each in kept}
     graphs = [_kept(each, held, served) for each in kept]
     graphs += [_only_in_memory(key, held[key], served) for key in held if key not in keys]
-    background = library().background
     return {
         "graphs": graphs,
         "eager": {in_their_language(reason): count for reason, count in metrics().snapshot()["fallbacks"].items()},
         "saved_s": round(sum(graph["saved_s"] for graph in graphs), 3),
-        "compiling": background is not None and background.busy(),
+        "compiling": compiling_in_background(),
         "folder": str(store().folder),
         "disk_bytes": sum(each.nbytes for each in kept),
         "disk_limit": store().limit,
