@@ -60,6 +60,10 @@ FAMILIES: Mapping[str, str] = {
 _FLUX_2_CHANNELS = 128
 _SVD_CHANNELS = 8
 _METHODS = ("decode", "encode")
+
+ALL_SIZES = "all sizes"
+"""What is said of a graph that serves any size inside its range."""
+
 _SIZES = re.compile(r"\[(\d+(?:x\d+)*)\]")
 
 _PIXELS = 8
@@ -115,7 +119,7 @@ def _family(name: str, axes: Sequence[Sequence[Any]]) -> str:
 def _sizes(what: str, family: str) -> str:
     found = _SIZES.search(what)
     if found is None:
-        return what or "all sizes"
+        return what or ALL_SIZES
     batch, *others = map(int, found[1].split("x"))
     if len(others) != 3 or family.startswith(_OTHER_PIXELS):
         return f"one size ({found[1]})"

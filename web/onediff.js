@@ -7,6 +7,7 @@ import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
 
 import { panel } from "./onediff/panel.js";
+import { withoutOldNodes } from "./onediff/old_workflows.js";
 import { backgroundEnded, drawBar, runEnded, show, underWay } from "./onediff/status.js";
 import { STYLE } from "./onediff/style.js";
 import { text } from "./onediff/texts.js";
@@ -21,6 +22,16 @@ const setting = (id) => app.extensionManager.setting.get(id);
 
 /** @returns {string} */
 const language = () => setting("Comfy.Locale") ?? "en";
+
+/** @param {string} type @returns {boolean} whether the editor has such nodes */
+// @ts-ignore the editor's
+const isKnown = (type) => type in LiteGraph.registered_node_types;
+
+/** @param {string} path @returns {Promise<any>} what the server answers, {} if it has no answer */
+async function answerOf(path) {
+  const answer = await api.fetchApi(path).catch(() => null);
+  return answer?.ok ? answer.json() : {};
+}
 
 /** @param {string} detail @param {boolean} [bad] */
 function say(detail, bad = false) {
@@ -41,6 +52,25 @@ function followBackground() {
     app.canvas.setDirty(true, true);
     say(text(language(), "done"));
   }, POLL_MS);
+}
+
+/**
+ * Give a node the height that it needs. Replace All gives it the size of the node that it takes the place of; what a
+ * workflow says, when one is opened, stays.
+ * @param {any} node one that was just made
+ */
+function keepProperSize(node) {
+  let opened = false;
+  const before = node.onConfigure;
+  node.onConfigure = function (/** @type {any[]} */ ...given) {
+    opened = true;
+    return before?.apply(this, given);
+  };
+  setTimeout(() => {
+    if (opened) return;
+    const [width, height] = node.computeSize();
+    if (node.size[1] !== height || node.size[0] < width) node.setSize([Math.max(node.size[0], width), height]);
+  });
 }
 
 /** @type {() => Promise<void>} */
@@ -86,6 +116,13 @@ app.registerExtension({
   ],
 
   async setup() {
+    // The editor leaves nodes out that it does not know, where a file has the form of the API: no question is asked,
+    // and their wires are gone. No hook of its own comes before that.
+    const replacements = await answerOf("/node_replacements");
+    const open = app.loadApiJson.bind(app);
+    app.loadApiJson = (/** @type {any} */ workflow, /** @type {any[]} */ ...others) =>
+      open(withoutOldNodes(workflow, replacements, isKnown), ...others);
+
     const style = document.createElement("style");
     style.textContent = STYLE;
     document.head.append(style);
@@ -128,6 +165,7 @@ app.registerExtension({
   /** @param {any} node one that was just made; of a workflow that is opened, its own values follow */
   nodeCreated(node) {
     if (!node.comfyClass?.startsWith(OURS)) return;
+    keepProperSize(node);
     for (const [name, id] of Object.entries(DEFAULTS)) {
       const widget = node.widgets?.find((/** @type {any} */ one) => one.name === name);
       if (widget) widget.value = setting(id) ?? widget.value;

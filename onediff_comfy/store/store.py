@@ -28,7 +28,7 @@ from ..folders import cache_folder, config_folder, shared_cache_folder
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES
 from ..settings import GRAPH_SUFFIX as SUFFIX
-from .artifact import MAX_FILE, Artifact, ArtifactError, Manifest, manifests_in, pack, unpack
+from .artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
 from .notes import PROVED, Notes, path_in
 from .trust import Trust, Untrusted, VerifiedArtifact
 
@@ -59,25 +59,6 @@ class Entry:
     problem: str | None
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a graph file says of itself.
-
-    Attributes:
-        path: where it is.
-        nbytes: its size.
-        used: when it was last used, seconds since the epoch.
-        manifest: what is in it; nobody has vouched for it yet.
-        removable: whether it is in the folder that we write.
-    """
-
-    path: Path
-    nbytes: int
-    used: float
-    manifest: Manifest
-    removable: bool
-
-
 class GraphStore:
     """Compiled graphs on disk.
 
@@ -89,6 +70,7 @@ class GraphStore:
             used go.
 
     Attributes:
+        folders: ``folder`` and those that are only read.
         notes: small facts about graphs and calls.
     """
 
@@ -98,8 +80,8 @@ class GraphStore:
         self.folder = folder
         self.limit = limit
         self._trust = trust
-        self._folders = (folder, *read_only)
-        self.notes = Notes(self._folders, trust)
+        self.folders = (folder, *read_only)
+        self.notes = Notes(self.folders, trust)
 
     @property
     def shared(self) -> bool:
@@ -110,7 +92,7 @@ class GraphStore:
 
     def find(self, key: str) -> VerifiedArtifact | None:
         """Return the artifact for a graph key, sealed or trusted, its parts checked; None if there is none."""
-        for folder in self._folders:
+        for folder in self.folders:
             path = path_in(folder, _GRAPHS, key)
             try:
                 artifact = self.verified(_graph_in(path), path)
@@ -208,25 +190,11 @@ class GraphStore:
     def entries(self) -> list[Entry]:
         """Return every graph file, most recently used first."""
         found = []
-        for folder in self._folders:
+        for folder in self.folders:
             for path in (folder / _GRAPHS).glob(f"*{SUFFIX}"):
                 with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
                     found.append(self._entry(path))
         return sorted(found, key=lambda entry: entry.used, reverse=True)
-
-    def described(self) -> list[Description]:
-        """Return what every graph file says of itself, most recently used first: by its first bytes, nothing checked.
-
-        A file that cannot be read is left out; ``entries`` says why.
-        """
-        found = []
-        for folder in self._folders:
-            for path in (folder / _GRAPHS).glob(f"*{SUFFIX}"):
-                with contextlib.suppress(OSError, ArtifactError):
-                    status = path.stat()
-                    (manifest,) = manifests_in(path)[:1]
-                    found.append(Description(path, status.st_size, status.st_mtime, manifest, folder == self.folder))
-        return sorted(found, key=lambda each: each.used, reverse=True)
 
     def _entry(self, path: Path) -> Entry:
         status = path.lstat()

@@ -10,6 +10,7 @@ from test_trust_docs import artifact_of
 
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.store.artifact import ArtifactError, manifests_in, pack
+from onediff_comfy.store.descriptions import described
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -25,9 +26,9 @@ def test_a_file_is_described_without_reading_its_parts(store: GraphStore) -> Non
     (entry,) = store.entries()
     content = entry.path.read_bytes()
     entry.path.write_bytes(content[: content.index(b"code")])  # the parts are cut off
-    (described,) = store.described()
-    assert (described.manifest.target, described.removable) == ("UNetModel all sizes", True)
-    assert described.nbytes == entry.path.stat().st_size
+    (found,) = described(store)
+    assert (found.manifest.target, found.removable) == ("UNetModel all sizes", True)
+    assert found.nbytes == entry.path.stat().st_size
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish!", b"\xff" * 64, b"\x10" + b"\0" * 7 + b"{}"])
@@ -36,12 +37,12 @@ def test_what_is_no_graph_file_is_left_out(store: GraphStore, content: bytes) ->
     path.write_bytes(content)
     with pytest.raises(ArtifactError):
         manifests_in(path)
-    assert len(store.described()) == 1
+    assert len(described(store)) == 1
 
 
 def test_what_a_shared_folder_holds_is_described_as_not_removable(store: GraphStore, tmp_path: Path) -> None:
     other = GraphStore(tmp_path / "own", Trust(tmp_path / "config"), [store.folder])
-    assert [each.removable for each in other.described()] == [False]
+    assert [each.removable for each in described(other)] == [False]
 
 
 def test_a_file_of_several_graphs_says_each(tmp_path: Path) -> None:

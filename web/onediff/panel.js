@@ -53,7 +53,7 @@ export function panel(container, api, language, say) {
     const removed = (/** @type {any} */ answer) => said("removed", { count: answer.removed });
     const head = element("header");
     head.append(
-      element("strong", said("saved", { seconds: found.saved_s.toFixed(1) })),
+      element("strong", found.saved_s > 0 ? said("saved", { seconds: found.saved_s.toFixed(1) }) : said("notSaved")),
       element("span", said("disk", { used: size(found.disk_bytes), limit: size(found.disk_limit) })),
       element("span", said("memory", { used: size(found.memory_bytes), limit: size(found.memory_limit) })),
       element("small", found.folder),
@@ -72,7 +72,7 @@ export function panel(container, api, language, say) {
       section.append(element("h4", `${family} · ${size(bytes)}`));
       for (const graph of graphs) {
         const row = element("article");
-        row.append(element("b", [graph.sizes, graph.variant].filter(Boolean).join(", ")), element("span", facts(graph, said)));
+        row.append(element("b", [graph.sizes, graph.variant].filter(Boolean).join(", ")), element("span", facts(graph, language(), said)));
         if (graph.removable) row.append(button(said("remove"), () => act("remove", { keys: [graph.key] }, removed)));
         section.append(row);
       }
@@ -98,9 +98,9 @@ export function byFamily(graphs) {
   return families;
 }
 
-/** @param {Graph} graph @param {(key: any, values?: any) => string} said @returns {string} */
-function facts(graph, said) {
-  const when = new Date(graph.used * 1000).toLocaleString();
+/** @param {Graph} graph @param {string} locale @param {(key: any, values?: any) => string} said @returns {string} */
+function facts(graph, locale, said) {
+  const when = new Date(graph.used * 1000).toLocaleString(locale);
   return [
     graph.engine,
     graph.disk_bytes === null ? "" : size(graph.disk_bytes),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...model_families import describe
-from ...store.store import Description
+from ...messages import message
+from ...model_families import ALL_SIZES, GraphWords, describe
+from ...store.descriptions import Description, described
 from ..language import in_their_language
 from ..process.process import library, metrics, store
 from .report import compiling_in_background, live_objects
@@ -20,7 +21,7 @@ def panel() -> dict[str, Any]:
         language; ``saved_s``, seconds that calls were shorter than eager's; ``compiling``, if another process does;
         ``folder``, ``disk_bytes``, ``disk_limit``, ``memory_bytes`` and ``memory_limit``.
     """
-    kept, live = store().described(), live_objects()
+    kept, live = described(store()), live_objects()
     served = _served(live)
     held, keys = library().cache.sizes(), {each.manifest.key for each in kept}
     graphs = [_kept(each, held, served) for each in kept]
@@ -41,7 +42,7 @@ def panel() -> dict[str, Any]:
 def remove(keys: Sequence[str]) -> int:
     """Remove graphs from disk and memory; return how many files went. Only what the folder that we write has."""
     wanted = set(keys)
-    found = [each for each in store().described() if each.removable and each.manifest.key in wanted]
+    found = [each for each in described(store()) if each.removable and each.manifest.key in wanted]
     for each in found:
         library().cache.discard(each.manifest.key)
         store().remove(each.manifest.key)
@@ -50,7 +51,7 @@ def remove(keys: Sequence[str]) -> int:
 
 def clear() -> int:
     """Remove every graph from disk and memory; return how many files went."""
-    return remove([each.manifest.key for each in store().described()])
+    return remove([each.manifest.key for each in described(store())])
 
 
 def free_memory() -> int:
@@ -76,7 +77,7 @@ def _kept(each: Description, held: Mapping[str, int], served: Mapping[str, Mappi
     return {
         **_counted(manifest.key, served),
         "family": words.family,
-        "sizes": words.sizes,
+        "sizes": _sizes(words),
         "variant": words.variant,
         "engine": manifest.engine,
         "used": each.used,
@@ -93,7 +94,7 @@ def _only_in_memory(key: str, nbytes: int, served: Mapping[str, Mapping[str, flo
     return {
         **_counted(key, served),
         "family": words.family,
-        "sizes": words.sizes,
+        "sizes": _sizes(words),
         "variant": words.variant,
         "engine": made[-1]["engine"] if made else "",
         "used": made[-1]["at"] if made else 0,
@@ -102,6 +103,11 @@ def _only_in_memory(key: str, nbytes: int, served: Mapping[str, Mapping[str, flo
         "compile_s": made[-1]["seconds"] if made else 0,
         "removable": False,
     }
+
+
+def _sizes(words: GraphWords) -> str:
+    """Return which sizes a graph serves, in the person's language."""
+    return in_their_language(message("all sizes")) if words.sizes == ALL_SIZES else words.sizes
 
 
 def _counted(key: str, served: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
