@@ -24,7 +24,17 @@ class OneDiffOptimize(io.ComfyNode):
                 "the compiled graphs. The other OneDiff nodes do the same one by one, with more to choose."
             ),
             search_aliases=[
-                *("speed", "speed up", "compile", "torch compile", "optimize", "optimise", "faster", "accelerate"),
+                *(
+                    "speed",
+                    "speed up",
+                    "compile",
+                    "compiler",
+                    "torch compile",
+                    "optimize",
+                    "optimise",
+                    "faster",
+                    "accelerate",
+                ),
                 *("fp8", "cache", "teacache", "tensorrt", "编译", "加速", "优化"),
             ],
             inputs=[
