@@ -26,7 +26,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    four images without and with OneDiff Model Speedup, compared (CKPT=file for your own checkpoint, MODEL=flux)"
+	@echo "make demo    four images without and with OneDiff Model Speedup, compared, and one after a restart; three minutes"
+	@echo "             (CKPT=file for your own checkpoint, MODEL=flux)"
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
 	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"

@@ -13,6 +13,7 @@ from .nodes.old_workflows import (
     OneDiffOldModelSpeedup,
     OneDiffOldNode,
 )
+from .nodes.optimize import OneDiffOptimize
 from .nodes.report import OneDiffReport
 from .nodes.shape_bucket import OneDiffShapeBucket
 from .nodes.step_cache import OneDiffStepCache
@@ -22,18 +23,21 @@ from .onediff_comfy.host.compatibility import host_changes
 from .onediff_comfy.host.legacy.replacements import register_replacements
 from .onediff_comfy.host.node_api import ComfyExtension, io
 from .onediff_comfy.host.routes import add_routes
+from .onediff_comfy.host.settings_file import use_cache_settings
 
-WEB_DIRECTORY = "./web"  # help pages of the nodes
+WEB_DIRECTORY = "./web"  # help pages of the nodes, and what they show in the editor
 
 
 class OneDiffExtension(ComfyExtension):
     async def on_load(self) -> None:
+        use_cache_settings()  # before anything looks for a graph
         host_changes()  # what has changed is said when the host starts
         add_routes()
         await register_replacements()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
+            OneDiffOptimize,  # first in the menu: what most people need
             OneDiffModelSpeedup,
             OneDiffVAESpeedup,
             OneDiffControlNetSpeedup,

@@ -1,9 +1,9 @@
-"""The demo: the same four images without and with OneDiff Model Speedup, in a real ComfyUI.
+"""The demo: the same images without and with OneDiff Model Speedup, in a real ComfyUI, and once more after a restart.
 
     make demo [MODEL=flux] [CKPT=/path/to/checkpoint.safetensors]
 
-Leaves the images and ``report.json`` in ``demo/``. Compiled graphs stay in the demo's own folder, unless
-``ONEDIFF_CACHE_DIR`` names one: then they are kept there, sealed with the key that ComfyUI would use.
+Leaves the images, ``compare.png`` and ``report.json`` in ``demo/``. Compiled graphs stay in the demo's own folder,
+unless ``ONEDIFF_CACHE_DIR`` names one: then they are kept there, sealed with the key that ComfyUI would use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from onediff_comfy.folders import config_folder
 from tools.models.checkpoints import checkpoint_file, ensure_checkpoints
@@ -30,6 +30,11 @@ from .environment import SetupError, comfyui_path, repository
 from .host import ComfyServer, HostError, RunResult
 
 SEEDS = (1, 2, 3, 4)
+COMPARISON = "compare.png"
+ON_A_CPU = (
+    "There is no GPU here that PyTorch can use. The demo shows that the pictures are the same, compiled once, and kept "
+    "across a restart. Speed needs a GPU: on a CPU do not expect any."
+)
 LARGEST_DIFFERENCE = 8
 """In steps of an 8-bit channel. Rounding differs between kernels; more than this can be seen."""
 
@@ -98,6 +103,29 @@ def largest_difference(left: bytes, right: bytes) -> int:
     return int(np.abs(first - second).max())
 
 
+def comparison(plain: bytes, fast: bytes, captions: Sequence[str]) -> Image.Image:
+    """Two images and how they differ, side by side.
+
+    Args:
+        plain: a PNG's bytes.
+        fast: another's, of the same size.
+        captions: below the first, the second, and the difference, which is shown at its largest as white.
+    """
+    first, second = (Image.open(io.BytesIO(data)).convert("RGB") for data in (plain, fast))
+    off = np.abs(np.asarray(first, np.int16) - np.asarray(second, np.int16)).max(axis=2)
+    difference = Image.fromarray((off * (255 // max(1, int(off.max())))).astype(np.uint8)).convert("RGB")
+    side, band = max(_LEAST_SIDE, first.width), 44
+    sheet = Image.new("RGB", (3 * side, side * first.height // first.width + band), "white")
+    font, draw = ImageFont.load_default(size=15), ImageDraw.Draw(sheet)
+    for column, (image, caption) in enumerate(zip((first, second, difference), captions, strict=True)):
+        sheet.paste(image.resize((side, sheet.height - band), Image.Resampling.NEAREST), (column * side, 0))
+        draw.multiline_text((column * side + 8, sheet.height - band + 4), caption, fill="black", font=font)
+    return sheet
+
+
+_LEAST_SIDE = 384  # of a picture in the comparison, so that its caption has room
+
+
 class _Demo:
     def __init__(self, server: ComfyServer, model: Model, checkpoint: str, size: Size, folder: Path) -> None:
         self._server = server
@@ -164,10 +192,12 @@ def run(folder: Path, base: Path) -> None:
     size = Size(512, 20) if cuda else Size(256, 6)
     model = _model()
     packs = [] if model.conditioning is None else [_CONDITIONING]
-    server = ComfyServer(comfyui, base, cpu=not cuda, packs=packs, env=_folders())
+    server, again = (ComfyServer(comfyui, base, cpu=not cuda, packs=packs, env=_folders()) for _ in range(2))
     checkpoint = _checkpoint(model, comfyui, server.checkpoints)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    if not cuda:
+        print(ON_A_CPU, flush=True)
     print("Starting ComfyUI", flush=True)
     with server:
         device = server.get_json("/system_stats")["devices"][0]["name"]
@@ -179,6 +209,11 @@ def run(folder: Path, base: Path) -> None:
         first = demo.report_after_first
         demo.image("onediff 1 again", SEEDS[0], "auto")
         after = demo.report()
+    print("Starting ComfyUI again", flush=True)
+    with again:
+        restarted = _Demo(again, model, checkpoint, size, folder)
+        kept = restarted.image("first image", SEEDS[0], "auto")
+        second = restarted.report()
 
     difference = max(map(largest_difference, plain.images, fast.images))
     graphs = after["graphs"][len(before["graphs"]) :]
@@ -194,13 +229,24 @@ def run(folder: Path, base: Path) -> None:
         "max_abs_diff": difference,
         "engine": "+".join(sorted({graph["engine"] for graph in graphs})) if served and graphs else "none",
         "device": device,
+        "restart_first_s": round(kept.seconds, 3),
+        "restart_compiled": second["compiled"],
+        "restart_loaded": second["loaded"],
         "images": sorted(path.name for path in folder.glob("*.png")),
     }
+    captions = (
+        f"ComfyUI\n{plain.steady:.2f} s",
+        f"with OneDiff: {fast.steady:.2f} s\nfirst {fast.first:.2f} s, after a restart {kept.seconds:.2f} s",
+        f"difference\nat most {difference} of 255",
+    )
+    comparison(plain.images[0], fast.images[0], captions).save(folder / COMPARISON)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     _print_table(report, after["fallbacks"], folder)
     if not served:
         reasons = "; ".join(after["fallbacks"]) or "the host handed no call to the node"
         raise DemoError(f"nothing was accelerated: {reasons}")
+    if second["compiled"]:
+        raise DemoError(f"{second['compiled']} graphs were compiled again after a restart")
     if difference > LARGEST_DIFFERENCE:
         raise DemoError(f"the images differ by {difference} of 255; at most {LARGEST_DIFFERENCE} is rounding")
 
@@ -263,11 +309,15 @@ def _print_table(report: Mapping[str, Any], fallbacks: Mapping[str, int], folder
     print()
     print("The first eager image includes loading the checkpoint, which the onediff images then find loaded;")
     print("the first onediff image includes compiling. Steady is the median of images 2 to 4.")
+    print(
+        f"After a restart of ComfyUI the first image took {report['restart_first_s']:.2f} s: "
+        f"{report['restart_compiled']} compiled, {report['restart_loaded']} loaded. (Loading the checkpoint included.)"
+    )
     if fallbacks:
         print("Some model calls ran without acceleration:")
         for reason, count in fallbacks.items():
             print(f"  {count} x {reason}")
-    print(f"Images and report.json: {os.path.relpath(folder)}/", flush=True)
+    print(f"Images, {COMPARISON} and report.json: {os.path.relpath(folder)}/", flush=True)
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import cache_steps
 from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import STEP_CACHE_THRESHOLD
 
 
 class OneDiffStepCache(io.ComfyNode):
@@ -27,7 +28,7 @@ class OneDiffStepCache(io.ComfyNode):
                 io.Model.Input("model", tooltip="A model that went through OneDiff Model Speedup."),
                 io.Float.Input(
                     "threshold",
-                    default=0.1,
+                    default=STEP_CACHE_THRESHOLD,
                     min=0.0,
                     max=1.0,
                     step=0.01,

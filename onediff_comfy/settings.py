@@ -6,6 +6,12 @@ ENGINE_NAMES = ("auto", "inductor", "oneflow", "cudagraph", "eager")
 PRECISIONS = ("lossless", "fp8")
 """How exactly a model is computed, by the names that workflows store. ``lossless`` differs from eager by rounding."""
 
+GOALS = ("exact", "faster", "fastest")
+"""What OneDiff Optimize is asked for, by the names that workflows store. Only ``exact`` makes eager's picture."""
+
+STEP_CACHE_THRESHOLD = 0.1
+"""How much a first block's result may change before all layers are computed again, unless a person says otherwise."""
+
 MINIMUM_TORCH = (2, 10)
 """The oldest torch whose ``standalone_compile`` does what the Inductor engine needs."""
 

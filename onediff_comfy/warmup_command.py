@@ -1,4 +1,4 @@
-"""``python -m onediff_comfy warmup``: have a running ComfyUI prepare a workflow's buckets, without a screen."""
+"""``onediff-comfy warmup``: have a running ComfyUI prepare a workflow's buckets, without a screen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class WarmupError(RuntimeError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what ``warm_up`` reads from its options."""
     parser.add_argument("--workflow", type=Path, required=True, help=f"a workflow in API form with a {NODE} node")
-    parser.add_argument("--server", default=DEFAULT_SERVER, help=f"a running ComfyUI; {DEFAULT_SERVER} unless given")
+    where = f"a running ComfyUI, as host:port or a URL; {DEFAULT_SERVER} unless given"
+    parser.add_argument("--server", default=DEFAULT_SERVER, help=where)
 
 
 def warm_up(options: argparse.Namespace) -> int:
@@ -37,11 +38,11 @@ def warm_up(options: argparse.Namespace) -> int:
     Progress goes to standard error, results to standard output.
 
     Args:
-        options: ``workflow`` (a path), ``server`` (a URL) and ``json`` (whether to print JSON).
+        options: ``workflow`` (a path), ``server`` (a URL, or host and port) and ``json`` (whether to print JSON).
     """
     try:
         workflow = read_workflow(options.workflow)
-        prepared = asyncio.run(_run(options.server.rstrip("/"), workflow, _say))
+        prepared = asyncio.run(_run(address_of(options.server), workflow, _say))
     except WarmupError as error:
         _say(f"onediff-comfy: {error}")
         return 1
@@ -56,6 +57,11 @@ def warm_up(options: argparse.Namespace) -> int:
             made = f"{bucket['compiled']} compiled, {bucket['loaded']} loaded"
             print(f"{bucket['bucket']:24} {bucket['seconds']:8.1f} s  {made}  {outcome}")  # noqa: T201
     return 1 if any(bucket["problem"] is not None for bucket in prepared) else 0
+
+
+def address_of(server: str) -> str:
+    """Return the URL of a server that is given as one, or as ``host:port``."""
+    return (server if "://" in server else f"http://{server}").rstrip("/")
 
 
 def read_workflow(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The pictures on the nodes' help pages: each node as the editor draws it, where a workflow has it with its wires.
 
-python -m tools.node_pictures     # writes web/docs/NODE/picture.jpg
+python -m tools.node_pictures [NODE...]     # writes web/docs/NODE/picture.jpg; all of them without a name
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ def picture(page: Page, workflow: Mapping[str, Any], node_type: str) -> Image.Im
     return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
 
 
-def main() -> int:
-    """Draw every node that has a help page."""
+def main(names: Sequence[str]) -> int:
+    """Draw these nodes, or every one that has a help page."""
     shipped = workflows()
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
@@ -58,7 +58,7 @@ def main() -> int:
         with ComfyServer(comfyui_path(), base, cpu=True) as server, editor(server) as page:
             page.evaluate("() => app.extensionManager.command.execute('Workspace.ToggleFocusMode')")
             node_types = server.get_json("/object_info")
-            for folder in sorted(HELP.iterdir()):
+            for folder in sorted(folder for folder in HELP.iterdir() if not names or folder.name in names):
                 name = next((name for name, nodes in shipped.items() if _has(nodes, folder.name)), None)
                 if name is None:
                     form = editor_form({"node": {"class_type": folder.name, "inputs": {}}}, node_types, note="")
@@ -74,4 +74,4 @@ def _has(workflow: Mapping[str, Any], node_type: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

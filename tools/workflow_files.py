@@ -33,6 +33,11 @@ _TITLES = {"positive": "Prompt", "negative": "Negative prompt", "second_sampler"
 _OURS = {"color": "#2a4a1d", "bgcolor": "#1e3315"}
 
 NOTES: Mapping[str, str] = {
+    "optimize": """## One node, everything faster
+1. Choose a checkpoint. 2. Choose a **goal**. 3. Queue.
+
+The first picture compiles model, VAE and text encoders, a few minutes, once ever. *exact* makes the same picture; \
+*faster* and *fastest* leave out work and change it: queue the same seed with *exact* and compare.""",
     "text_to_image": """## SDXL, faster
 1. Choose a checkpoint. 2. Queue.
 
@@ -165,6 +170,7 @@ def workflows() -> dict[str, Workflow]:
     }
     controlled["sampler"]["inputs"] |= {"positive": ["apply", 0], "negative": ["apply", 1]}
     return {
+        "optimize": _optimized(),
         "text_to_image": speedup,
         "save_compiled_graph": save,
         "load_compiled_graph": load,
@@ -306,6 +312,18 @@ def _reported() -> Workflow:
         clip=["clip_speedup", 0],
         after=["decode", 0],
     )
+    return workflow
+
+
+def _optimized() -> Workflow:
+    """Text to image with model, VAE and text encoders accelerated by one node."""
+    workflow = text_to_image(_CHECKPOINT, width=1024, height=1024, steps=30, cfg=7.0, seed=1, engine=None)
+    loaded = {"model": ["loader", 0], "clip": ["loader", 1], "vae": ["loader", 2]}
+    workflow["optimize"] = _of("OneDiffOptimize", goal="exact", **loaded)
+    workflow["sampler"]["inputs"]["model"] = ["optimize", 0]
+    workflow["decode"]["inputs"]["vae"] = ["optimize", 1]
+    for prompt in ("positive", "negative"):
+        workflow[prompt]["inputs"]["clip"] = ["optimize", 2]
     return workflow
 
 

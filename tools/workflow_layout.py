@@ -40,6 +40,7 @@ _GROUPS = (
     _group(
         "OneDiff: accelerate",
         _GREEN,
+        "OneDiffOptimize",
         *("OneDiffModelSpeedup", "OneDiffVAESpeedup", "OneDiffControlNetSpeedup", "OneDiffCLIPSpeedup"),
         "OneDiffLoadCompiledGraph",
     ),

@@ -58,6 +58,15 @@ class GraphCache:
         with self._lock:
             self._graphs.pop(key, None)
 
+    def clear(self) -> int:
+        """Forget every graph; return the bytes that they held. What is needed again is loaded again."""
+        with self._lock:
+            held, gone = self._nbytes(), list(self._graphs)
+            self._graphs.clear()
+        for key in gone:
+            self._on_evict(key)
+        return held
+
     def trim(self) -> None:
         """Make what is here hold within the budget again; the most recently used graph stays."""
         with self._lock:

@@ -16,7 +16,8 @@ from ..settings import GRAPHS_FOLDER
 from .compatibility import KINDS, host_changed
 from .language import errors_in_their_language, in_their_language
 from .preparation.shape_bucket import CUSTOM, FACTOR, choose_size, read_buckets
-from .report.status import status_of
+from .presets import preset_for
+from .report.status import forget_parts, status_of
 from .versions import why_not
 
 if TYPE_CHECKING:
@@ -55,6 +56,43 @@ def cache_steps(model: Any, threshold: float, node_id: str | None) -> Any:
     from .adapters.model import with_step_cache
 
     return with_step_cache(model, threshold, node_id)
+
+
+def optimize(things: Mapping[str, Any], goal: str, node_id: str | None) -> dict[str, Any]:
+    """Return accelerated copies of a MODEL, and of a VAE and a CLIP where there are, by one choice for all.
+
+    Args:
+        things: by keys of ``compatibility.KINDS``; None for what is not connected, whose output then is empty.
+        goal: one of ``settings.GOALS``.
+        node_id: the node that shows what is going on, in a line for each of them.
+    """
+    forget_parts(node_id)
+    chosen = preset_for(goal, things["model"])
+    made = dict(things)
+    for kind, thing in _connected(things).items():
+        more = {"precision": chosen.precision} if kind == "model" else {}
+        made[kind] = speed_up(kind, thing, "auto", _part_of(node_id, KINDS[kind]), **more)
+    if chosen.threshold and made["model"] is not things["model"]:
+        made["model"] = cache_steps(made["model"], chosen.threshold, _part_of(node_id, "Step Cache"))
+    return made | _empty(things)
+
+
+def _part_of(node_id: str | None, name: str) -> str | None:
+    return None if node_id is None else f"{node_id}.{name}"
+
+
+def _empty(things: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the outputs of all that is not connected give: whoever uses one is told that there is nothing."""
+    from comfy_execution.graph_utils import ExecutionBlocker
+
+    texts = {
+        kind: message(
+            "the output {kind} is empty because nothing is connected to the input {kind}; connect it", kind=kind
+        )
+        for kind, thing in things.items()
+        if thing is None
+    }
+    return {kind: ExecutionBlocker(in_their_language(text)) for kind, text in texts.items()}
 
 
 @errors_in_their_language()
@@ -112,17 +150,10 @@ def load_compiled(
     elif any(_passes_through(kind, node_id) for kind in needed):
         reason = message("not loaded: {reason}", reason=why_not(*needed))
         return dict(things), in_their_language(reason)
-    from comfy_execution.graph_utils import ExecutionBlocker
-
     from .artifacts import load_graphs
 
     loaded, inside = load_graphs(connected, name, strict, node_id)
-    for kind in things.keys() - loaded.keys():
-        nothing = message(
-            "the output {kind} is empty because nothing is connected to the input {kind}; connect it", kind=kind
-        )
-        loaded[kind] = ExecutionBlocker(in_their_language(nothing))
-    return loaded, in_their_language(inside)
+    return {**loaded, **_empty(things)}, in_their_language(inside)
 
 
 def _connected(things: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,20 @@
 """HTTP routes that the pack adds to ComfyUI's server.
 
-GET /onediff/report   what was compiled, what served how many calls, and why anything was slow: of this process,
-                      under "objects" of everything that is accelerated now, and under "problems" what
-                      this host no longer has that we rely on
+GET  /onediff/report         what was compiled, what served how many calls, and why anything was slow: of this process,
+                             under "objects" of everything that is accelerated now, and under "problems" what this host
+                             no longer has that we rely on
+GET  /onediff/panel          what the editor's sidebar shows (report/panel.py)
+POST /onediff/panel/remove   {"keys": [...]}: removes these graphs from disk and memory
+POST /onediff/panel/clear    removes all of them
+POST /onediff/panel/free     throws away what graphs hold in memory
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from .compatibility import host_changed, host_changes
 from .versions import torch_too_old
@@ -36,3 +43,40 @@ def add_routes() -> None:
         from .report.report import live_objects, process_report
 
         return web.json_response({**process_report(), "objects": live_objects(), "problems": problems})
+
+    _add_panel(routes, web)
+
+
+def _add_panel(routes: Any, web: Any) -> None:
+    """Add the routes of the sidebar. Files are read and removed on a thread, so that the server goes on answering."""
+
+    async def answer(work: Callable[[], Any]) -> Any:
+        if host_changed("everything") is not None:
+            return web.json_response({"problems": host_changes()}, status=503)
+        return web.json_response(await asyncio.to_thread(work))
+
+    @routes.get("/onediff/panel")
+    async def panel(_request: web.Request) -> web.Response:
+        return await answer(lambda: _panel().panel())
+
+    @routes.post("/onediff/panel/remove")
+    async def remove(request: web.Request) -> web.Response:
+        body = await request.json()
+        keys = body.get("keys") if isinstance(body, dict) else None
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            return web.json_response({"error": "keys must be a list of keys"}, status=400)
+        return await answer(lambda: {"removed": _panel().remove(keys)})
+
+    @routes.post("/onediff/panel/clear")
+    async def clear(_request: web.Request) -> web.Response:
+        return await answer(lambda: {"removed": _panel().clear()})
+
+    @routes.post("/onediff/panel/free")
+    async def free(_request: web.Request) -> web.Response:
+        return await answer(lambda: {"freed_bytes": _panel().free_memory()})
+
+
+def _panel() -> Any:
+    from .report import panel  # imports the core, which may be too old a torch's
+
+    return panel

@@ -21,6 +21,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import safetensors
@@ -224,6 +225,29 @@ def unpack(content: bytes) -> list[Artifact]:
     except ArtifactError:
         raise
     except Exception as error:  # damaged bytes can fail in any of the parsers above
+        raise ArtifactError(
+            message("the file is damaged ({kind}: {error})", kind=type(error).__name__, error=_in_short(error))
+        ) from error
+
+
+def manifests_in(path: Path) -> list[Manifest]:
+    """Return what a file's header says of its graphs, without reading their parts; nobody has vouched for it yet.
+
+    Raises:
+        ArtifactError: this is no artifact, or its header is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            (length,) = struct.unpack("<Q", start)
+            if length > _MAX_HEADER:
+                raise ArtifactError(message("the file is cut short, or is not a compiled graph"))
+            content = start + file.read(length)
+        return [Manifest.from_json(entry["manifest"]) for entry in _entries(content)]
+    except (ArtifactError, OSError):
+        raise
+    except Exception as error:  # as in unpack
         raise ArtifactError(
             message("the file is damaged ({kind}: {error})", kind=type(error).__name__, error=_in_short(error))
         ) from error

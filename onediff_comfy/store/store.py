@@ -70,6 +70,7 @@ class GraphStore:
             used go.
 
     Attributes:
+        folders: ``folder`` and those that are only read.
         notes: small facts about graphs and calls.
     """
 
@@ -79,8 +80,8 @@ class GraphStore:
         self.folder = folder
         self.limit = limit
         self._trust = trust
-        self._folders = (folder, *read_only)
-        self.notes = Notes(self._folders, trust)
+        self.folders = (folder, *read_only)
+        self.notes = Notes(self.folders, trust)
 
     @property
     def shared(self) -> bool:
@@ -91,7 +92,7 @@ class GraphStore:
 
     def find(self, key: str) -> VerifiedArtifact | None:
         """Return the artifact for a graph key, sealed or trusted, its parts checked; None if there is none."""
-        for folder in self._folders:
+        for folder in self.folders:
             path = path_in(folder, _GRAPHS, key)
             try:
                 artifact = self.verified(_graph_in(path), path)
@@ -189,7 +190,7 @@ class GraphStore:
     def entries(self) -> list[Entry]:
         """Return every graph file, most recently used first."""
         found = []
-        for folder in self._folders:
+        for folder in self.folders:
             for path in (folder / _GRAPHS).glob(f"*{SUFFIX}"):
                 with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
                     found.append(self._entry(path))

@@ -22,6 +22,7 @@ import filelock
 
 from ..files import OTHERS_ANYTHING, OTHERS_WRITE, NotPrivate, read_regular, write_atomically
 from ..messages import message
+from ..terminal import own_command
 from .artifact import Artifact, parse_json
 
 log = logging.getLogger(__name__)
@@ -115,8 +116,9 @@ class Trust:
             message(
                 "the graph in {source} was not compiled by this installation, and a compiled graph is code that runs "
                 "on your machine. If you trust where it came from: "
-                "python -m onediff_comfy graphs import --trust {path}",
+                "{command} graphs import --trust {path}",
                 source=source,
+                command=own_command(),
                 path=json.dumps(str(source)),
             )
         )

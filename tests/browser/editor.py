@@ -60,9 +60,13 @@ class Editor:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "opened.json"
             file.write_text(text, encoding="utf-8")
-            self._file_dialog().set_files(file)
-            self.page.wait_for_timeout(_SETTLED_MS)
-            self.close_dialogs()
+            self.open_file(file)
+
+    def open_file(self, file: Path) -> None:
+        """Open a file, a picture with a workflow in it for instance, through the editor's own file dialog."""
+        self._file_dialog().set_files(file)
+        self.page.wait_for_timeout(_SETTLED_MS)
+        self.close_dialogs()
 
     def _file_dialog(self) -> FileChooser:
         for _ in range(10):  # the page listens to keys some time after it is drawn
@@ -198,8 +202,8 @@ class Editor:
         self.page.reload()
         self._wait_until_ready()
 
-    def find(self, words: str, title: str) -> None:
-        """Type into the search that a double click on the empty canvas opens, until a node is found.
+    def find(self, words: str, title: str) -> list[str]:
+        """Type into the search that a double click on the empty canvas opens, until a node is found; the nodes' names.
 
         Raises:
             PlaywrightTimeout: it is not.
@@ -209,7 +213,10 @@ class Editor:
         self._open_search(size["width"] / 2, size["height"] * 0.96)
         self.page.keyboard.type(words)
         self.page.get_by_role("option").filter(has_text=title).first.wait_for()
+        names = [text.split("\n")[0] for text in self.page.get_by_role("option").all_inner_texts()]
         self.page.keyboard.press("Escape")
+        self.page.wait_for_timeout(_SETTLED_MS)  # or what is typed next goes into the box that is closing
+        return names
 
     def _open_search(self, x: float, y: float, tries: int = 5) -> None:
         """Double click there; again if nothing comes of it, as happens while the canvas is being drawn."""

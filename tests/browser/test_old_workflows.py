@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from controls import install_controls
 from editor import Editor
 from migration import NAMES, api_form, editor_form, migrated
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Page
 
 from dev.host import ComfyServer
@@ -101,3 +104,54 @@ def test_what_was_saved_afterwards_opens_without_a_question(replaced: Callable[[
     assert page.get_by_role("button", name="View details").count() == 0
     assert page.get_by_role("button", name="Replace All").count() == 0
     assert _sent(page) == before
+
+
+def test_each_replaced_node_has_the_height_that_it_needs(replaced: Callable[[str], Editor]) -> None:
+    """The editor gives it the size of the node that was there."""
+    for name in NAMES:
+        sizes = replaced(name).page.evaluate(
+            """() => window.app.graph.nodes.filter(node => node.type.startsWith("OneDiff"))
+                .map(node => [node.type, node.size[1], node.computeSize()[1]])"""
+        )
+        assert len(sizes) > 3
+        assert [size for size in sizes if size[1] != size[2]] == []
+
+
+@pytest.fixture(scope="module")
+def editor(open_for_all: Callable[..., Editor], server: ComfyServer) -> Editor:
+    install_controls(server)
+    return open_for_all()
+
+
+@pytest.mark.parametrize("form", ["json", "png"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_in_the_apis_form_keeps_nodes_and_wires(editor: Editor, tmp_path: Path, name: str, form: str) -> None:
+    """The editor asks no question about such a file, and by itself would leave out what it does not know."""
+    workflow = api_form(name)
+    if form == "json":
+        editor.open_text(json.dumps(workflow))
+    else:
+        about = PngInfo()
+        about.add_text("prompt", json.dumps(workflow))
+        Image.new("RGB", (8, 8)).save(tmp_path / "image.png", pnginfo=about)
+        editor.open_file(tmp_path / "image.png")
+    sent, expected = _sent(editor.page), migrated(workflow)
+    assert {node: content["class_type"] for node, content in sent.items()} == {
+        node: content["class_type"] for node, content in expected.items()
+    }
+    for node, content in expected.items():
+        for given, value in content["inputs"].items():
+            assert sent[node]["inputs"][given] == value, (node, given)
+
+
+def test_a_picture_with_the_editors_form_is_offered_replacements(editor: Editor, tmp_path: Path) -> None:
+    about = PngInfo()
+    about.add_text("workflow", editor_form("speedup_nodes"))
+    about.add_text("prompt", json.dumps(api_form("speedup_nodes")))
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png", pnginfo=about)
+    editor.open_file(tmp_path / "image.png")
+    _replace_all(editor.page)
+    expected = migrated(api_form("speedup_nodes"))
+    assert sorted(node["class_type"] for node in _sent(editor.page).values()) == sorted(
+        node["class_type"] for node in expected.values()
+    )

@@ -56,5 +56,5 @@ def test_a_changed_file_on_the_command_line_itself(tmp_path: Path, number: int) 
     environment = {**os.environ, **folders, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert KEY in done.stdout and "0 of 1 graphs are whole and trusted" in done.stdout
+    assert KEY in done.stdout and "0 of 1 graph is whole and trusted" in done.stdout
     assert done.stderr == ""

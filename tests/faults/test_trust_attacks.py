@@ -96,7 +96,7 @@ def test_a_file_with_a_part_that_its_manifest_does_not_name_is_refused(
     path.write_bytes(added(path.read_bytes(), {name: b"evil"}, first))
     assert store.find(KEY) is None
     status, printed = command("verify")
-    assert (status, "0 of 1 graphs are whole and trusted" in printed) == (1, True)
+    assert (status, "0 of 1 graph is whole and trusted" in printed) == (1, True)
     for arguments in (["import", str(path)], ["import", "--trust", str(path)], ["export", KEY, str(path) + "x"]):
         assert command(*arguments)[0] == 1
     store.save(artifact)
@@ -202,7 +202,7 @@ def test_a_graph_under_another_graphs_name_is_not_whole(store: GraphStore, comma
     path.rename(path.with_name(f"{OTHER}.graph"))
     status, printed = command("verify")
     assert status == 1 and "another graph than its name says" in printed
-    assert "0 of 1 graphs are whole and trusted" in printed
+    assert "0 of 1 graph is whole and trusted" in printed
 
 
 # -- what JSON and manifests may be ----------------------------------------------------------------

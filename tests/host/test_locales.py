@@ -28,7 +28,7 @@ def chinese(server: ComfyServer) -> Iterator[ComfyServer]:
 def test_the_english_texts_are_what_the_nodes_say(server: ComfyServer) -> None:
     """Run ``python -m tools.locales --write`` after a change, and translate what is new."""
     definitions = english(server.get_json("/object_info"))
-    assert len(definitions) == 15
+    assert len(definitions) == 16
     assert (FOLDER / "en" / "nodeDefs.json").read_text(encoding="utf-8") == as_text(definitions)
 
 
@@ -58,7 +58,7 @@ def test_every_choice_is_explained_in_the_tooltip(server: ComfyServer, language:
     """The editor has no translations for choices."""
     definitions = json.loads((FOLDER / language / "nodeDefs.json").read_text(encoding="utf-8"))
     found = list(_choices(server))
-    assert len(found) == 11  # engine and compile of four nodes, mismatch, precision and vae_speedup of one each
+    assert len(found) == 12  # engine and compile of four nodes; mismatch, precision, vae_speedup and goal of one each
     for name, field, options in found:
         for option in options:
             assert f"{option}{colon}" in definitions[name]["inputs"][field]["tooltip"], (name, field, option)

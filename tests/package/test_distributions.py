@@ -76,7 +76,7 @@ def test_the_registrys_archive_is_the_pack(tracked: list[str]) -> None:
     parts = {name.split("/")[0] for name in archive}
     assert {"__init__.py", "nodes", "onediff_comfy", "workflows", "docs", "pyproject.toml", "README.md"} <= parts
     known = {"CHANGELOG.md", "LICENSE", "__init__.py", "docs", "locales", "nodes", "onediff_comfy", "web", "workflows"}
-    assert parts - known == {"pyproject.toml", "README.md"}
+    assert parts - known == {"pyproject.toml", "README.md", "README.zh.md"}
     assert {name for name in tracked if name.startswith((*OUTER, "onediff_comfy/"))} <= set(archive)
 
 

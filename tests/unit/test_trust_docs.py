@@ -193,8 +193,8 @@ def test_the_seal_is_what_the_page_says(tmp_path: Path) -> None:
 
 def test_every_command_on_the_page_is_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (root / "docs" / "trust.md").read_text()
-    commands = re.findall(r"^    python -m onediff_comfy graphs (\w+)", page, re.MULTILINE)
-    assert len(commands) == 6
+    commands = re.findall(r"^    onediff-comfy graphs (\w+)", page, re.MULTILINE)
+    assert len(commands) == 7
     for command in commands:
         with pytest.raises(SystemExit) as ended:
             main(["graphs", command, "--help"])

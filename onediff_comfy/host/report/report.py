@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...messages import Message, joined, message
@@ -91,11 +91,18 @@ def process_report() -> dict[str, Any]:
         "compile_s": round(seconds["compiled"], 3),
         "load_s": round(seconds["loaded"], 3),
         "recompiled": sum(_recompiled(records) for records in made.values()),
+        "background": compiling_in_background(),
         "graphs_in_memory": len(library().cache),
         "graph_bytes": library().cache.nbytes,
         "recording_bytes": library().recordings.nbytes,
         "budget_bytes": library().cache.budget,
     }
+
+
+def compiling_in_background() -> bool:
+    """Return True if another process compiles for this one now."""
+    background = library().background
+    return background is not None and background.busy()
 
 
 def live_objects() -> list[dict[str, Any]]:
@@ -144,9 +151,33 @@ def _recompiled(records: list[dict[str, Any]]) -> int:
 
 
 def text_of(found: Mapping[str, Any]) -> Message:
-    """Return a report as text for people: a few lines per object, then the process."""
+    """Return a report as text for people: what came of it in a line, a few lines per object, then the process."""
     lines = [line for thing in found["objects"] for line in _object_lines(thing)]
-    return joined("\n", [*lines, *_process_lines(found["process"]), *found["problems"]])
+    return joined("\n", [*_headline(found["objects"]), *lines, *_process_lines(found["process"]), *found["problems"]])
+
+
+def _headline(objects: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return ``1.7x · 12.4 s saved · 0 calls eager`` of all objects that had calls; nothing where none had."""
+    called = [thing for thing in objects if thing["accelerated"] and thing["served"] + thing["eager"]]
+    if not called:
+        return []
+    eager_s, graph_s = (sum(times) for times in zip(*map(_times, called), strict=True))
+    parts: list[str] = []
+    if graph_s:
+        parts = [f"{eager_s / graph_s:.1f}x", message("{seconds:.1f} s saved", seconds=eager_s - graph_s)]
+    count = sum(thing["eager"] for thing in called)
+    return [joined(" · ", [*parts, message("{calls} eager", calls=_calls(count))])]
+
+
+def _times(thing: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the seconds that an object's calls would have taken eager, and took, of those of which both are known."""
+    eager_s = graph_s = 0.0
+    for graph in thing["graphs"]:
+        for step in graph["steps"]:
+            calls = graph["served"] / len(graph["steps"])  # how many were of which size is not counted
+            eager_s += calls * step["eager_ms"] / 1000
+            graph_s += calls * step["graph_ms"] / 1000
+    return eager_s, graph_s
 
 
 def _object_lines(thing: Mapping[str, Any]) -> list[Message]:

@@ -87,7 +87,8 @@ def _why_unused(prompt: Any, ours: str, sampler: str) -> Message | None:
 
     By the first node on the way that takes two models.
     """
-    way = way_between(prompt, ours, sampler)
+    # A part of a node that accelerates several things has an id of its own, which the prompt does not have.
+    way = way_between(prompt, ours if prompt.has_node(ours) else ours.partition(".")[0], sampler)
     if way is None:
         return None
     for node in way[1:]:

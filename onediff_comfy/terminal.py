@@ -1,0 +1,45 @@
+"""What the commands print, and how a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from .messages import printable
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line. What a file says may hold anything, and a terminal obeys some of it.
+
+    Args:
+        stream: standard output unless given.
+    """
+    stream = stream or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=stream)
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON, in ASCII: what a terminal acts on is escaped."""
+    for line in json.dumps(value, indent=1).splitlines():
+        say(line)
+
+
+def counted(number: int, thing: str) -> str:
+    """Return ``1 graph``, ``2 graphs``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def own_command() -> str:
+    """Return what runs the pack's commands with this Python, from any folder."""
+    return f"{quoted(sys.executable)} {quoted(Path(__file__).resolve().parent)}"
+
+
+def quoted(text: str | Path) -> str:
+    """Return one argument of a command as a shell takes it."""
+    return subprocess.list2cmdline([str(text)]) if os.name == "nt" else shlex.quote(str(text))

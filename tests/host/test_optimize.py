@@ -1,0 +1,86 @@
+"""The Optimize node in a real ComfyUI: one choice accelerates model, VAE and text encoders."""
+
+from __future__ import annotations
+
+import pytest
+from pictures import FAMILIES, Counters, assert_same_picture, latent_of
+
+from dev.environment import comfyui_path
+from dev.host import ComfyServer, RunResult
+from tools.models.checkpoints import checkpoint_file, ensure_checkpoints
+from tools.workflows import Workflow
+
+FLUX = FAMILIES["flux"]
+
+
+def _optimized(workflow: Workflow, goal: str, *kinds: str) -> Workflow:
+    """The same with the node behind the loader, which takes these besides the model."""
+    outputs = {"model": 0, "clip": 1, "vae": 2}
+    taken = {kind: ["loader", outputs[kind]] for kind in ("model", *kinds)}
+    workflow["optimize"] = {"class_type": "OneDiffOptimize", "inputs": {"goal": goal, **taken}}
+    workflow["sampler"]["inputs"]["model"] = ["optimize", 0]
+    return workflow
+
+
+def _said(result: RunResult) -> list[str]:
+    """The lines on the node at the end."""
+    return [text for node, text in result.texts if node == "optimize"][-1].splitlines()
+
+
+def test_exact_is_the_same_picture_and_model_vae_and_clip_are_accelerated(server: ComfyServer) -> None:
+    expected = latent_of(server.run(FLUX.workflow(1, size=64)))
+    ensure_checkpoints(comfyui_path(), server.checkpoints, ["sd15_tiny"])
+    workflow = _optimized(FLUX.workflow(1, size=64), "exact", "vae")
+    workflow["decode"]["inputs"]["vae"] = ["optimize", 1]
+    # The tiny Flux has no text encoder; another checkpoint's is encoded with, and shown.
+    encoder = {"ckpt_name": checkpoint_file("sd15_tiny")}
+    workflow["other"] = {"class_type": "CheckpointLoaderSimple", "inputs": encoder}
+    workflow["optimize"]["inputs"]["clip"] = ["other", 1]
+    workflow["encode"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["optimize", 2], "text": "a lighthouse"}}
+    workflow["show"] = {"class_type": "PreviewAny", "inputs": {"source": ["encode", 0]}}
+    drawn = {"model": ["optimize", 0], "vae": ["optimize", 1], "after": ["decode", 0]}
+    workflow["report"] = {"class_type": "OneDiffReport", "inputs": drawn}
+    encoded = {"clip": ["optimize", 2], "after": ["encode", 0]}
+    workflow["clip_report"] = {"class_type": "OneDiffReport", "inputs": encoded}
+    counters = Counters(server)
+    result = server.run(workflow)
+    assert_same_picture(latent_of(result), expected)
+    assert (counters.reused, counters.fallbacks) == (0, {})
+    reports = [report for name in ("report", "clip_report") for report in result.outputs[name]["report"]]
+    served = {thing["kind"]: (thing["served"] > 0, thing["eager"]) for found in reports for thing in found["objects"]}
+    assert served == {"MODEL": (True, 0), "VAE": (True, 0), "CLIP": (True, 0)}
+    said = dict(line.split(": ", 1) for line in _said(result))
+    assert sorted(said) == ["CLIP", "MODEL", "VAE"]
+    assert said["MODEL"].startswith("compiled graph · 64×64 b1")
+
+
+def test_faster_has_a_step_cache(server: ComfyServer) -> None:
+    """How many steps it reuses depends on trained weights; test_step_cache.py has thresholds at which it does."""
+    workflow = _optimized(FLUX.workflow(2, size=64), "faster")
+    counters = Counters(server)
+    result = server.run(workflow)
+    latent_of(result)
+    assert (counters.served, counters.fallbacks) == (FLUX.steps, {})
+    assert all("step cache" in graph["what"] for graph in counters.graphs)
+    model, cache = _said(result)
+    assert model.startswith("MODEL: compiled graph · 64×64 b1")
+    assert cache == f"Step Cache: {counters.reused} of {FLUX.steps} calls reused"
+
+
+def test_an_output_without_its_input_says_what_to_connect(server: ComfyServer) -> None:
+    workflow = _optimized(FLUX.workflow(3, size=64), "exact")
+    workflow["decode"]["inputs"]["vae"] = ["optimize", 1]
+    result = server.run(workflow)
+    assert result.error is not None
+    assert "the output vae is empty" in result.error["exception_message"]
+
+
+def test_it_is_the_first_of_our_nodes(server: ComfyServer) -> None:
+    """The editor's menu has the order in which the host names them."""
+    ours = [name for name, info in server.get_json("/object_info").items() if info["category"] == "OneDiff"]
+    assert ours[0] == "OneDiffOptimize"
+
+
+@pytest.mark.parametrize("words", ["speed", "compile", "optimize", "faster", "fp8", "cache", "编译", "加速"])
+def test_it_is_found_by_what_people_search_for(server: ComfyServer, words: str) -> None:
+    assert words in server.get_json("/object_info/OneDiffOptimize")["OneDiffOptimize"]["search_aliases"]

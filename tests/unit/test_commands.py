@@ -1,0 +1,282 @@
+"""The command line: from any folder, by any Python, in sentences that a person can act on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_trust_docs import artifact_of
+
+from onediff_comfy import __version__, doctor_command, host_version
+from onediff_comfy.__main__ import main
+from onediff_comfy.doctor_command import MISSING, NOTE, OK, Finding, examine
+from onediff_comfy.store.artifact import Artifact, pack
+from onediff_comfy.store.store import GraphStore
+from onediff_comfy.store.trust import Trust
+from onediff_comfy.warmup_command import address_of
+
+KEY = "5" * 64
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> GraphStore:
+    kept = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
+    kept.save(artifact_of("UNetModel all sizes"))
+    return kept
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``onediff-comfy …`` with the folders of ``store``; exit status, and everything printed."""
+    monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ONEDIFF_CONFIG_DIR", str(tmp_path / "config"))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main([*arguments])
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"onediff-comfy {__version__}\n")
+
+
+# -- graphs --------------------------------------------------------------------------------------
+
+
+def test_the_list_says_which_model_family_and_sizes(store: GraphStore, command: Command) -> None:
+    status, printed = command("graphs", "list")
+    assert status == 0
+    assert "Stable Diffusion  all sizes" in printed and "UNetModel" not in printed
+    assert printed.splitlines()[-1].startswith("1 graph, ")
+    (row,) = json.loads(command("graphs", "list", "--json")[1])
+    assert (row["family"], row["sizes"], row["target"]) == ("Stable Diffusion", "all sizes", "UNetModel all sizes")
+
+
+def test_a_graph_is_removed_by_the_beginning_of_its_key(store: GraphStore, command: Command) -> None:
+    assert command("graphs", "remove", "6")[0] == 1
+    assert len(store.entries()) == 1
+    status, printed = command("graphs", "remove", KEY[:5])
+    assert (status, store.entries()) == (0, [])
+    assert printed.startswith("removed 1 graph;")
+
+
+def test_what_a_shared_folder_holds_is_not_removed(
+    store: GraphStore, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDIFF_SHARED_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path / "own"))
+    status, printed = command("graphs", "remove", KEY)
+    assert status == 1 and "is in a shared folder" in printed
+    assert len(store.entries()) == 1
+
+
+def test_a_file_is_verified_and_shown_as_a_kept_graph_is(store: GraphStore, command: Command, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.graph", tmp_path / "theirs.graph"
+    assert command("graphs", "export", KEY, str(ours))[0] == 0
+    theirs.write_bytes(pack([artifact_of("UNetModel all sizes")]))
+    assert command("graphs", "verify", str(ours), KEY[:9]) == (0, "2 of 2 graphs are whole and trusted\n")
+    status, printed = command("graphs", "verify", str(theirs))
+    assert status == 1 and printed.endswith("0 of 1 graph is whole and trusted\n")
+    assert f"{theirs}: the graph in {theirs} was not compiled by this installation" in printed
+    for what in (str(theirs), KEY):
+        assert "Stable Diffusion all sizes" in command("graphs", "show", what)[1]
+
+
+def test_a_damaged_part_of_a_file_is_found(store: GraphStore, command: Command, tmp_path: Path) -> None:
+    (entry,) = store.entries()
+    assert entry.artifact is not None
+    damaged = Artifact(entry.artifact.manifest_text, entry.artifact.seal, {**entry.artifact.data, "constants": b"x"})
+    (tmp_path / "damaged.graph").write_bytes(pack([damaged]))
+    status, printed = command("graphs", "verify", str(tmp_path / "damaged.graph"))
+    assert status == 1 and "part constants is damaged" in printed
+
+
+@pytest.mark.parametrize("verb", ["import", "show", "verify"])
+def test_a_foreign_file_is_named_with_a_remedy(command: Command, tmp_path: Path, verb: str) -> None:
+    foreign = tmp_path / "unet.graph"
+    foreign.write_bytes(b"of OneFlow")
+    status, printed = command("graphs", verb, str(foreign))
+    assert status == 1
+    assert printed.startswith(f"onediff-comfy: {foreign}: the file is ")
+    assert "run its workflow once" in printed
+
+
+def test_a_file_of_another_installation_is_named_with_the_command_that_takes_it(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.graph").write_bytes(pack([artifact_of("Net float32[2x4]@cpu")]))
+    monkeypatch.chdir(tmp_path)
+    status, printed = command("graphs", "import", "theirs.graph")
+    assert status == 1 and "was not compiled by this installation" in printed
+    remedy = printed.strip().partition("trust where it came from: ")[2]
+    done = subprocess.run(remedy, shell=True, cwd="/", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"kept 1 graph from {tmp_path / 'theirs.graph'}\n"), done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="shells of POSIX")
+def test_a_pipe_that_nobody_reads_any_more_ends_quietly(store: GraphStore, tmp_path: Path) -> None:
+    package = Path(host_version.__file__).parent
+    script = f"{sys.executable} {package} graphs list | true; echo ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "ONEDIFF_CACHE_DIR": str(tmp_path / "cache"), "ONEDIFF_CONFIG_DIR": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_it_runs_from_any_folder_also_by_an_isolated_python(root: Path, tmp_path: Path) -> None:
+    """Windows' embedded Python takes no PYTHONPATH and looks at no current folder, as -I does everywhere."""
+    environment = {**os.environ, "ONEDIFF_CACHE_DIR": str(tmp_path)}
+    for package in (root / "onediff_comfy", os.path.relpath(root / "onediff_comfy", tmp_path)):
+        done = subprocess.run(
+            [sys.executable, "-I", str(package), "graphs", "list"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, f"no compiled graphs in {tmp_path}\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("localhost:8188", "http://localhost:8188"),
+        ("192.168.1.7:8000/", "http://192.168.1.7:8000"),
+        ("https://comfy.example/sub/", "https://comfy.example/sub"),
+    ],
+)
+def test_a_server_is_named_by_host_and_port_or_by_url(given: str, url: str) -> None:
+    assert address_of(given) == url
+
+
+# -- doctor --------------------------------------------------------------------------------------
+
+
+def found(name: str, comfyui: Path | None = None) -> Finding:
+    (finding,) = (finding for finding in examine(comfyui) if finding.name == name)
+    return finding
+
+
+class _Cuda(SimpleNamespace):
+    def is_available(self) -> bool:
+        return True
+
+    def get_device_properties(self, _number: int) -> Any:
+        return SimpleNamespace(name="GeForce", major=self.major, minor=6, total_memory=12 << 30)
+
+
+def gpu_torch(major: int = 8, version: str = "2.11.0+cu128") -> Any:
+    return SimpleNamespace(__version__=version, version=SimpleNamespace(cuda="12.8", hip=None), cuda=_Cuda(major=major))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_command, "_imported_torch", gpu_torch)
+
+
+def pretend_installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
+    """Packages have these versions, or are not there."""
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name not in versions:
+            return real(name)
+        if (pretended := versions[name]) is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return pretended
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_all_is_well_where_all_is_there(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the developer environment."""
+    status, printed = command("doctor")
+    assert (status, printed.splitlines()[-1]) == (0, "nothing is missing"), printed
+    status, printed = command("doctor", "--json")
+    assert status == 0 and {finding["state"] for finding in json.loads(printed)} <= {OK, NOTE}
+
+
+def test_a_missing_torch_is_named_with_the_command_and_nothing_else_of_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_command, "_imported_torch", lambda: None)
+    status, printed = command("doctor")
+    assert status == 1
+    assert f"run: {sys.executable} -m pip install --upgrade torch torchvision torchaudio" in printed
+    assert "Triton" not in printed and "GPU" not in printed
+
+
+def test_an_old_torch_keeps_its_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_command, "_imported_torch", lambda: gpu_torch(version="2.9.1+cu126"))
+    finding = found("torch")
+    assert finding.state == MISSING and "2.10 or newer" in finding.text
+    assert finding.command.endswith("--index-url https://download.pytorch.org/whl/cu128")
+
+
+def test_triton_is_asked_for_where_there_is_a_gpu(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed(monkeypatch, triton="3.6.0")
+    assert found("Triton").state == OK
+    pretend_installed(monkeypatch, triton=None, **{"triton-windows": None})
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["filelock", "triton==3.6.0; platform == 'Linux'"])
+    finding = found("Triton")
+    assert (finding.state, finding.command) == (MISSING, f"{sys.executable} -m pip install triton==3.6.0")
+
+
+@pytest.mark.parametrize(("major", "state"), [(8, OK), (6, NOTE)])
+def test_the_gpu_is_named_with_its_capability(monkeypatch: pytest.MonkeyPatch, major: int, state: str) -> None:
+    monkeypatch.setattr(doctor_command, "_imported_torch", lambda: gpu_torch(major))
+    finding = found("GPU")
+    assert finding.state == state
+    assert finding.text.startswith(f"GeForce, 12 GB, compute capability {major}.6")
+    assert ("engine cudagraph" in finding.text) == (state == NOTE)
+
+
+def test_a_compiler_that_compiles_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", shutil.which("false") or "false")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name.endswith(("false", "apt-get")) else None)
+    finding = found("C++ compiler")
+    assert finding.state == MISSING and "compiles nothing" in finding.text
+    assert finding.command == "sudo apt-get install g++"
+
+
+def test_a_folder_that_cannot_be_written_to_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path / "file"))
+    finding = found("cache folder")
+    assert finding.state == MISSING and str(tmp_path / "file") in finding.text
+    assert finding.command.startswith("export ONEDIFF_CACHE_DIR=")
+
+
+def test_the_host_is_found_around_the_pack_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert found("ComfyUI").state == NOTE
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.18.2"\n')
+    assert found("ComfyUI") == Finding("ComfyUI", OK, f"0.18.2 in {tmp_path}")
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.16.2"\n')
+    finding = found("ComfyUI", tmp_path)
+    assert (finding.state, finding.command) == (MISSING, f"git -C {tmp_path} pull")
+    assert "0.16.3 or newer" in finding.text
+    pack_file = tmp_path / "custom_nodes" / "onediff-comfy" / "onediff_comfy" / "host_version.py"
+    monkeypatch.setattr(host_version, "__file__", str(pack_file))
+    monkeypatch.chdir("/")
+    assert host_version.find_comfyui() == tmp_path
+
+
+def test_the_oldest_host_is_the_one_that_the_registry_is_told(root: Path) -> None:
+    wanted = ".".join(map(str, host_version.MINIMUM_COMFYUI))
+    assert f'requires-comfyui = ">={wanted}"' in (root / "pyproject.toml").read_text(encoding="utf-8")
