@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import types
 import weakref
@@ -74,34 +75,45 @@ class BlockServer:
         if kind not in self._kinds:
             self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
         with self._kinds[kind].in_place(block, model.device) as image:
+            variadic = _variadic(image.forward)
             try:
-                arguments = bind(image.forward, args, kwargs)
+                arguments = {variadic: tuple(args), **kwargs} if variadic else bind(image.forward, args, kwargs)
             except NotCovered:  # which is found out there once more, and counted
                 return self._serve(image, image.forward, args, kwargs)
-            output, written = self._serve(image, _telling_what_it_writes(image.forward), (), arguments)
+            output, written = self._serve(image, _telling_what_it_writes(image.forward, variadic), (), arguments)
         tensors = _tensors(arguments)
         for index, value in written.items():
             tensors[int(index)].copy_(value)
         return output
 
 
-def _telling_what_it_writes(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _variadic(forward: Callable[..., Any]) -> str | None:
+    """Return the name of the parameter that takes all positional arguments, as SD3's blocks have; None if none does."""
+    first = next(iter(inspect.signature(forward).parameters.values()), None)
+    return first.name if first is not None and first.kind is first.VAR_POSITIONAL else None
+
+
+def _telling_what_it_writes(forward: Callable[..., Any], variadic: str | None) -> Callable[..., Any]:
     """Return a function that gives what ``forward`` gives, and what it leaves in those of its tensors it writes to.
 
     Blocks add to what they are given in place. A graph cannot, and eager may run on the same tensors after it. So the
     function runs on copies. Tensors of inference mode do not count who writes to them, so the copies are none.
+
+    Args:
+        forward: of a block.
+        variadic: the name under which the function is given all positional arguments, if it takes any number of them.
     """
 
-    @functools.wraps(forward)
     def telling(**arguments: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         with torch.inference_mode(False), torch.no_grad():
             own = {name: _copied(value) if name != _OPTIONS else value for name, value in arguments.items()}
             tensors = _tensors(own)
             versions = [tensor._version for tensor in tensors]
-            output = forward(**own)
+            output = forward(*own.pop(variadic), **own) if variadic else forward(**own)
             written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
         return output, {str(index): tensors[index] for index in written}
 
+    telling.__module__ = forward.__module__
     telling.__qualname__ = f"{forward.__qualname__}{OF_A_BLOCK}"
     return telling
 
