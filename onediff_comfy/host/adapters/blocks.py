@@ -25,6 +25,7 @@ from ..process.services import OF_A_BLOCK
 from ..weights.residency import StreamedModules, is_streamed, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy, Serve
+from .records import closed, opened
 
 _OPTIONS = "transformer_options"
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -80,6 +81,7 @@ class BlockServer:
                 arguments = {variadic: tuple(args), **kwargs} if variadic else bind(image.forward, args, kwargs)
             except NotCovered:  # which is found out there once more, and counted
                 return self._serve(image, image.forward, args, kwargs)
+            arguments = {name: value if name == _OPTIONS else opened(value) for name, value in arguments.items()}
             output, written = self._serve(image, _telling_what_it_writes(image.forward, variadic), (), arguments)
         tensors = _tensors(arguments)
         for index, value in written.items():
@@ -109,7 +111,8 @@ def _telling_what_it_writes(forward: Callable[..., Any], variadic: str | None) -
             own = {name: _copied(value) if name != _OPTIONS else value for name, value in arguments.items()}
             tensors = _tensors(own)
             versions = [tensor._version for tensor in tensors]
-            output = forward(*own.pop(variadic), **own) if variadic else forward(**own)
+            given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
+            output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
             written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
         return output, {str(index): tensors[index] for index in written}
 
