@@ -9,6 +9,9 @@ functions and on its own streams, and an image of the module holds what they gav
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import inspect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -19,15 +22,26 @@ import torch
 from ...capture.call import NotCovered
 from ...messages import message
 from ..adapters.module_image import ModuleImage
+from ..compatibility import Use
 from .dynamic_vram import is_dynamic
 
 _KEYS = ("weight", "bias")
-_BRING = "cast_modules_with_vbar"  # not in all hosts that have Dynamic VRAM
+_PREFETCH = "comfy.model_prefetch"
+_BRING = (
+    Use("comfy.ops", "cast_modules_with_vbar", ("comfy_modules", "dtype", "device", "bias_dtype", "non_blocking")),
+    Use(
+        "comfy.ops",
+        "resolve_cast_module_with_vbar",
+        ("s", "dtype", "device", "bias_dtype", "compute_dtype", "want_requant"),
+    ),
+    Use("comfy.model_management", "sync_stream", ("device", "stream")),
+)
 # What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
 _NOTES = frozenset(
     (
         *("comfy_cast_weights", "prev_comfy_cast_weights", "comfy_patched_weights", "seed_key"),
         *("_v", "_v_signature", "_v_weight", "_v_bias", "_prefetch", "_pins", "_pin_state"),
+        *("_v_block", "_v_block_faulted", "_comfy_graph"),  # of hosts that record blocks as CUDA graphs
         *(f"{key}{function}" for key in _KEYS for function in ("_function", "_lowvram_function")),
     )
 )
@@ -43,7 +57,24 @@ def is_streamed(model: Any) -> bool:
 
 def must_stay_dynamic(patcher: Any) -> bool:
     """Return True for a model in Dynamic VRAM whose weights do not fit on the device, but can be brought there."""
-    return is_dynamic(patcher) and hasattr(comfy.ops, _BRING) and not fits(patcher)
+    return is_dynamic(patcher) and can_bring() and not fits(patcher)
+
+
+@functools.cache
+def can_bring() -> bool:
+    """Return True if this host has what brings layers of Dynamic VRAM, as we call it. Not all that have it do."""
+    try:
+        taken = inspect.signature(importlib.import_module(_PREFETCH).cleanup_prefetched_modules).parameters
+    except (ImportError, AttributeError):
+        return False
+    return all(use.problem() is None for use in _BRING) and taken.keys() <= {"module", "comfy_modules"}
+
+
+def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
+    """Have the host take back what it brought for layers of ``module``. Hosts since 0.31 are told the module, too."""
+    taken = importlib.import_module(_PREFETCH).cleanup_prefetched_modules
+    given = {"module": module, "comfy_modules": layers}
+    taken(**{name: given[name] for name in inspect.signature(taken).parameters})
 
 
 def fits(patcher: Any) -> bool:
@@ -109,8 +140,6 @@ class StreamedModules:
             self._cast(layers, device)
             yield
             return
-        import comfy.model_prefetch  # hosts without it have no Dynamic VRAM, or another one
-
         stream = comfy.ops.cast_modules_with_vbar(
             dynamic, None, device, None, memory.device_supports_non_blocking(device)
         )
@@ -123,7 +152,7 @@ class StreamedModules:
         finally:
             if stream is not None:
                 stream.wait_stream(memory.current_stream(device))
-            comfy.model_prefetch.cleanup_prefetched_modules(dynamic)
+            take_back(layers[0], dynamic)
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""

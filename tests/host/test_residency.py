@@ -1,0 +1,18 @@
+"""Blocks are served from Dynamic VRAM where the host can be told to take their weights back, and nowhere else."""
+
+from __future__ import annotations
+
+from scripts import printed_by
+
+from dev.environment import comfyui_path
+
+
+def test_weights_are_taken_back_as_each_release_wants_it() -> None:
+    found = printed_by("taken_back.py", comfyui_path())
+    assert {name: result["can"] for name, result in found.items()} == {
+        "its own": True,
+        "of_0_30": True,
+        "of_0_31": True,
+        "of_one_to_come": False,
+    }
+    assert all(result["right"] for result in found.values()), found
