@@ -223,6 +223,18 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
 """What we use of the host, by the kind of object that cannot be accelerated without it."""
 
 
+BRINGS_WEIGHTS = (
+    Use("comfy.ops", "cast_modules_with_vbar", ("comfy_modules", "dtype", "device", "bias_dtype", "non_blocking")),
+    Use(
+        "comfy.ops",
+        "resolve_cast_module_with_vbar",
+        ("s", "dtype", "device", "bias_dtype", "compute_dtype", "want_requant"),
+    ),
+    Use(_MEMORY, "sync_stream", ("device", "stream")),
+    Use("comfy.model_prefetch", "cleanup_prefetched_modules"),
+)
+"""By these the weights of a whole block in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
+
 _MEANWHILE = {
     "everything": "nothing is accelerated",
     "MODEL": "no MODEL is accelerated",

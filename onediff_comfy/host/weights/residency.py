@@ -22,20 +22,11 @@ import torch
 from ...capture.call import NotCovered
 from ...messages import message
 from ..adapters.module_image import ModuleImage
-from ..compatibility import Use
+from ..compatibility import BRINGS_WEIGHTS
 from .dynamic_vram import is_dynamic
 
 _KEYS = ("weight", "bias")
 _PREFETCH = "comfy.model_prefetch"
-_BRING = (
-    Use("comfy.ops", "cast_modules_with_vbar", ("comfy_modules", "dtype", "device", "bias_dtype", "non_blocking")),
-    Use(
-        "comfy.ops",
-        "resolve_cast_module_with_vbar",
-        ("s", "dtype", "device", "bias_dtype", "compute_dtype", "want_requant"),
-    ),
-    Use("comfy.model_management", "sync_stream", ("device", "stream")),
-)
 # What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
 _NOTES = frozenset(
     (
@@ -67,7 +58,7 @@ def can_bring() -> bool:
         taken = inspect.signature(importlib.import_module(_PREFETCH).cleanup_prefetched_modules).parameters
     except (ImportError, AttributeError):
         return False
-    return all(use.problem() is None for use in _BRING) and taken.keys() <= {"module", "comfy_modules"}
+    return all(use.problem() is None for use in BRINGS_WEIGHTS) and taken.keys() <= {"module", "comfy_modules"}
 
 
 def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
