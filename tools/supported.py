@@ -34,6 +34,19 @@ EXCLUDED = ("cosmos",)
 """Families whose graphs for all sizes exclude the very sizes that they were made for, by conditions: each change costs
 another such capture, for it may hold for other sizes, and one for these sizes."""
 
+STREAMED_AGAIN: Mapping[str, set[str]] = {
+    "svd": {"prompt"},
+    "flux": {"batch"},  # modulations of one sample broadcast, in these too
+    "flux2": {"batch"},
+    "hunyuan_video": {"batch"},
+    "hidream": {"batch"},
+    "ernie_image": {"batch"},
+}
+"""Changes for which a block may need another capture, where a model does not fit and is served block by block."""
+
+STREAMED = tuple(name for name in FAMILIES if name not in REFUSED and not name.startswith("cosmos"))
+"""Families that the tests also run with no weights on the device."""
+
 COMPILED = ("sd3", "qwen_image", "wan21", *QUANTISED)
 """Families of different kinds that Inductor compiles in the tests, too: no wrappers of its own, an image model, a
 video model, and all of fewer bits. Those of the checkpoints that the other tests use (SD1.5, SDXL, Flux) are
@@ -51,8 +64,11 @@ videos) of several sizes, batches and prompt lengths, compared with ComfyUI's ow
 models, Flux and their ControlNets are tested through the server besides; with what other nodes they go together is
 in [coverage.md](coverage.md).
 
-| family | ComfyUI's name | diffusion model | compiled again for another |
-|---|---|---|---|
+Where a model does not fit into memory, graphs of its blocks serve it one after the other; the last column says for what
+a block is compiled again.
+
+| family | ComfyUI's name | diffusion model | compiled again for another | block by block |
+|---|---|---|---|---|
 """
 
 
@@ -76,7 +92,8 @@ def document() -> str:
         if name in COMPILED:
             state += ", Inductor in these tests too"
         again = ", ".join(sorted(CAPTURED_AGAIN.get(name, ()))) or ("–" if name in REFUSED else "nothing")
-        rows.append(f"| {name} | {family.supported} | {state} | {again} |\n")
+        streamed = (", ".join(sorted(STREAMED_AGAIN.get(name, ()))) or "nothing") if name in STREAMED else "not tested"
+        rows.append(f"| {name} | {family.supported} | {state} | {again} | {streamed} |\n")
     return _HEAD.format(host=COMFYUI_VERSION) + "".join(rows) + _formats()
 
 

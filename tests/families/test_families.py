@@ -15,7 +15,7 @@ import pytest
 from dev.environment import comfyui_path, repository
 from tools.models.encoders import ENCODERS
 from tools.models.families import QUANTISED
-from tools.supported import CAPTURED_AGAIN, COMPILED, EXCLUDED, NAMES, REFUSED
+from tools.supported import CAPTURED_AGAIN, COMPILED, EXCLUDED, NAMES, REFUSED, STREAMED, STREAMED_AGAIN
 
 WORKER = Path(__file__).with_name("worker.py")
 BOUND = 1e-4
@@ -33,7 +33,11 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """What workers, several at a time, measured of the families that tests were selected for: by family and engine."""
     folder = tmp_path_factory.mktemp("families")
     selected = [(item.originalname, item.callspec.params["name"]) for item in _tests_here(request)]
-    apart = (test_a_family_is_compiled.__name__, test_a_family_has_the_same_keys_in_every_process.__name__)
+    apart = (
+        test_a_family_is_compiled.__name__,
+        test_a_family_has_the_same_keys_in_every_process.__name__,
+        test_a_family_that_does_not_fit_is_served_block_by_block.__name__,
+    )
     compiled = [name for test, name in selected if test == test_a_family_is_compiled.__name__]
     eager = [name for test, name in selected if test not in apart]
     shares = {"a": ("eager", eager[::2]), "b": ("eager", eager[1::2]), "c": ("inductor", compiled)}
@@ -69,6 +73,25 @@ def keys(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             process.kill()
     reports = [(folder / seed / "report").read_text().splitlines() for seed in ("1", "2")]
     return [{row["family"]: row for row in map(json.loads, report)} for report in reports]
+
+
+@pytest.fixture(scope="module")
+def streamed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By family, what two workers measured whose host keeps no weight on the device."""
+    folder, test = tmp_path_factory.mktemp("streamed"), test_a_family_that_does_not_fit_is_served_block_by_block
+    names = [item.callspec.params["name"] for item in _tests_here(request) if item.originalname == test.__name__]
+    shares = {"a": names[::2], "b": names[1::2]}
+    workers = [_worker(folder / share, "eager", part, "--offloaded") for share, part in shares.items() if part]
+    try:
+        for process in workers:
+            process.wait(timeout=1700)
+    finally:
+        for process in workers:
+            process.kill()
+    for file in folder.glob("*/errors"):
+        assert (file.parent / "report").exists(), file.read_text()[-3000:]
+    rows = [json.loads(line) for file in folder.glob("*/report") for line in file.read_text().splitlines()]
+    return {row["family"]: row for row in rows}
 
 
 def _worker(folder: Path, engine: str, names: list[str], *options: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -128,6 +151,15 @@ def test_a_family_is_compiled(report: Report, name: str) -> None:
     assert row["problem"] is None
     assert row["worst_difference"] <= max(BOUND, TIMES_ITS_RESPONSE * row["response"])
     assert (row["fallbacks"], row["served"] > 0, row["captured_later"]) == ({}, True, [])
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_family_that_does_not_fit_is_served_block_by_block(streamed: dict[str, Any], name: str) -> None:
+    row = streamed[name]
+    assert row["problem"] is None
+    assert row["worst_difference"] <= BOUND
+    assert (row["fallbacks"], row["served"] > row["images"]) == ({}, True)
+    assert set(row["captured_later"]) <= STREAMED_AGAIN.get(name, set())
 
 
 @pytest.mark.parametrize("name", NAMES)
