@@ -41,6 +41,7 @@ STREAMED_AGAIN: Mapping[str, set[str]] = {
     "hunyuan_video": {"batch"},
     "hidream": {"batch"},
     "ernie_image": {"batch"},
+    "pixart": {"size"},  # its blocks are told the size in numbers
 }
 """Changes for which a block may need another capture, where a model does not fit and is served block by block."""
 
