@@ -128,7 +128,7 @@ app.registerExtension({
     document.head.append(style);
 
     api.addEventListener("onediff.status", (/** @type {CustomEvent} */ event) => {
-      show(app, language, event.detail);
+      show({ app, api, language }, event.detail);
       if (event.detail.progress?.phase === "background") followBackground();
     });
     for (const over of ["execution_success", "execution_error", "execution_interrupted"])

@@ -7,6 +7,8 @@ GET  /onediff/panel          what the editor's sidebar shows (report/panel.py)
 POST /onediff/panel/remove   {"keys": [...]}: removes these graphs from disk and memory
 POST /onediff/panel/clear    removes all of them
 POST /onediff/panel/free     throws away what graphs hold in memory
+
+The last three answer 409, with an "error" for people, while the host is running a prompt.
 """
 
 from __future__ import annotations
@@ -53,7 +55,12 @@ def _add_panel(routes: Any, web: Any) -> None:
     async def answer(work: Callable[[], Any]) -> Any:
         if host_changed("everything") is not None:
             return web.json_response({"problems": host_changes()}, status=503)
-        return web.json_response(await asyncio.to_thread(work))
+        try:
+            return web.json_response(await asyncio.to_thread(work))
+        except _panel().Busy as error:
+            from .language import in_their_language
+
+            return web.json_response({"error": in_their_language(str(error))}, status=409)
 
     @routes.get("/onediff/panel")
     async def panel(_request: web.Request) -> web.Response:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from editor import Editor
 from pictures import FAMILIES
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page, Route
 
 from dev.environment import repository
 from dev.host import ComfyServer
@@ -141,6 +141,34 @@ def test_the_search_finds_the_one_node(editor: Editor) -> None:
         assert editor.find(words, "OneDiff Optimize")[0] == "OneDiff Optimize", words
     for words in ("speed", "compile", "cache"):
         assert "OneDiff Optimize" in editor.find(words, "OneDiff Optimize"), words
+
+
+def test_behind_a_path_prefix_the_extension_loads_and_the_diagnosis_is_whole(
+    browser: Browser, own_server: ComfyServer
+) -> None:
+    """As behind a proxy that gives ComfyUI a folder of a site: nothing beside the folder answers."""
+    site = f"{own_server.url}/comfy"
+
+    def through(route: Route) -> None:
+        if route.request.url.startswith(f"{site}/"):
+            route.continue_(url=own_server.url + route.request.url.removeprefix(site))
+        else:
+            route.abort()
+
+    page = browser.new_context(locale="en").new_page()
+    page.route("**/*", through)
+    page.goto(f"{site}/")
+    page.wait_for_function("window.app?.graph && window.app.vueAppReady")
+    page.get_by_role("button", name="OneDiff").first.wait_for()
+    said = page.evaluate(
+        """async () => {
+            const { diagnosis } = await import("/comfy/extensions/onediff-comfy/onediff/status.js");
+            return diagnosis(window.comfyAPI.api.api, "all is well", { type: "OneDiffOptimize" });
+        }"""
+    )
+    page.context.close()
+    assert said.startswith("OneDiffOptimize: all is well\nComfyUI ")
+    assert '"served":' in said
 
 
 def _picture(name: str) -> Path:

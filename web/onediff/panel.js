@@ -3,6 +3,8 @@
 
 import { size, text } from "./texts.js";
 
+const BUSY = 409; // the server is making a picture; what it says is for people
+
 /**
  * @typedef {{key: string, family: string, sizes: string, variant: string, engine: string, used: number,
  *   disk_bytes: number | null, memory_bytes: number | null, compile_s: number, removable: boolean, calls: number,
@@ -38,8 +40,9 @@ export function panel(container, api, language, say) {
   async function act(path, body, words) {
     try {
       const answer = await api.fetchApi(`/onediff/panel/${path}`, { method: "POST", body: JSON.stringify(body) });
-      if (!answer.ok) throw new Error(String(answer.status));
-      say(words(await answer.json()));
+      if (answer.status === BUSY) say((await answer.json()).error, true);
+      else if (!answer.ok) throw new Error(String(answer.status));
+      else say(words(await answer.json()));
     } catch (error) {
       say(text(language(), "failed", { reason: String(error) }), true);
     }

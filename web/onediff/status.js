@@ -6,6 +6,7 @@ import { size, text } from "./texts.js";
 /**
  * @typedef {{phase: import("./texts.js").Key, seconds: number | null, expected: number | null}} Progress
  * @typedef {{node: string, text: string, progress: Progress | null}} Status
+ * @typedef {{app: any, api: any, language: () => string}} Editor ComfyUI's app and api; the api knows the server's path
  */
 
 const WIDGET = "$$node-text-preview"; // in which the editor shows what send_progress_text says
@@ -17,16 +18,16 @@ const working = new Map();
 
 /**
  * Note what a node says, and see to it that it can be read.
- * @param {any} app ComfyUI's
- * @param {() => string} language
+ * @param {Editor} editor
  * @param {Status} status
  */
-export function show(app, language, status) {
+export function show(editor, status) {
+  const app = editor.app;
   if (status.progress) working.set(status.node, { ...status.progress, at: performance.now() });
   else working.delete(status.node);
   app.canvas?.setDirty(true, true);
   const node = nodeOf(app, status.node);
-  if (node) requestAnimationFrame(() => setTimeout(() => fit(app, node, status.text, language), 60));
+  if (node) requestAnimationFrame(() => setTimeout(() => fit(editor, node, status.text), 60));
 }
 
 /** Forget what was under way in a run that is over; a background compilation goes on. */
@@ -108,21 +109,21 @@ function nodeOf(app, id) {
 
 /**
  * Break a status between words, give it the height that it needs, and open all of it at a click.
- * @param {any} app @param {any} node @param {string} said @param {() => string} language
+ * @param {Editor} editor @param {any} node @param {string} said
  */
-function fit(app, node, said, language) {
+function fit(editor, node, said) {
   const element = elementOf(said);
   const widget = node.widgets?.find((/** @type {any} */ one) => one.name === WIDGET);
   if (!element || !widget) return;
   element.dataset.onediff = "status";
-  element.title = text(language(), "open");
-  element.onclick = () => openWhole(said, node, language());
+  element.title = text(editor.language(), "open");
+  element.onclick = () => openWhole(editor, said, node);
   const inner = /** @type {HTMLElement | null} */ (element.querySelector(".break-all"));
   const wanted = Math.min(HIGHEST, (inner?.scrollHeight ?? 20) + 24);
   widget.options.getMinHeight = () => wanted;
   const least = node.computeSize();
   if (node.size[1] < least[1]) node.setSize([node.size[0], least[1]]);
-  app.canvas.setDirty(true, true);
+  editor.app.canvas.setDirty(true, true);
 }
 
 /** @param {string} said @returns {HTMLElement | null} what the editor shows it in */
@@ -135,9 +136,10 @@ function elementOf(said) {
 
 /**
  * Show a status in whole, to be read and copied.
- * @param {string} said @param {any} node @param {string} language
+ * @param {Editor} editor @param {string} said @param {any} node
  */
-function openWhole(said, node, language) {
+function openWhole(editor, said, node) {
+  const language = editor.language();
   const dialog = document.createElement("dialog");
   dialog.className = "onediff-dialog";
   const title = document.createElement("h3");
@@ -147,7 +149,7 @@ function openWhole(said, node, language) {
   const copy = document.createElement("button");
   copy.textContent = text(language, "copy");
   copy.onclick = async () => {
-    const copied = await copyText(await diagnosis(said, node));
+    const copied = await copyText(await diagnosis(editor.api, said, node));
     copy.textContent = text(language, copied ? "copied" : "notCopied");
   };
   const close = document.createElement("button");
@@ -161,14 +163,15 @@ function openWhole(said, node, language) {
 
 /**
  * Return what somebody who is asked for help wants to know: the text, versions, counters.
+ * @param {any} api ComfyUI's
  * @param {string} said @param {any} node
  * @returns {Promise<string>}
  */
-export async function diagnosis(said, node) {
+export async function diagnosis(api, said, node) {
   const lines = [`${node.type}: ${said}`];
   try {
     const [stats, report] = await Promise.all(
-      ["/system_stats", "/onediff/report"].map(async (path) => (await fetch(path)).json()),
+      ["/system_stats", "/onediff/report"].map(async (path) => (await api.fetchApi(path)).json()),
     );
     const { comfyui_version: host, python_version: python, pytorch_version: torch, os } = stats.system;
     lines.push(`ComfyUI ${host}, torch ${torch}, Python ${python}, ${os}`);

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...messages import message
@@ -10,7 +11,12 @@ from ...model_families import ALL_SIZES, GraphWords, describe
 from ...store.descriptions import Description, described
 from ..language import in_their_language
 from ..process.process import library, metrics, store
+from ..process.prompts import between_prompts
 from .report import compiling_in_background, live_objects
+
+
+class Busy(Exception):
+    """The host is running a prompt, which may be using the graphs; the message is for people."""
 
 
 def panel() -> dict[str, Any]:
@@ -40,23 +46,50 @@ def panel() -> dict[str, Any]:
 
 
 def remove(keys: Sequence[str]) -> int:
-    """Remove graphs from disk and memory; return how many files went. Only what the folder that we write has."""
+    """Remove graphs from disk and memory; return how many files went. Only what the folder that we write has.
+
+    Raises:
+        Busy: the host is running a prompt. Its next step would compile what is gone.
+    """
     wanted = set(keys)
     found = [each for each in described(store()) if each.removable and each.manifest.key in wanted]
-    for each in found:
-        library().cache.discard(each.manifest.key)
-        store().remove(each.manifest.key)
+    with _unused():
+        for each in found:
+            library().cache.discard(each.manifest.key)
+            store().remove(each.manifest.key)
     return len(found)
 
 
 def clear() -> int:
-    """Remove every graph from disk and memory; return how many files went."""
+    """Remove every graph from disk and memory; return how many files went.
+
+    Raises:
+        Busy: the host is running a prompt.
+    """
     return remove([each.manifest.key for each in described(store())])
 
 
 def free_memory() -> int:
-    """Throw away what graphs and CUDA graph recordings hold in memory; return the bytes. It is loaded when needed."""
-    return library().recordings.release() + library().cache.clear()
+    """Throw away what graphs and CUDA graph recordings hold in memory; return the bytes. It is loaded when needed.
+
+    Raises:
+        Busy: the host is running a prompt. A recording's memory must not go while the GPU replays it.
+    """
+    with _unused():
+        return library().recordings.release() + library().cache.clear()
+
+
+@contextlib.contextmanager
+def _unused() -> Iterator[None]:
+    """Keep the host from starting a prompt, so that nobody uses a graph.
+
+    Raises:
+        Busy: it is running one.
+    """
+    with between_prompts() as between:
+        if not between:
+            raise Busy(message("ComfyUI is making a picture that may use these graphs; try again when it is done"))
+        yield
 
 
 def _served(live: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -8,20 +8,18 @@ accelerated clones share as ordinary clones of the host share a model, and which
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ..adapters.attach import release_on_detach
+from ..process.prompts import between_prompts
 
 log = logging.getLogger(__name__)
 
@@ -156,27 +154,13 @@ class _ResidentForm:
         form = reference()
         if form is None:
             return
-        with _between_prompts() as between:
+        # When a model goes the host takes it out of its list of loaded models, on the thread where that happens. A
+        # prompt may be walking through that list.
+        with between_prompts() as between:
             if between:
                 form._kept = None
         if not between:
             form._let_go_in(_RETRY_SECONDS)
-
-
-@contextlib.contextmanager
-def _between_prompts() -> Iterator[bool]:
-    """Whether the host is running no prompt; if so it starts none in here.
-
-    When a model goes the host takes it out of its list of loaded models, on the thread where that happens. A
-    prompt may be walking through that list.
-    """
-    server = getattr(sys.modules.get("server"), "PromptServer", None)  # not imported: it is there, or there is none
-    queue: Any = getattr(getattr(server, "instance", None), "prompt_queue", None)
-    if not hasattr(queue, "mutex") or not hasattr(queue, "currently_running"):
-        yield True
-        return
-    with queue.mutex:
-        yield not queue.currently_running
 
 
 @functools.cache
