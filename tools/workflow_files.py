@@ -17,6 +17,7 @@ from typing import Any
 from dev.environment import comfyui_path, repository
 from dev.host import PACK_NAME, ComfyServer
 
+from .templates import TITLES, model_file
 from .workflow_layout import place
 from .workflows import Workflow, text_to_image
 
@@ -416,6 +417,7 @@ def _node(
         {"name": label, "type": kind, "links": []}
         for label, kind in zip(info["output_name"], info["output"], strict=True)
     ]
+    models = [found for value in node["inputs"].values() if isinstance(value, str) and (found := model_file(value))]
     return {
         "id": numbers[name],
         "type": node["class_type"],
@@ -430,6 +432,7 @@ def _node(
             "Node name for S&R": node["class_type"],
             # Where the node is not installed the editor names the pack that has it.
             **({"cnr_id": PACK_NAME} if ours else {}),
+            **({"models": models} if models else {}),  # the editor offers to download what is missing
         },
         "widgets_values": values,
         **({"title": _TITLES[name]} if name in _TITLES else {}),
@@ -452,10 +455,10 @@ def _size(
 
 
 def write(folder: Path, node_types: Mapping[str, Any]) -> None:
-    """Write every workflow into ``folder``: ``NAME.json`` for the editor, ``api/NAME.json`` for the API."""
+    """Write every workflow into ``folder``: ``TITLE.json`` for the editor, ``api/NAME.json`` for the API."""
     (folder / "api").mkdir(parents=True, exist_ok=True)
     for name, workflow in workflows().items():
-        (folder / f"{name}.json").write_text(_json(editor_form(workflow, node_types, NOTES[name])))
+        (folder / f"{TITLES[name]}.json").write_text(_json(editor_form(workflow, node_types, NOTES[name])))
         (folder / "api" / f"{name}.json").write_text(_json(workflow))
 
 

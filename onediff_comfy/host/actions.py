@@ -166,11 +166,12 @@ def _kinds(things: Mapping[str, Any]) -> list[str]:
 
 
 def saved_files() -> list[str]:
-    """Return the names of the files that can be loaded now."""
+    """Return the names of the files that can be loaded now; where there is none, what to do, in their place."""
     if host_changed("files") is not None:  # the list is part of a node's schema, and the node is to load
         return []
     add_model_folder()
-    return folder_paths.get_filename_list(GRAPHS_FOLDER)
+    found: list[str] = folder_paths.get_filename_list(GRAPHS_FOLDER)
+    return found or [in_their_language(message("none yet: use OneDiff Save Compiled Graph"))]
 
 
 def add_model_folder() -> None:

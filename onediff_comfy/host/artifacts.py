@@ -15,6 +15,7 @@ from ..engines import choose
 from ..engines.base import EngineError
 from ..files import check_name, read_regular, write_atomically
 from ..messages import Message, joined, message, printable
+from ..model_families import ALL_SIZES, describe
 from ..serving.dispatcher import Dispatcher
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
@@ -123,6 +124,14 @@ def _read(name: str) -> list[VerifiedArtifact]:
     """
     found = folder_paths.get_full_path(FOLDER, name)
     if found is None:
+        if not folder_paths.get_filename_list(FOLDER):
+            raise ValueError(
+                message(
+                    "models/{folder} has no compiled graph yet: use OneDiff Save Compiled Graph first, or put a file "
+                    "there and press R",
+                    folder=FOLDER,
+                )
+            )
         raise ValueError(message("there is no file {name} in models/{folder}", name=name, folder=FOLDER))
     path = Path(found)
     try:
@@ -238,22 +247,34 @@ def _other_choice(artifact: Artifact, kind: str, made: Any) -> Message | None:
     return None
 
 
+_FOR_PEOPLE = ("torch", "python", "os", "device", "architecture")  # `graphs show FILE` prints the whole environment
+
+
 def summary(artifacts: Sequence[Artifact]) -> str:
     """Return what is inside a file, for people: a few lines per graph."""
     lines: list[str] = []
     for artifact in artifacts:
         manifest = artifact.manifest
         size = sum(part.size for part in manifest.parts.values()) / 2**20
-        lines.append(printable(f"{manifest.target} · {manifest.engine} · {size:.1f} MB"))
+        words = describe(manifest.target, manifest.shapes["axes"])
+        lines.append(
+            message(
+                "{family}, {sizes} · {engine} · {size:.1f} MB",
+                family=printable(", ".join(filter(None, (words.family, words.variant)))),
+                sizes=message("all sizes") if words.sizes == ALL_SIZES else printable(words.sizes),
+                engine=printable(manifest.engine),
+                size=size,
+            )
+        )
         lines.append(
             message(
                 "  compiled {when} in {seconds:.0f} s",
-                when=printable(manifest.created),
+                when=printable(manifest.created[:10]),
                 seconds=manifest.compile_seconds,
             )
         )
-        environment = ", ".join(f"{name} {value}" for name, value in sorted(manifest.environment.items()))
-        lines.append("  " + printable(environment))
+        environment = (f"{name} {manifest.environment.get(name, '')}" for name in _FOR_PEOPLE)
+        lines.append("  " + printable(", ".join(environment)))
     return joined("\n", lines)
 
 

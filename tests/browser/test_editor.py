@@ -16,6 +16,7 @@ from shipped import small
 
 from dev.environment import repository
 from dev.host import ComfyServer
+from tools.templates import TITLES
 from tools.workflow_files import workflows
 from tools.workflows import Workflow
 
@@ -80,7 +81,7 @@ def test_a_workflow_opens_runs_and_shows_its_image(
     install_controls(server)
     install_model_parts(server)
     editor = open_editor()
-    editor.open_text((repository() / "workflows" / f"{name}.json").read_text())
+    editor.open_text((repository() / "workflows" / f"{TITLES[name]}.json").read_text())
     assert not [node["type"] for node in editor.nodes() if node["missing"]]
     workflow: Workflow = small(name, 600 + len(name))
     for node in workflow.values():
@@ -104,8 +105,19 @@ def test_the_search_finds_the_node(open_editor: Callable[..., Editor], words: st
 def test_the_template_browser_has_every_workflow_with_its_picture(open_editor: Callable[..., Editor]) -> None:
     editor = open_editor()
     shown = editor.templates("onediff-comfy")
-    assert sorted(shown) == sorted(workflows())
+    assert sorted(shown) == sorted(TITLES[name] for name in workflows())
     assert all(shown.values()), "a template without its picture"
+
+
+def test_a_template_offers_to_download_its_models(open_editor: Callable[..., Editor]) -> None:
+    editor = open_editor()
+    page = editor.page
+    page.get_by_text("Templates").first.click()
+    page.get_by_role("dialog").get_by_text("onediff-comfy", exact=True).click()
+    page.get_by_test_id(f"template-workflow-{TITLES['text_to_image_sd15']}").click()
+    page.get_by_role("button", name="View details").click()
+    page.get_by_text("v1-5-pruned-emaonly-fp16.safetensors").first.wait_for()
+    page.get_by_role("button", name=re.compile("Download")).first.wait_for()
 
 
 def _every_node() -> Workflow:
@@ -153,7 +165,7 @@ def _is_chinese(text: str) -> bool:
 def test_a_workflow_that_is_saved_and_opened_again_is_the_same(open_editor: Callable[..., Editor]) -> None:
     """What the editor writes for our nodes it reads again, values at their places."""
     editor = open_editor()
-    text = (repository() / "workflows" / "shape_bucket.json").read_text()
+    text = (repository() / "workflows" / f"{TITLES['shape_bucket']}.json").read_text()
     editor.open_text(text)
     before = editor.nodes()
     editor.open_text(json.dumps(editor.page.evaluate("() => window.app.graph.serialize()")))

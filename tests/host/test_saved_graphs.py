@@ -69,10 +69,18 @@ def saved(server: ComfyServer) -> Path:
         **_used(["speedup", 0], 1),
         "keep": _node("OneDiffSaveCompiledGraph", vae=["speedup", 0], filename="a vae", after=["again", 0]),
     }
+    (none, *others) = server.get_json("/object_info/OneDiffLoadCompiledGraph")["OneDiffLoadCompiledGraph"]["input"][
+        "required"
+    ]["file"][1]["options"]
+    assert (none, others) == ("none yet: use OneDiff Save Compiled Graph", [])
+    chosen: Workflow = {"loader": _tiny(), "load": _loaded(none, vae=["loader", 0])}
+    chosen["show"] = _node("PreviewAny", source=["load", 1])
+    assert "has no compiled graph yet: use OneDiff Save Compiled Graph first" in error_of(server.run(chosen))
     result = server.run(workflow)
     assert max(_errors(result)) <= BOUND
     (inside,) = result.outputs["keep"]["text"]
-    assert "AutoencoderKL decode all sizes" in inside and "AutoencoderKL encode all sizes" in inside
+    assert not set("[]{}'@") & set(inside), "for people, not Python's repr"
+    assert "VAE decode, all sizes · inductor" in inside and "VAE encode, all sizes · inductor" in inside
     return server.base_dir / "models" / "onediff_graphs" / "a vae.graph"
 
 
@@ -213,7 +221,7 @@ def test_save_says_what_is_missing_for_a_vae_and_compiles_it_for_a_latent(saved:
     result = server.run(workflow)
     assert result.status == "success", result.error
     (inside,) = result.outputs["keep"]["text"]
-    assert "AutoencoderKL decode all sizes" in inside and "AutoencoderKL encode all sizes" in inside
+    assert "VAE decode, all sizes · inductor" in inside and "VAE encode, all sizes · inductor" in inside
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pictures import Counters
 from shipped import FOLDER, SD15, small
 
 from dev.host import ComfyServer
+from tools.templates import TITLES
 from tools.workflow_files import NOTES, editor_form, workflows, write
 from tools.workflows import Workflow
 
@@ -29,7 +30,7 @@ def test_the_files_are_what_the_code_and_this_host_make(server: ComfyServer, tmp
 @pytest.mark.parametrize("name", workflows())
 def test_the_editors_form_says_the_same_as_the_api_form(server: ComfyServer, name: str) -> None:
     node_types = server.get_json("/object_info")
-    editor = json.loads((FOLDER / f"{name}.json").read_text())
+    editor = json.loads((FOLDER / f"{TITLES[name]}.json").read_text())
     api = json.loads((FOLDER / "api" / f"{name}.json").read_text())
     assert _as_api(editor, node_types, list(api)) == api
     assert editor_form(api, node_types, NOTES[name]) == editor
@@ -38,7 +39,7 @@ def test_the_editors_form_says_the_same_as_the_api_form(server: ComfyServer, nam
 @pytest.mark.parametrize("name", workflows())
 def test_the_editors_form_is_laid_out_to_be_read(name: str) -> None:
     """No node covers another, every wire runs to the right, every node is in one group, and a note says what to do."""
-    editor = json.loads((FOLDER / f"{name}.json").read_text())
+    editor = json.loads((FOLDER / f"{TITLES[name]}.json").read_text())
     nodes = {node["id"]: node for node in editor["nodes"]}
     boxes = {number: _box(node) for number, node in nodes.items()}
     for one, other in itertools.combinations(boxes, 2):

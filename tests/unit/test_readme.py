@@ -15,6 +15,7 @@ from onediff_comfy.__main__ import main
 from onediff_comfy.host_version import MINIMUM_COMFYUI
 from onediff_comfy.settings import DISK_LIMIT_BYTES, ENGINE_NAMES, GOALS, MINIMUM_TORCH
 from tools.readme import PLOT, RESULTS, block, plot, report, rows, with_block
+from tools.templates import TITLES
 from tools.workflow_files import workflows
 
 MOST_WORDS, MOST_TABLES = 900, 3
@@ -112,7 +113,7 @@ def test_what_it_names_is_there(root: Path, page: str) -> None:
     assert {f"engine: {name}" for name in ENGINE_NAMES} & inline == {"engine: cudagraph"}
     assert "compile: background" in inline
     assert all(f"*{goal}*" in page for goal in GOALS)
-    assert "*optimize*" in page and "optimize" in workflows()
+    assert f"*{TITLES['optimize']}*" in page and "optimize" in workflows()
     assert f"torch {'.'.join(map(str, MINIMUM_TORCH))} " in page.replace("。", " 。").replace("\n", " ")
     assert f"ComfyUI {'.'.join(map(str, MINIMUM_COMFYUI))} " in page
 
