@@ -10,15 +10,50 @@ import struct
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from .messages import printable
 
 NODE = "OneDiffWarmUp"
 DEFAULT_SERVER = "http://127.0.0.1:8188"
 
 _LOOK_EVERY_S = 20
 _TEXT_MESSAGE = 3  # BinaryEventTypes.TEXT in ComfyUI's protocol.py
+
+
+class Progress:
+    """What a person sees of a warm-up on standard error: a bar on a terminal, and lines where they are kept."""
+
+    def __init__(self) -> None:
+        self._bar = _bar() if sys.stderr.isatty() else None
+
+    def say(self, text: str) -> None:
+        """Show what the node says now."""
+        if self._bar is None:
+            _say(text)
+        else:
+            self._bar.set_description_str(printable(text))
+
+    def reached(self, number: int, of: int) -> None:
+        """Show how many buckets are done."""
+        if self._bar is not None:
+            self._bar.total, self._bar.n = of, number
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """Leave the terminal to what is printed next."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _bar() -> Any | None:
+    try:
+        from tqdm import tqdm  # the host's; lines do where this Python is another
+    except ImportError:
+        return None
+    return tqdm(total=0, file=sys.stderr, bar_format="{n_fmt}/{total_fmt} |{bar:20}| {elapsed} {desc}", leave=False)
 
 
 class WarmupError(RuntimeError):
@@ -42,7 +77,11 @@ def warm_up(options: argparse.Namespace) -> int:
     """
     try:
         workflow = read_workflow(options.workflow)
-        prepared = asyncio.run(_run(address_of(options.server), workflow, _say))
+        progress = Progress()
+        try:
+            prepared = asyncio.run(_run(address_of(options.server), workflow, progress))
+        finally:
+            progress.close()
     except WarmupError as error:
         _say(f"onediff-comfy: {error}")
         return 1
@@ -97,7 +136,7 @@ def _warm_up_nodes(workflow: Mapping[str, Any]) -> list[str]:
     return [name for name, node in workflow.items() if node["class_type"] == NODE]
 
 
-async def _run(server: str, workflow: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
+async def _run(server: str, workflow: Mapping[str, Any], progress: Progress) -> list[dict[str, Any]]:
     """Have the server run the Warm Up nodes and what they need, nothing else. Return the figures of each bucket."""
     import aiohttp  # the host's; here and not above, so that the other commands do without
 
@@ -111,7 +150,7 @@ async def _run(server: str, workflow: Mapping[str, Any], say: Callable[[str], No
         ):
             prompt_id = await _hand_in(session, server, workflow, client)
             try:
-                await _follow(session, messages, server, prompt_id, workflow, say)
+                await _follow(session, messages, server, prompt_id, workflow, progress)
             except asyncio.CancelledError:
                 await _stop(session, server, prompt_id)
                 raise
@@ -150,7 +189,7 @@ async def _hand_in(session: Any, server: str, workflow: Mapping[str, Any], clien
 
 
 async def _follow(
-    session: Any, messages: Any, server: str, prompt_id: str, workflow: Mapping[str, Any], say: Callable[[str], None]
+    session: Any, messages: Any, server: str, prompt_id: str, workflow: Mapping[str, Any], progress: Progress
 ) -> None:
     """Pass on what the nodes show until the server is done.
 
@@ -174,14 +213,14 @@ async def _follow(
         if message.type == WSMsgType.BINARY:
             text = _status_text(message.data, workflow)
             if text is not None:
-                say(text)
+                progress.say(text)
         elif message.type != WSMsgType.TEXT:
             raise WarmupError("ComfyUI closed the connection; its log says why. What was prepared by then is kept")
-        elif _is_last(json.loads(message.data), prompt_id, workflow, say):
+        elif _is_last(json.loads(message.data), prompt_id, workflow, progress):
             return None
 
 
-def _is_last(event: Mapping[str, Any], prompt_id: str, workflow: Mapping[str, Any], say: Callable[[str], None]) -> bool:
+def _is_last(event: Mapping[str, Any], prompt_id: str, workflow: Mapping[str, Any], progress: Progress) -> bool:
     """Return True if the server is done with the prompt, by one of its messages.
 
     Raises:
@@ -190,12 +229,14 @@ def _is_last(event: Mapping[str, Any], prompt_id: str, workflow: Mapping[str, An
     kind, data = event["type"], event["data"]
     if data.get("prompt_id") != prompt_id:
         return False
+    if kind == "progress" and data.get("node") in _warm_up_nodes(workflow):
+        progress.reached(data["value"], data["max"])
     if kind == "execution_error":
         raise WarmupError(f"node {data['node_id']} ({data['node_type']}): {data['exception_message'].strip()}")
     if kind == "execution_interrupted":
         raise WarmupError("somebody stopped it; what was prepared is kept, and another run goes on from there")
     if kind == "execution_cached" and set(_warm_up_nodes(workflow)) <= set(data["nodes"]):
-        say("this server prepared these buckets before, and nothing changed since; the figures are of then")
+        progress.say("this server prepared these buckets before, and nothing changed since; the figures are of then")
     # The last message about a prompt; execution_success comes before the history is written.
     return bool(kind == "executing" and data.get("node") is None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from onediff_comfy.doctor_command import MISSING, NOTE, OK, Finding, examine
 from onediff_comfy.store.artifact import Artifact, pack
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
-from onediff_comfy.warmup_command import address_of
+from onediff_comfy.warmup_command import Progress, _is_last, address_of
 
 KEY = "5" * 64
 Command = Callable[..., tuple[int, str]]
@@ -162,6 +163,38 @@ def test_it_runs_from_any_folder_also_by_an_isolated_python(root: Path, tmp_path
 )
 def test_a_server_is_named_by_host_and_port_or_by_url(given: str, url: str) -> None:
     assert address_of(given) == url
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _follow_two_of_three(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> str:
+    """What stands on standard error when a server has prepared two of three buckets."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = Progress()
+    workflow = {"7": {"class_type": "OneDiffWarmUp", "inputs": {}}}
+    about = {"prompt_id": "ours", "max": 3}
+    for value in (1, 2):
+        progress.say(f"{value + 1} of 3: 64x64 b{value} …")
+        assert not _is_last(
+            {"type": "progress", "data": {**about, "node": "7", "value": value}}, "ours", workflow, progress
+        )
+    _is_last({"type": "progress", "data": {**about, "node": "another", "value": 3}}, "ours", workflow, progress)
+    progress.close()
+    return stream.getvalue()
+
+
+def test_on_a_terminal_a_bar_shows_how_far_a_warm_up_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _follow_two_of_three(monkeypatch, _Terminal())
+    assert "2/3 |#" in shown or "2/3 |█" in shown
+    assert "3 of 3: 64x64 b2" in shown and "3/3" not in shown
+    assert "\n3 of 3" not in shown
+
+
+def test_elsewhere_each_bucket_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _follow_two_of_three(monkeypatch, io.StringIO()) == "2 of 3: 64x64 b1 …\n3 of 3: 64x64 b2 …\n"
 
 
 # -- doctor --------------------------------------------------------------------------------------
