@@ -27,11 +27,12 @@ class Editor:
 
     Attributes:
         page: Playwright's.
+        server: whose editor it is.
         errors: script errors of the page so far.
     """
 
     def __init__(self, page: Page, server: ComfyServer) -> None:
-        self.page, self._server = page, server
+        self.page, self.server = page, server
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.goto(server.url)
@@ -53,7 +54,7 @@ class Editor:
 
     def open(self, workflow: Workflow) -> None:
         """Open a workflow, given in API form, in the form that the editor saves."""
-        self.open_text(json.dumps(editor_form(workflow, self._server.get_json("/object_info"), note="")))
+        self.open_text(json.dumps(editor_form(workflow, self.server.get_json("/object_info"), note="")))
 
     def open_text(self, text: str) -> None:
         """Open a file with this text, through the editor's own file dialog."""
@@ -84,14 +85,14 @@ class Editor:
         Raises:
             AssertionError: the server did not take the workflow, or it failed.
         """
-        before = set(self._server.get_json("/history"))
+        before = set(self.server.get_json("/history"))
         self.press_run()
         deadline = time.monotonic() + timeout
-        while not (new := set(self._server.get_json("/history")) - before):
+        while not (new := set(self.server.get_json("/history")) - before):
             assert time.monotonic() < deadline, f"not done after {timeout:.0f} s"
             self.page.wait_for_timeout(200)
         (prompt,) = new
-        status = self._server.get_json(f"/history/{prompt}")[prompt]["status"]
+        status = self.server.get_json(f"/history/{prompt}")[prompt]["status"]
         assert status["status_str"] == "success", status
         self.page.wait_for_timeout(_SETTLED_MS)
 

@@ -15,6 +15,7 @@ from dev.host import ComfyServer
 
 FLUX = FAMILIES["flux"]
 NODE = "OneDiffModelSpeedup"
+OURS = sorted(path.name for path in (repository() / "web" / "docs").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +30,15 @@ def editor(open_for_all: Callable[..., Editor], own_server: ComfyServer) -> Edit
     return open_for_all(of=own_server)
 
 
-def _bar(page: Page) -> str | None:
+def _bar(page: Page, language: str = "en") -> str | None:
     """What is written on the bar of the first node of ours now, as the extension draws it."""
     return page.evaluate(
-        """async type => {
+        """async ([type, language]) => {
             const { barOf } = await import("/extensions/onediff-comfy/onediff/status.js");
             const node = window.app.graph.nodes.find(node => node.type === type);
-            return barOf(String(node.id), "en")?.label ?? null;
+            return barOf(String(node.id), language)?.label ?? null;
         }""",
-        NODE,
+        [NODE, language],
     )
 
 
@@ -169,6 +170,71 @@ def test_behind_a_path_prefix_the_extension_loads_and_the_diagnosis_is_whole(
     page.context.close()
     assert said.startswith("OneDiffOptimize: all is well\nComfyUI ")
     assert '"served":' in said
+
+
+_CUT = """types => types.map(type => {
+    const node = LiteGraph.createNode(type);
+    window.app.graph.add(node);
+    const context = window.app.canvas.canvas.getContext("2d");
+    context.save();
+    context.font = node.titleFontStyle;
+    const needed = LiteGraph.NODE_TITLE_HEIGHT + context.measureText(node.getTitle()).width;
+    context.restore();
+    const room = node.size[0];
+    window.app.graph.remove(node);
+    return [node.getTitle(), needed, room];
+}).filter(([_, needed, room]) => needed > room)"""
+
+
+def test_the_titles_of_new_nodes_are_not_cut(editor: Editor) -> None:
+    assert editor.page.evaluate(_CUT, OURS) == []
+
+
+def test_the_settings_have_a_page(editor: Editor) -> None:
+    page = editor.page
+    _open_settings(page)
+    for name in ("Folder of compiled graphs", "Megabytes that compiled graphs may take", "Engine of new nodes"):
+        page.get_by_role("dialog").get_by_text(name).first.wait_for()
+    page.get_by_role("dialog").get_by_text("Who waits for compiling, of new nodes").first.wait_for()
+    editor.screenshot(_picture("settings"))
+    page.keyboard.press("Escape")
+
+
+def _open_settings(page: Page) -> None:
+    page.keyboard.press("Control+,")
+    page.get_by_role("dialog").get_by_text("OneDiff", exact=True).first.click()
+    page.wait_for_timeout(500)
+
+
+def test_in_chinese_bar_sidebar_status_and_settings_are_chinese(editor: Editor) -> None:
+    """The last of this file: the language is the installation's."""
+    page = editor.page
+    editor.choose_language("中文")
+    assert page.evaluate(_CUT, OURS) == []
+    editor.open(FLUX.workflow(706, "inductor", size=(64, 160)))
+    editor.press_run()
+    editor.wait_for_text(NODE, "编译中")
+    label = _bar(page, "zh")
+    assert label is not None and label.startswith("编译中 · ") and label.endswith(" 秒")
+    editor.screenshot(_picture("bar-zh"))
+    editor.wait_for_text(NODE, "64×160 b1")
+    editor.open(FLUX.workflow(707, "oneflow", size=64))
+    editor.run()
+    said = editor.wait_for_text(NODE, "oneflow")
+    page.locator('[data-onediff="status"]').click()
+    assert page.locator(".onediff-dialog pre").inner_text() == said
+    editor.screenshot(_picture("whole-status-zh"))
+    page.get_by_role("button", name="关闭").last.click()
+    page.get_by_role("button", name="OneDiff").first.click()
+    panel = page.locator(".onediff-panel")
+    panel.get_by_text("所有尺寸").first.wait_for()
+    panel.get_by_role("button", name="释放内存").wait_for()
+    for shown in panel.locator("h4, p, button, header strong, header span").all_inner_texts():
+        assert any("\u4e00" <= character <= "\u9fff" for character in shown) or shown.startswith("Flux"), shown
+    editor.screenshot(_picture("sidebar-zh"))
+    _open_settings(page)
+    page.get_by_role("dialog").get_by_text("编译图的文件夹").first.wait_for()
+    editor.screenshot(_picture("settings-zh"))
 
 
 def _picture(name: str) -> Path:

@@ -12,11 +12,14 @@ import pytest
 from controls import install_controls
 from editor import Editor
 from migration import NAMES, api_form, editor_form, migrated
+from old_files import API, FILES, PNG, node_types, with_nodes
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Page
 
 from dev.host import ComfyServer
+from onediff_comfy.host.legacy.replacements import NOT_REPLACED
+from tools.workflow_files import editor_form as as_the_editor_saves
 
 _SETTLED_MS = 800
 
@@ -155,3 +158,33 @@ def test_a_picture_with_the_editors_form_is_offered_replacements(editor: Editor,
     assert sorted(node["class_type"] for node in _sent(editor.page).values()) == sorted(
         node["class_type"] for node in expected.values()
     )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_of_the_earlier_onediff_opens_with_its_nodes(editor: Editor, tmp_path: Path, name: str) -> None:
+    """Written here with the nodes of each; what is wired to them is still wired to what took their places."""
+    form, old = FILES[name]
+    workflow = with_nodes(old)
+    if form == API:
+        editor.open_text(json.dumps(workflow))
+    else:
+        known = {**editor.server.get_json("/object_info"), **node_types(old)}
+        text = json.dumps(as_the_editor_saves(workflow, known, note=""))
+        if form == PNG:
+            about = PngInfo()
+            about.add_text("workflow", text)
+            Image.new("RGB", (8, 8)).save(tmp_path / "image.png", pnginfo=about)
+            editor.open_file(tmp_path / "image.png")
+        else:
+            editor.open_text(text)
+        _replace_all(editor.page)
+    sent, expected = _sent(editor.page), migrated(workflow)
+    assert {node: content["class_type"] for node, content in sent.items()} == {
+        node: content["class_type"] for node, content in expected.items()
+    }
+    assert sum(content["class_type"].startswith("OneDiff") for content in sent.values()) == len(
+        [node for node in old if node not in NOT_REPLACED]
+    )
+    for node, content in expected.items():
+        for given, value in content["inputs"].items():
+            assert sent[node]["inputs"][given] == value, (node, given)
