@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from pictures import FAMILIES, Counters, latent_of
+from scripts import printed_by
 
+from dev.environment import comfyui_path
 from dev.host import ComfyServer, RunResult
 from tools.workflows import Workflow
 
@@ -47,7 +49,10 @@ def test_the_report_tells_what_served_the_sampler_that_it_waited_for(server: Com
     assert 0 < graph["run_s"] < result.seconds
     assert model["run_s"] == graph["run_s"]
     assert found["process"]["served"] >= counters.served == FLUX.steps
-    assert f"MODEL: {FLUX.steps} of {FLUX.steps} calls served by compiled graphs" in text
+    assert text.splitlines()[:2] == [
+        "0 calls eager",
+        f"MODEL: {FLUX.steps} of {FLUX.steps} calls served by compiled graphs",
+    ]
     assert graph["what"] in text
     assert graph["steps"] == [] and "ms, eager" not in text, "the same kernels: no gain is claimed"
     (picture,) = result.outputs["report"]["images"]
@@ -56,6 +61,17 @@ def test_the_report_tells_what_served_the_sampler_that_it_waited_for(server: Com
     assert ("report", text) in result.texts
     assert result.outputs["as_text"]["text"] == [text]
     assert json.loads(result.outputs["as_json"]["text"][0]) == found
+
+
+def test_it_begins_with_what_came_of_it() -> None:
+    assert printed_by("headlines.py", comfyui_path()) == {
+        "a model and a VAE": ["2.0x · 6.0 s saved · 0 calls eager"],
+        "of two sizes": ["2.0x · 1.2 s saved · 3 calls eager"],
+        "slower": ["0.5x · 1.0 s lost · 0 calls eager"],
+        "not timed": ["1 call eager"],
+        "no calls": [],
+        "not accelerated": [],
+    }
 
 
 def test_it_is_told_anew_though_nothing_else_ran(server: ComfyServer) -> None:

@@ -153,18 +153,24 @@ def _recompiled(records: list[dict[str, Any]]) -> int:
 def text_of(found: Mapping[str, Any]) -> Message:
     """Return a report as text for people: what came of it in a line, a few lines per object, then the process."""
     lines = [line for thing in found["objects"] for line in _object_lines(thing)]
-    return joined("\n", [*_headline(found["objects"]), *lines, *_process_lines(found["process"]), *found["problems"]])
+    return joined("\n", [*headline(found["objects"]), *lines, *_process_lines(found["process"]), *found["problems"]])
 
 
-def _headline(objects: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return ``1.7x · 12.4 s saved · 0 calls eager`` of all objects that had calls; nothing where none had."""
+def headline(objects: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return ``1.7x · 12.4 s saved · 0 calls eager`` of all objects that had calls; nothing where none had.
+
+    Args:
+        objects: as ``report`` has them.
+    """
     called = [thing for thing in objects if thing["accelerated"] and thing["served"] + thing["eager"]]
     if not called:
         return []
     eager_s, graph_s = (sum(times) for times in zip(*map(_times, called), strict=True))
     parts: list[str] = []
     if graph_s:
-        parts = [f"{eager_s / graph_s:.1f}x", message("{seconds:.1f} s saved", seconds=eager_s - graph_s)]
+        saved = eager_s - graph_s
+        told = message("{seconds:.1f} s saved", seconds=saved)
+        parts = [f"{eager_s / graph_s:.1f}x", told if saved >= 0 else message("{seconds:.1f} s lost", seconds=-saved)]
     count = sum(thing["eager"] for thing in called)
     return [joined(" · ", [*parts, message("{calls} eager", calls=_calls(count))])]
 
