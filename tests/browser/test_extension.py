@@ -206,11 +206,12 @@ def _open_settings(page: Page) -> None:
     page.wait_for_timeout(500)
 
 
-def test_in_chinese_bar_sidebar_status_and_settings_are_chinese(editor: Editor) -> None:
+def test_in_chinese_bar_sidebar_status_and_settings_are_chinese(editor: Editor, own_server: ComfyServer) -> None:
     """The last of this file: the language is the installation's."""
     page = editor.page
     editor.choose_language("中文")
     assert page.evaluate(_CUT, OURS) == []
+    own_server.post("/onediff/panel/clear")  # or a graph of the other tests serves
     editor.open(FLUX.workflow(706, "inductor", size=(64, 160)))
     editor.press_run()
     editor.wait_for_text(NODE, "编译中")

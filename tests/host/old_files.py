@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onediff_comfy.host.legacy.replacements import REPLACEMENTS
+from onediff_comfy.host.legacy.replacements import NOT_REPLACED
 from tools.workflows import Workflow
 
 API, EDITOR, PNG = "API", "editor", "PNG"
@@ -59,51 +59,60 @@ FILES: Mapping[str, tuple[str, Sequence[str]]] = {
 _MADE = {"model": ("1", 0, "MODEL"), "vae": ("1", 2, "VAE"), "control_net": ("2", 0, "CONTROL_NET")}
 _MADE["samples"] = ("3", 0, "LATENT")
 _VALUES = {"vae_speedup": "enable"}  # of other fields, the name of a file that nobody has
-_KINDS = ("MODEL", "CLIP", "VAE")
+
+# Of each old node: what is wired to it, its fields in their order, what it hands on.
+_NODES_OF_THAT_TIME: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
+    "ModelSpeedup": (["model"], [], ["MODEL"]),
+    "SVDSpeedup": (["model"], [], ["MODEL"]),
+    "ModuleDeepCacheSpeedup": (["model"], [], ["MODEL"]),
+    "VaeSpeedup": (["vae"], [], ["VAE"]),
+    "ControlNetSpeedup": (["control_net"], [], ["CONTROL_NET"]),
+    "ModelGraphSaver": (["samples", "model"], ["filename_prefix"], []),
+    "OneDiffCheckpointLoaderSimple": ([], ["ckpt_name", "vae_speedup"], ["MODEL", "CLIP", "VAE"]),
+    "OneDiffQuantCheckpointLoaderSimple": ([], ["ckpt_name", "vae_speedup"], ["MODEL", "CLIP", "VAE"]),
+    "OneDiffControlNetLoader": ([], ["control_net_name"], ["CONTROL_NET"]),
+    "OneDiffModelBooster": ([], [], []),
+    "OneDiffNexfortBooster": ([], [], []),
+    "OneDiffOnlineQuantizationBooster": ([], [], []),
+    "ShowImageDiff": ([], [], []),
+}
 
 
 def with_nodes(old: Sequence[str]) -> Workflow:
     """A workflow, in the API's form, with old nodes: each wired to what it takes, and to something that takes from it.
 
-    Of the outputs that are to be carried over each is shown.
+    Nodes that are not replaced are left out: the editor shows them as missing.
     """
     workflow: Workflow = {
         "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "any.safetensors"}, "_meta": {}},
         "2": {"class_type": "ControlNetLoader", "inputs": {"control_net_name": "any.safetensors"}, "_meta": {}},
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}, "_meta": {}},
     }
-    for name in old:
-        known = _known(name)
-        if known is None:
-            continue
-        inputs: dict[str, Any] = {
-            given: list(_MADE[given][:2]) if given in _MADE else _VALUES.get(given, "any.safetensors")
-            for given in (*known.inputs.values(), *(field for field in known.widgets if field not in _MADE))
-        }
+    for name in (name for name in old if name not in NOT_REPLACED):
+        wires, fields, outputs = _NODES_OF_THAT_TIME[name]
+        inputs: dict[str, Any] = {given: list(_MADE[given][:2]) for given in wires}
+        inputs |= {given: _VALUES.get(given, "any.safetensors") for given in fields}
         node = str(len(workflow) + 1)
         workflow[node] = {"class_type": name, "inputs": inputs, "_meta": {}}
-        for output in known.outputs:
+        for number in range(len(outputs)):
             shown = str(len(workflow) + 1)
-            workflow[shown] = {"class_type": "PreviewAny", "inputs": {"source": [node, output]}, "_meta": {}}
+            workflow[shown] = {"class_type": "PreviewAny", "inputs": {"source": [node, number]}, "_meta": {}}
     return workflow
 
 
 def node_types(old: Sequence[str]) -> dict[str, Any]:
     """What the host of that time said of old nodes, as far as ``with_nodes`` uses them."""
     types: dict[str, Any] = {}
-    for name in filter(_known, old):
-        known = _known(name)
-        assert known is not None
-        wires = {given: [_MADE[given][2], {}] for given in known.inputs.values() if given in _MADE}
-        outputs = [_KINDS[number] if len(known.outputs) > 1 else _kind(known) for number in known.outputs]
-        fields = {given: ["STRING", {}] for given in known.widgets}
-        types[name] = {"input": {"required": {**wires, **fields}}, "output": outputs, "output_name": outputs}
+    for name in (name for name in old if name not in NOT_REPLACED):
+        wires, fields, outputs = _NODES_OF_THAT_TIME[name]
+        declared = {given: [_MADE[given][2], {}] for given in wires} | {given: ["STRING", {}] for given in fields}
+        types[name] = {"input": {"required": declared}, "output": outputs, "output_name": outputs}
     return types
 
 
-def _kind(known: Any) -> str:
-    return next((_MADE[given][2] for given in known.inputs.values() if given in _MADE), "CONTROL_NET")
-
-
-def _known(name: str) -> Any:
-    return next((known for known in REPLACEMENTS if known.old == name), None)
+def wires_of(workflow: Workflow) -> dict[str, list[list[Any]]]:
+    """What is wired to each node, whatever the inputs are called."""
+    wired = {
+        name: [value for value in node["inputs"].values() if isinstance(value, list)] for name, node in workflow.items()
+    }
+    return {name: sorted(values) for name, values in wired.items()}
