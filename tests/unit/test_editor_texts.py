@@ -41,6 +41,13 @@ def test_every_setting_is_translated(root: Path) -> None:
     assert len(settings) == 4
 
 
+def test_every_heading_of_the_settings_is_translated(root: Path) -> None:
+    script = (root / "web" / "onediff.js").read_text(encoding="utf-8")
+    headings = {heading for heading, _ in re.findall(r'category: \["OneDiff", "([^"]+)", "([^"]+)"\]', script)}
+    translated = json.loads((root / "locales" / "zh" / "main.json").read_text(encoding="utf-8"))["settingsCategories"]
+    assert headings == set(translated) and len(headings) == 2
+
+
 def test_the_settings_are_those_that_the_server_reads(root: Path) -> None:
     script = (root / "web" / "onediff.js").read_text(encoding="utf-8")
     reader = (root / "onediff_comfy" / "host" / "settings_file.py").read_text(encoding="utf-8")
