@@ -26,7 +26,7 @@ _NAMES = {
     "int8": ("int8", "int8"),
     "nvfp4": ("nvfp4", "nvfp4"),
     "fp8-cast": ("fp8, by the loader's weight_dtype", "fp8，由加载器的 weight_dtype 转换"),
-    "fp8-full": ("fp8 that its file forbids to multiply", "fp8，文件禁止直接相乘"),
+    "fp8-full": ("scaled fp8, multiplied in 16 bits", "scaled fp8，以 16 位相乘"),
 }
 _HEADS = {
     "en": "| checkpoint | ComfyUI, ms per step | OneDiff | gain | GPU memory |",
