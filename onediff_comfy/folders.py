@@ -2,6 +2,7 @@
 
 ``ONEDIFF_CACHE_DIR`` overrides the cache folder; ``ONEDIFF_SHARED_CACHE_DIR`` names a further one
 that is only read (a fleet's); ``ONEDIFF_CONFIG_DIR`` overrides the folder of the signing key.
+``ONEDIFF_STORE_URL`` names an object store that machines share, and ``ONEDIFF_STORE_ROLE`` what this one is to it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,16 @@ def shared_cache_folder() -> Path | None:
     """Return a cache folder that others write and we only read, if one was set."""
     value = os.environ.get("ONEDIFF_SHARED_CACHE_DIR")
     return Path(value) if value else None
+
+
+def store_url() -> str:
+    """Return the URL of the object store that a fleet shares; empty if there is none."""
+    return os.environ.get("ONEDIFF_STORE_URL", "").strip()
+
+
+def store_role() -> str:
+    """Return what this machine is to that store: ``worker``, which only reads, or ``builder``, which signs."""
+    return os.environ.get("ONEDIFF_STORE_ROLE", "").strip() or "worker"
 
 
 def config_folder() -> Path:

@@ -22,7 +22,7 @@ from ..metrics import Metrics
 from ..runtime.cuda_graphs import RecordedGraph
 from ..runtime.recording_pool import RecordingPool
 from ..runtime.step_cache import ReusableGraph
-from ..store.store import GraphStore
+from ..store.store import GraphStore, Superseded
 from .job_queue import Jobs, Waited
 
 log = logging.getLogger(__name__)
@@ -179,9 +179,9 @@ class GraphBuilder:
         self._note_compile_rate(engine, device, seconds, len(capture.graph.graph.nodes))
         self._metrics.made("compiled", key.digest, engine.name, origin.target, seconds)
         log.info("OneDiff: compiled %s with %s in %.1f s, for %s", origin.target, engine.name, seconds, graph.shapes)
-        if self._store is not None:
-            self._keep(graph, engine, key, origin, seconds)
-        return self._put(key.digest, graph, engine, device)
+        kept = self._store is None or self._keep(graph, engine, key, origin, seconds)
+        theirs = None if kept else self._load(key.digest, engine, device)
+        return theirs or self._put(key.digest, graph, engine, device)
 
     def expected_seconds(self, engine: Engine, device: torch.device, operators: int) -> float | None:
         """Return how long compiling so many operators will take, by what it took here before; None the first time."""
@@ -208,19 +208,23 @@ class GraphBuilder:
     def _recorded(self, graph: CompiledGraph) -> RecordedGraph:
         return RecordedGraph(graph, self._recordings, lambda: self._metrics.count("recorded"))
 
-    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, seconds: float) -> None:
+    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, seconds: float) -> bool:
+        """Keep a graph, if that can be. Return False if another machine's compilation of it is to be used instead."""
         assert self._store is not None
         try:
             artifact = to_artifact(graph, engine, key, origin, seconds)
             if artifact is not None:
                 path = self._store.save(artifact)
                 log.info("OneDiff: kept %s (%.1f MB)", path, path.stat().st_size / 2**20)
+        except Superseded:
+            return False
         except Exception as error:
             # A full disk, a read-only folder, a graph its compiler cannot serialise: it serves all
             # the same, but the next start will compile again, and the person should know.
             self._metrics.count("not_kept")
             log.warning("OneDiff: the compiled graph could not be kept for the next start: %s", error)
             log.debug("keeping %s failed", key.digest, exc_info=True)
+        return True
 
 
 def waiting_for_turn(seconds: float) -> Message:

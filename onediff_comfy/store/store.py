@@ -24,7 +24,7 @@ from pathlib import Path
 import filelock
 
 from ..files import TEMPORARY_SUFFIX, read_regular, write_atomically
-from ..folders import cache_folder, config_folder, shared_cache_folder
+from ..folders import cache_folder, config_folder, shared_cache_folder, store_role, store_url
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES
 from ..settings import GRAPH_SUFFIX as SUFFIX
@@ -35,9 +35,14 @@ from .trust import Trust, Untrusted, VerifiedArtifact
 log = logging.getLogger(__name__)
 
 _GRAPHS = "graphs"
+FLEET_PACKAGES = "pip install obstore cryptography"
 
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
+
+
+class Superseded(Exception):
+    """Another machine's compilation of a graph is the one to use; it is in the store in place of this process's."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class GraphStore:
 
         Raises:
             OSError: it could not be written; the store is as it was.
+            Superseded: by a store that machines share.
         """
         sealed = Artifact(artifact.manifest_text, self._trust.seal(artifact.manifest_text), artifact.data)
         return self._put(sealed)
@@ -265,8 +271,20 @@ def _holds(path: Path, artifact: Artifact) -> bool:
 
 def default_store() -> GraphStore:
     """Return the store that ComfyUI and the command line use on this machine; see ``folders``."""
-    shared = shared_cache_folder()
-    return GraphStore(cache_folder(), Trust(config_folder()), [shared] if shared else [], limit=_limit())
+    shared, url = shared_cache_folder(), store_url()
+    trust, read_only = Trust(config_folder()), [shared] if shared else []
+    if url:
+        try:
+            from .remote.tiered_store import TieredStore, open_tier
+
+            tier = open_tier(url, store_role(), cache_folder(), config_folder())
+            return TieredStore(cache_folder(), trust, tier, read_only, _limit())
+        except ImportError as error:
+            why = f"{error.name or error} is not installed; run pip install 'onediff-comfy[fleet]' or {FLEET_PACKAGES}"
+        except (ValueError, OSError) as error:
+            why = str(error)
+        log.warning("OneDiff: ONEDIFF_STORE_URL is set, but graphs are kept on this machine alone: %s", why)
+    return GraphStore(cache_folder(), trust, read_only, limit=_limit())
 
 
 def _limit() -> int:

@@ -1,0 +1,1 @@
+"""Signatures of a fleet: keys of builders, and objects that carry one. Needs the extra `fleet`."""

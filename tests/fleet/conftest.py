@@ -1,0 +1,46 @@
+"""Stores that a fleet shares, and fleets on them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from machines import Fleet
+from stand_in import Bucket, serving
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[Bucket]:
+    """An S3 server, shared; take a prefix of your own."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(params=["folder", "s3"])
+def fleet(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Fleet]:
+    """A fleet on an empty store: a folder, and S3."""
+    environment = {}
+    url = (tmp_path / "shared store").as_uri()
+    if request.param == "s3":
+        bucket: Bucket = request.getfixturevalue("bucket")
+        environment, url = bucket.environment, f"s3://{bucket.name}/{uuid.uuid4().hex}"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    made = Fleet(url, tmp_path, environment)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def racy_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """A fleet on a store whose put-if-absent is not atomic."""
+    with serving(racy=True) as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        made = Fleet(f"s3://{bucket.name}/racy", tmp_path, bucket.environment)
+        yield made
+        made.stop()
