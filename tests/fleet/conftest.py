@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,7 @@ def bucket() -> Iterator[Bucket]:
 
 
 @pytest.fixture(params=["folder", "s3"])
-def fleet(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Fleet]:
+def fleet(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """A fleet on an empty store: a folder, and S3."""
     environment = {}
     url = (tmp_path / "shared store").as_uri()

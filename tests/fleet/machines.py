@@ -14,9 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from onediff_comfy.store.artifact import Artifact, Manifest, Part
 from onediff_comfy.store.remote.lease import LeaseTimes
@@ -95,11 +98,9 @@ class Machine:
 
     def start(self, key: str = KEY, compile_s: float = 1.0) -> None:
         """Have it get a graph: from the store, or compiled in ``compile_s`` seconds."""
-        context = multiprocessing.get_context("forkserver")
-        self.process = context.Process(target=_get, args=(self, key, compile_s), daemon=False)
-        machine, self.process = self.process, None  # a process is not sent to itself
-        machine.start()
-        self.process = machine
+        process = multiprocessing.get_context("forkserver").Process(target=_get, args=(self, key, compile_s))
+        process.start()
+        self.process = process
 
     def said(self) -> list[dict[str, Any]]:
         """What it did so far, in order."""
@@ -136,7 +137,7 @@ class Fleet:
     machines: list[Machine] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["machines"])
+        start_forkserver()
         self.signer = KeyRing(self.folder / "keys").make("the fleet's")
 
     def machine(self, builder: bool = True, url: str | None = None) -> Machine:
@@ -152,6 +153,15 @@ class Fleet:
     def stop(self) -> None:
         for machine in self.machines:
             machine.stop()
+
+
+def start_forkserver() -> None:
+    """Start the process that machines are forked from, if it does not run: it imports what they need."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)  # it finds nothing otherwise, and says nothing of it
+        forkserver.ensure_running()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -128,7 +128,7 @@ def test_a_worker_without_a_key_compiles_for_itself_alone(fleet: Fleet) -> None:
 
 def test_a_worker_waits_for_a_builder_that_is_at_it(fleet: Fleet) -> None:
     builder, worker = fleet.machine(), fleet.machine(builder=False)
-    builder.start(compile_s=1.0)
+    builder.start(compile_s=3.0)
     until(lambda: builder.has_said("compiles"), "the builder compiles")
     worker.start()
     assert worker.end()["digest"] == builder.end()["digest"]
