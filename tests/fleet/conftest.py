@@ -34,6 +34,12 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
+def folder_fleet(tmp_path: Path) -> Fleet:
+    """A fleet on an empty folder."""
+    return Fleet((tmp_path / "shared store").as_uri(), tmp_path, {})
+
+
+@pytest.fixture
 def racy_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """A fleet on a store whose put-if-absent is not atomic."""
     with serving(racy=True) as bucket:

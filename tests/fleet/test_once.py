@@ -48,7 +48,7 @@ def test_of_four_cold_machines_one_compiles_and_one_artifact_is_published(fleet:
 
 
 def test_on_a_store_that_is_not_atomic_the_test_above_fails(racy_fleet: Fleet) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"'compiles': [234]"):
         assert_once(racy_fleet)
 
 

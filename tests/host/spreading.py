@@ -9,7 +9,7 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 
 _SHARED = {"server", "open_editor"}
-_ORDER = ("host", "package", "faults", "unit")
+_ORDER = ("host", "package", "fleet", "faults", "unit")
 """Of what needs no shared server, by how long a file takes."""
 
 

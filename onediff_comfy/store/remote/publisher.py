@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -14,8 +15,6 @@ from .objects import Unreachable
 from .tier import Tier
 
 log = logging.getLogger(__name__)
-
-_TRY_AGAIN_S = 60.0
 
 
 class Published(enum.Enum):
@@ -41,7 +40,7 @@ class Publisher:
         tier: Tier,
         kept: Callable[[str], Artifact | None],
         take_theirs: Callable[[str], object],
-        try_again_s: float = _TRY_AGAIN_S,
+        try_again_s: float,
     ) -> None:
         self._tier, self._kept, self._take_theirs = tier, kept, take_theirs
         self._try_again_s = try_again_s
@@ -91,24 +90,34 @@ class Publisher:
 
     def _again_later(self, key: str) -> None:
         with self._lock:
-            if key not in self._waiting:
-                self._tier.counters.count("unpublished")
+            if key in self._waiting:
+                return
+            self._tier.counters.count("unpublished")
             self._waiting.add(key)
             if len(self._waiting) == 1:
                 threading.Thread(target=self._try_again, name="onediff-publish-again", daemon=True).start()
 
     def _try_again(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(self._try_again_s):
+        while True:
+            time.sleep(self._try_again_s)
             for key in sorted(self._waiting):
-                artifact = self._kept(key)  # None if it was removed or replaced: nothing is left to do
-                if artifact is not None and self._published(artifact) is Published.NOT_NOW:
-                    break
+                if not self._done_with(key):
+                    break  # the others need not find out too
                 with self._lock:
                     self._waiting.discard(key)
                     self._tier.counters.count("unpublished", -1)
                     if not self._waiting:
                         return
+
+    def _done_with(self, key: str) -> bool:
+        """Publish a graph that was not; return False if the store still does not answer."""
+        artifact = self._kept(key)
+        try:
+            # None if it was removed meanwhile.
+            return artifact is None or self._published(artifact) is not Published.NOT_NOW
+        except Exception as error:
+            log.warning("OneDiff: a graph could not be published: %s", error)
+            return True
 
 
 def _is_there(upload: Future[Published]) -> bool:

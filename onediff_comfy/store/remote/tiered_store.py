@@ -37,6 +37,8 @@ _ASK_AGAIN_S = 20.0
 """What the store had no answer to is not asked again for so long: a call that no graph serves is asked for often."""
 _WAIT_FOR_UPLOAD_S = 5.0
 """For how long a picture waits until its graph is published; after that the upload goes on without it."""
+_TRY_AGAIN_S = 60.0
+"""Between tries to publish what the store did not answer to."""
 
 
 class TieredNotes(Notes):
@@ -113,7 +115,7 @@ class TieredStore(GraphStore):
         self.tier = tier
         self.notes = TieredNotes([folder, *read_only], trust, tier)
         self._sealed_with = trust
-        self._publisher = Publisher(tier, super().find, self._fetched)
+        self._publisher = Publisher(tier, super().find, self._fetched, _TRY_AGAIN_S)
         self._leased: set[str] = set()
 
     def find(self, key: str) -> VerifiedArtifact | None:

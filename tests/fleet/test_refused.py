@@ -1,0 +1,250 @@
+"""What lies in the store is used if a believed builder signed exactly that for exactly this place, and else never."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from machines import CALL, FINGERPRINT, KEY, Fleet, Machine, graph
+
+from onediff_comfy.store.artifact import pack
+from onediff_comfy.store.remote.tier import MAX_GRAPH
+from onediff_comfy.store.signing.key_ring import KeyRing, Signer
+from onediff_comfy.store.signing.signed import signed
+
+GRAPH = f"v1/graphs/{KEY}"
+OTHER = "6" * 64
+
+
+def content_at(machine: Machine, path: str) -> bytes:
+    piece = machine.tier().objects.read(path, 0, 1 << 30)
+    assert piece is not None
+    return piece.content
+
+
+def put(machine: Machine, path: str, content: bytes) -> None:
+    objects = machine.tier().objects
+    objects.delete(path)
+    assert objects.create(path, content) is not None
+
+
+@pytest.fixture
+def builder(fleet: Fleet) -> Machine:
+    """A builder that has published one graph."""
+    machine = fleet.machine()
+    assert machine.tier().publish(graph())
+    return machine
+
+
+@pytest.fixture
+def worker(fleet: Fleet, builder: Machine) -> Machine:
+    return fleet.machine(builder=False)
+
+
+def stranger(tmp_path: Path) -> Signer:
+    """A key that nobody believes."""
+    return KeyRing(tmp_path / "stranger").make("a stranger's")
+
+
+def test_what_a_believed_builder_signed_is_fetched_and_is_this_machines_afterwards(
+    worker: Machine, builder: Machine
+) -> None:
+    store = worker.store()
+    found = store.find(KEY)
+    assert found is not None and found.digest == graph().digest
+    assert store.tier.counters.snapshot()["fetched"] == 1
+    builder.tier().objects.delete(GRAPH)
+    again = worker.store().find(KEY)
+    assert again is not None and dict(again.data) == dict(graph().data)
+
+
+def test_what_serves_a_call_and_which_options_are_read_is_known_without_a_graph(worker: Machine) -> None:
+    store = worker.store()
+    assert store.notes.calls(CALL) == [(KEY, graph().manifest.shapes)]
+    assert store.notes.read("options", FINGERPRINT) == ["sigmas"]
+    assert store.tier.counters.snapshot()["fetched"] == 0
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    changed = bytearray(content)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
+def without_signature(content: bytes) -> bytes:
+    mark, statement, _, body = content.split(b"\n", 3)
+    return b"\n".join([mark, statement, b"", body])
+
+
+def with_other_size(content: bytes) -> bytes:
+    mark, statement, signature, body = content.split(b"\n", 3)
+    fields = json.loads(statement)
+    text = json.dumps(fields | {"size": MAX_GRAPH + 1}, sort_keys=True, separators=(",", ":")).encode()
+    return b"\n".join([mark, text, signature, body])
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda content: b"", "cut short"),
+    "cut in its first lines": (lambda content: content[:100], "cut short"),
+    "cut in its bytes": (lambda content: content[:-1], "another size"),
+    "longer": (lambda content: content + b"x", "another size"),
+    "another byte in the graph": (lambda content: flipped(content, len(content) - 5), "not those that were signed"),
+    "another byte in the statement": (lambda content: flipped(content, content.index(b"sha256") + 12), "signature"),
+    "another size in the statement": (with_other_size, "signature"),
+    "no signature": (without_signature, "signature"),
+    "no signed object at all": (lambda content: pack([graph()]), "cut short"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_tampered_graph_is_refused_kept_aside_and_counted(damage: str, worker: Machine, builder: Machine) -> None:
+    change, reason = DAMAGES[damage]
+    put(builder, GRAPH, change(content_at(builder, GRAPH)))
+    store = worker.store()
+    for _ in range(2):
+        assert store.find(KEY) is None
+        assert not store.tier.published(KEY)
+    counts = store.tier.counters.snapshot()
+    assert counts["refusals"] == 1, "each object is counted once"
+    assert counts["fetched"] == 0
+    (about,) = (json.loads(path.read_text()) for path in store.tier.refusals.folder.glob("*.json"))
+    assert about["path"] == GRAPH and reason in about["reason"]
+    assert len(list(store.tier.refusals.folder.glob("*.object"))) == 1
+
+
+def test_what_nobody_believed_signed_is_not_downloaded(
+    worker: Machine, builder: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, _ = signed(GRAPH, pack([graph(size=1 << 20)]), {}, stranger(tmp_path))
+    put(builder, GRAPH, content)
+    store = worker.store()
+    read = store.tier.objects.read
+    wanted: list[int] = []
+    monkeypatch.setattr(
+        store.tier.objects, "read", lambda path, start, end: wanted.append(end - start) or read(path, start, end)
+    )
+    assert store.find(KEY) is None
+    assert store.tier.counters.snapshot()["refusals"] == 1
+    assert wanted and sum(wanted) < 1 << 14
+
+
+def test_a_graph_larger_than_any_is_not_downloaded(
+    fleet: Fleet, worker: Machine, builder: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onediff_comfy.store.remote.tier.MAX_GRAPH", 1000)
+    store = worker.store()
+    assert store.find(KEY) is None
+    assert store.tier.counters.snapshot()["refusals"] == 1
+    assert store.tier.counters.snapshot()["fetched_bytes"] == 0
+
+
+def test_a_graph_under_another_name_is_refused(worker: Machine, builder: Machine) -> None:
+    """Replayed: whole, and signed by a believed builder, for another place."""
+    put(builder, f"v1/graphs/{OTHER}", content_at(builder, GRAPH))
+    store = worker.store()
+    assert store.find(OTHER) is None
+    assert store.tier.counters.snapshot()["refusals"] == 1
+    assert store.find(KEY) is not None
+
+
+def test_a_graph_that_was_signed_for_another_key_is_refused(fleet: Fleet, worker: Machine, builder: Machine) -> None:
+    """Mis-keyed: signed for this place, and it holds another graph."""
+    content, _ = signed(GRAPH, pack([graph(OTHER)]), {}, fleet.signer)
+    put(builder, GRAPH, content)
+    store = worker.store()
+    assert store.find(KEY) is None
+    assert store.tier.counters.snapshot()["refusals"] == 1
+
+
+def test_a_signed_graph_with_a_part_that_is_not_its_manifests_is_refused(
+    fleet: Fleet, worker: Machine, builder: Machine
+) -> None:
+    """What is checked of any file is checked of these."""
+    artifact = graph()
+    data = {**artifact.data, "engine/artifact": b"other code"}
+    content, _ = signed(GRAPH, pack([type(artifact)(artifact.manifest_text, "", data)]), {}, fleet.signer)
+    put(builder, GRAPH, content)
+    assert worker.store().find(KEY) is None
+
+
+def test_a_note_under_another_call_is_refused(worker: Machine, builder: Machine) -> None:
+    put(builder, f"v1/calls/{'b' * 64}/{KEY}", content_at(builder, f"v1/calls/{CALL}/{KEY}"))
+    store = worker.store()
+    assert store.notes.calls("b" * 64) == []
+    assert store.tier.counters.snapshot()["refusals"] == 1
+
+
+def test_a_note_by_a_stranger_is_refused(worker: Machine, builder: Machine, tmp_path: Path) -> None:
+    path = f"v1/calls/{CALL}/{OTHER}"
+    put(builder, path, signed(path, b'{"shapes":{}}', {}, stranger(tmp_path))[0])
+    assert worker.store().notes.calls(CALL) == [(KEY, graph().manifest.shapes)]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_is_revoked_takes_its_graphs_along_those_that_were_fetched_too(
+    fleet: Fleet, worker: Machine
+) -> None:
+    store = worker.store()
+    assert store.find(KEY) is not None
+    worker.keys.revoke(fleet.signer.key_id)
+    assert store.find(KEY) is None, "in the process that runs"
+    assert worker.store().find(KEY) is None
+    assert not list((worker.folder / "cache" / "graphs").glob("*.graph"))
+    assert store.tier.counters.snapshot()["refusals"] == 2, "the one that was here, and the one in the store"
+
+
+def test_a_revoked_key_is_not_believed_again(fleet: Fleet, worker: Machine) -> None:
+    worker.keys.revoke(fleet.signer.key_id)
+    with pytest.raises(ValueError, match="revoked"):
+        worker.keys.trust(fleet.signer.public, "again")
+
+
+def test_a_machines_own_graphs_stay_when_a_key_is_revoked(fleet: Fleet) -> None:
+    machine = fleet.machine()
+    machine.store().save(graph())
+    machine.keys.revoke(fleet.signer.key_id)
+    assert machine.store().find(KEY) is not None
+
+
+def test_keys_are_changed_without_a_pause(fleet: Fleet, worker: Machine, builder: Machine) -> None:
+    new = builder.keys.make("the next", rotate=True)
+    assert builder.tier().publish(graph(OTHER))
+    assert worker.store().find(OTHER) is None, "its key is not believed yet"
+    worker.keys.trust(new.public, "the next")
+    store = worker.store()
+    assert store.find(OTHER) is not None and store.find(KEY) is not None
+    worker.keys.revoke(fleet.signer.key_id)
+    assert store.find(OTHER) is not None and store.find(KEY) is None
+
+
+def test_what_lies_there_and_cannot_be_used_is_replaced_by_a_builder(
+    fleet: Fleet, worker: Machine, builder: Machine
+) -> None:
+    for content in (b"", content_at(builder, GRAPH)[:-1], flipped(content_at(builder, GRAPH), -5)):
+        put(builder, GRAPH, content)
+        tier = builder.tier()
+        assert tier.fetch(KEY) is None
+        assert tier.publish(graph())
+        assert worker.tier().fetch(KEY) is not None
+
+
+def test_a_worker_cannot_publish(worker: Machine) -> None:
+    with pytest.raises(PermissionError):
+        worker.tier().publish(graph())
+
+
+def test_a_private_key_that_others_can_read_is_refused(builder: Machine) -> None:
+    builder.keys.private_file.chmod(0o644)
+    with pytest.raises(OSError, match="chmod go-rwx"):
+        builder.tier()
+
+
+def test_a_list_of_keys_that_others_can_write_to_believes_nobody(worker: Machine) -> None:
+    (worker.folder / "config" / "store_keys.json").chmod(0o666)
+    store = worker.store()
+    assert store.find(KEY) is None
+    assert store.tier.counters.snapshot()["refusals"] == 1

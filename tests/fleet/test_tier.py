@@ -1,0 +1,282 @@
+"""The pieces: a lost answer is no defeat, a dead store is asked seldom, a slow upload holds nobody."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import CALL, KEY, SHAPES, TIMES, Fleet, Machine, graph, until
+
+from onediff_comfy.store.remote import tiered_store
+from onediff_comfy.store.remote.lease import DONE, FAILED, HELD, Leases, SeenLease, Watch
+from onediff_comfy.store.remote.objects import Objects, Unreachable, open_store
+from onediff_comfy.store.store import GraphStore, Superseded, default_store
+
+OTHER = "6" * 64
+
+
+def leases(machine: Machine) -> Leases:
+    tier = machine.tier()
+    return Leases(tier.objects, tier.keys, TIMES)
+
+
+def test_an_object_is_created_once_and_replaced_if_it_is_still_the_same(fleet: Fleet) -> None:
+    objects = fleet.machine().tier().objects
+    first = objects.create("v1/x", b"1")
+    assert first is not None and objects.create("v1/x", b"2") is None
+    second = objects.replace("v1/x", b"2", first)
+    assert second not in (None, first)
+    assert objects.replace("v1/x", b"3", first) is None and objects.replace("v1/none", b"3", first) is None
+    piece = objects.read("v1/x", 0, 100)
+    assert piece is not None and (piece.content, piece.size, piece.version) == (b"2", 1, second)
+    objects.delete("v1/x")
+    objects.delete("v1/x")
+    assert objects.read("v1/x", 0, 100) is None
+
+
+class LosesAnswers:
+    """A store whose every write succeeds and whose answer is lost: the client asks once more by itself."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+    def create(self, path: str, content: bytes) -> str | None:
+        self._objects.create(path, content)
+        return self._objects.create(path, content)
+
+    def replace(self, path: str, content: bytes, version: str) -> str | None:
+        self._objects.replace(path, content, version)
+        return self._objects.replace(path, content, version)
+
+
+def test_an_answer_that_got_lost_is_no_defeat(fleet: Fleet) -> None:
+    machine = fleet.machine()
+    tier = machine.tier()
+    tier.objects = LosesAnswers(tier.objects)  # type: ignore[assignment]
+    assert tier.publish(graph())
+    assert tier.counters.snapshot()["published"] == 1
+
+    lossy = Leases(tier.objects, tier.keys, TIMES)
+    held = lossy.take(OTHER, None, fleet.signer)
+    assert held is not None
+    seen = lossy.look(OTHER)
+    assert seen is not None and seen.state == HELD
+    until(lambda: lossy.look(OTHER).version != seen.version, "it is renewed")  # type: ignore[union-attr]
+    held.release(published=True)
+    assert lossy.look(OTHER).state == DONE  # type: ignore[union-attr]
+
+
+def test_a_lease_is_taken_by_one_and_released(fleet: Fleet) -> None:
+    mine, theirs = leases(fleet.machine()), leases(fleet.machine())
+    held = mine.take(KEY, None, fleet.signer)
+    assert held is not None and theirs.take(KEY, None, fleet.signer) is None
+    held.release(published=False)
+    seen = theirs.look(KEY)
+    assert seen is not None and (seen.state, seen.failures) == (FAILED, 1)
+    again = theirs.take(KEY, seen, fleet.signer)
+    assert again is not None and mine.take(KEY, seen, fleet.signer) is None
+    again.release(published=True)
+
+
+def test_what_nobody_believed_signed_is_no_lease(fleet: Fleet) -> None:
+    tier = fleet.machine().tier()
+    tier.objects.create(f"v1/leases/{KEY}", b'{"state":"held"}')
+    held = tier.turn(KEY)
+    assert held is not None
+    held.release(published=True)
+
+
+def test_a_waiter_goes_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    watch = Watch(10)
+    one, two = (SeenLease(version, "", "", HELD, 0) for version in ("1", "2"))
+    assert watch.alive(one)
+    now = 9.0
+    assert watch.alive(one)
+    assert watch.alive(two)
+    now = 18.0
+    assert watch.alive(two)
+    now = 19.0
+    assert not watch.alive(two)
+    assert not watch.alive(SeenLease("3", "", "", DONE, 0)) and not watch.alive(None)
+
+
+def test_after_two_that_failed_nobody_waits_for_a_third(fleet: Fleet) -> None:
+    tier = fleet.machine().tier()
+    for _ in range(2):
+        held = tier.turn(KEY)
+        assert held is not None
+        held.release(published=False)
+    assert tier.turn(KEY) is None
+
+
+def test_a_compiler_that_hangs_does_not_hold_everybody(fleet: Fleet) -> None:
+    machine = fleet.machine()
+    hung = type(TIMES)(ttl_s=0.3, poll_s=0.05, longest_s=0.5)
+    assert machine.tier(hung).turn(KEY) is not None  # and never released
+    held = fleet.machine().tier(hung).turn(KEY)
+    assert held is not None
+    held.release(published=True)
+
+
+# -- a store that does not answer ------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead_url(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a store that refuses connections."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    return "s3://fleet/prefix"
+
+
+def test_a_store_that_does_not_answer_is_not_asked_at_every_question(dead_url: str) -> None:
+    objects = open_store(dead_url, pause_s=1.0)
+    begun = time.monotonic()
+    with pytest.raises(Unreachable):
+        objects.read("v1/x", 0, 1)
+    first = time.monotonic() - begun
+    assert first < 6
+    begun = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(Unreachable):
+            objects.read("v1/x", 0, 1)
+    assert time.monotonic() - begun < 0.1
+
+
+def test_a_graph_that_could_not_be_published_is_published_later(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiered_store, "_TRY_AGAIN_S", 0.2)
+    machine = fleet.machine()
+    tier = machine.tier()
+    store, create = machine.store(tier), tier.objects.create
+
+    def down(path: str, content: bytes) -> str | None:
+        raise Unreachable("down")
+
+    monkeypatch.setattr(tier.objects, "create", down)
+    store.save(graph())
+    assert tier.counters.snapshot()["unpublished"] == 1
+    monkeypatch.setattr(tier.objects, "create", create)
+    until(lambda: tier.counters.snapshot()["published"] == 1, "it is published")
+    until(lambda: tier.counters.snapshot()["unpublished"] == 0, "nothing is left to publish")
+    assert fleet.machine().tier().fetch(KEY) is not None
+
+
+def test_a_slow_upload_holds_no_picture_and_the_lease_until_it_is_done(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiered_store, "_WAIT_FOR_UPLOAD_S", 0.2)
+    machine = fleet.machine()
+    tier = machine.tier()
+    store, create = machine.store(tier), tier.objects.create
+
+    def slow(path: str, content: bytes) -> str | None:
+        if "graphs" in path:
+            time.sleep(1.5)
+        return create(path, content)
+
+    monkeypatch.setattr(tier.objects, "create", slow)
+    begun = time.monotonic()
+    with store.compiling(KEY):
+        store.save(graph())
+    assert time.monotonic() - begun < 1.2
+    seen = leases(machine).look(KEY)
+    assert seen is not None and seen.state == HELD
+    until(lambda: leases(machine).look(KEY).state == DONE, "it is released")  # type: ignore[union-attr]
+    assert tier.published(KEY)
+
+
+def test_a_full_disk_serves_by_what_was_fetched(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.machine().tier().publish(graph())
+    store = fleet.machine(builder=False).store()
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("onediff_comfy.store.store.write_atomically", full)
+    found = store.find(KEY)
+    assert found is not None and found.digest == graph().digest
+
+
+def test_who_is_second_has_the_published_one_on_disk(fleet: Fleet) -> None:
+    fleet.machine().tier().publish(graph(mark=b"first"))
+    store = fleet.machine().store()
+    with pytest.raises(Superseded):
+        store.save(graph(mark=b"second"))
+    found = store.find(KEY)
+    assert found is not None and found.digest == graph(mark=b"first").digest
+
+
+def test_a_pipe_in_a_shared_folder_holds_nobody(folder_fleet: Fleet) -> None:
+    folder = folder_fleet.folder / "shared store" / "v1" / "graphs"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / KEY)
+    assert stat.S_ISFIFO((folder / KEY).stat().st_mode)
+    assert folder_fleet.machine().store().find(KEY) is None
+
+
+def test_a_call_that_is_learned_later_is_told_to_the_fleet(fleet: Fleet) -> None:
+    store = fleet.machine().store()
+    store.save(graph())
+    store.notes.add_call("b" * 64, KEY, SHAPES)
+    assert fleet.machine(builder=False).store().notes.calls("b" * 64) == [(KEY, SHAPES)]
+
+
+def test_what_the_store_does_not_know_is_not_asked_for_at_every_call(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fleet.machine().store()
+    asked: list[str] = []
+    listed = store.tier.objects.listed
+    monkeypatch.setattr(store.tier.objects, "listed", lambda *a: asked.append(a[0]) or listed(*a))
+    for _ in range(5):
+        assert store.notes.calls(CALL) == []
+    assert len(asked) == 1
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["memory:///", "http://host/x", "file://host/x", "ftp://x", "/folder", "s3:"])
+def test_what_several_machines_could_not_share_is_no_store(url: str) -> None:
+    with pytest.raises(ValueError, match=r"s3://bucket/prefix|cannot be opened"):
+        open_store(url)
+
+
+def test_a_secret_in_a_url_is_not_shown() -> None:
+    with pytest.raises(ValueError, match="ftp://host/x") as raised:
+        open_store("ftp://user:secret@host/x?token=secret")
+    assert "secret" not in str(raised.value)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ONEDIFF_CONFIG_DIR", str(tmp_path / "config"))
+
+
+@pytest.mark.usefixtures("folders")
+def test_what_keeps_the_tier_from_being_used_is_said_and_graphs_are_kept_here(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ONEDIFF_STORE_URL", fleet.url)
+    assert type(default_store()) is tiered_store.TieredStore
+    for name, value, says in (
+        ("ONEDIFF_STORE_URL", "memory:///", "is no store that machines can share"),
+        ("ONEDIFF_STORE_ROLE", "boss", "give worker or builder"),
+        ("ONEDIFF_STORE_ROLE", "builder", "store keygen"),
+    ):
+        caplog.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(name, value)
+            assert type(default_store()) is GraphStore
+        assert says in caplog.text and "this machine alone" in caplog.text
