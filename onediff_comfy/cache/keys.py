@@ -14,6 +14,7 @@ Neither holds a weight value, an ``id``, a default ``repr`` or a path.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -21,12 +22,14 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from ..capture.call import Signature
 from ..engines.base import Engine
 
+_PROCESSORS = Path("/proc/cpuinfo")
 _ATTENTION_KERNELS = ("cudnn", "flash", "math", "mem_efficient")
 FORMAT_VERSION = 2
 """Raised when the meaning of a key or the calling convention of a compiled graph changes."""
@@ -108,7 +111,27 @@ def _hardware(device: torch.device) -> dict[str, str]:
             "multiprocessors": str(properties.multi_processor_count),
             "cudnn": str(torch.backends.cudnn.version()),  # which attention it takes; pip updates it without torch
         }
-    return {"device": device.type, "architecture": torch.backends.cpu.get_cpu_capability()}
+    return {
+        "device": device.type,
+        "architecture": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor(_PROCESSORS),
+    }
+
+
+@functools.cache
+def processor(listing: Path) -> str:
+    """Name what the CPU can do: kernels are built for exactly this one, and another may not know their instructions.
+
+    Args:
+        listing: Linux's list of processors; elsewhere, where there is none, what the system calls the processor.
+    """
+    try:
+        lines = listing.read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    able = {words for line in lines if line.startswith(("flags", "Features")) for words in [line.partition(":")[2]]}
+    text = "\n".join(sorted(" ".join(sorted(words.split())) for words in able))
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if able else platform.processor()
 
 
 def _numeric_settings() -> dict[str, str]:

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,6 +230,24 @@ def test_compiler_describes_this_process() -> None:
     assert {name: described.environment[name] for name in expected} == expected
     assert {"tf32", "reduced_precision", "deterministic", "triton"} <= set(described.environment)
     assert all(isinstance(value, str) for value in described.environment.values())
+
+
+@pytest.mark.parametrize("name", ["flags", "Features"])
+def test_graphs_of_a_cpu_with_other_instructions_have_other_keys(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor builds for the CPU at hand (-march=native): another one would end the process with SIGILL."""
+
+    def key(file: str, *processors: str) -> str:
+        (tmp_path / file).write_text("\n\n".join(f"model name : x\n{name} : {able}" for able in processors))
+        monkeypatch.setattr(keys, "_PROCESSORS", tmp_path / file)
+        return keys.GraphKey("c" * 64, compiler(InductorEngine(), CPU)).digest
+
+    ours = key("ours", "sse avx2 avx512f", "sse avx2 avx512f")
+    assert key("same", "avx2 avx512f sse") == ours
+    assert key("older", "sse avx2", "sse avx2") != ours
+    assert key("newer", "sse avx2 avx512f amx_tile") != ours
+    assert key("uneven", "sse avx2 avx512f", "sse avx2") != ours
 
 
 @pytest.mark.gpu
