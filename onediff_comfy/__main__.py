@@ -13,7 +13,7 @@ if not __package__:  # run as `python path/to/onediff_comfy`, from any folder, b
     __package__ = "onediff_comfy"
     import onediff_comfy  # noqa: F401  # or relative imports find no parent
 
-from . import __version__, doctor_command, graphs_command, warmup_command
+from . import __version__, doctor_command, graphs_command, store_command, warmup_command
 from .terminal import say
 
 NAME = "onediff-comfy"
@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     graphs = topics.add_parser("graphs", help="compiled graphs on this machine's disk")
     graphs.set_defaults(needs_torch=True)
     graphs_command.add_commands(graphs)
+    store = topics.add_parser("store", help="the object store that a fleet of machines shares, and its keys")
+    store.set_defaults(needs_torch=True)
+    store_command.add_commands(store)
     text = "have a running ComfyUI prepare a workflow's buckets; exit status 1 if one is not ready"
     warmup = topics.add_parser("warmup", help=text, description=text)
     warmup.add_argument("--json", action="store_true", help="print JSON")

@@ -33,3 +33,6 @@ GRAPH_SUFFIX = ".graph"
 
 DISK_LIMIT_BYTES = 20 << 30
 """What compiled graphs may take on disk; an SDXL graph takes about 50 MB. ``ONEDIFF_CACHE_LIMIT_MB`` overrides it."""
+
+FLEET_PACKAGES = "pip install obstore cryptography"
+"""What installs the packages for a store that machines share; ``onediff-comfy[fleet]`` asks for them too."""

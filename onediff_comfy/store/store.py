@@ -26,7 +26,7 @@ import filelock
 from ..files import TEMPORARY_SUFFIX, read_regular, write_atomically
 from ..folders import cache_folder, config_folder, shared_cache_folder, store_role, store_url
 from ..messages import message
-from ..settings import DISK_LIMIT_BYTES
+from ..settings import DISK_LIMIT_BYTES, FLEET_PACKAGES
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from .artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
 from .notes import PROVED, Notes, path_in
@@ -35,7 +35,6 @@ from .trust import Trust, Untrusted, VerifiedArtifact
 log = logging.getLogger(__name__)
 
 _GRAPHS = "graphs"
-FLEET_PACKAGES = "pip install obstore cryptography"
 
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
@@ -77,7 +76,10 @@ class GraphStore:
     Attributes:
         folders: ``folder`` and those that are only read.
         notes: small facts about graphs and calls.
+        counters: what the tier did that a fleet shares; None of a store that has none.
     """
+
+    counters: TierCounters | None = None
 
     def __init__(
         self, folder: Path, trust: Trust, read_only: Sequence[Path] = (), limit: int = DISK_LIMIT_BYTES
@@ -271,20 +273,30 @@ def _holds(path: Path, artifact: Artifact) -> bool:
 
 def default_store() -> GraphStore:
     """Return the store that ComfyUI and the command line use on this machine; see ``folders``."""
-    shared, url = shared_cache_folder(), store_url()
-    trust, read_only = Trust(config_folder()), [shared] if shared else []
-    if url:
-        try:
-            from .remote.tiered_store import TieredStore, open_tier
+    url, local = store_url(), local_store()
+    if not url:
+        return local
+    try:
+        from .remote.tiered_store import TieredStore, open_tier
 
-            tier = open_tier(url, store_role(), cache_folder(), config_folder())
-            return TieredStore(cache_folder(), trust, tier, read_only, _limit())
-        except ImportError as error:
-            why = f"{error.name or error} is not installed; run pip install 'onediff-comfy[fleet]' or {FLEET_PACKAGES}"
-        except (ValueError, OSError) as error:
-            why = str(error)
-        log.warning("OneDiff: ONEDIFF_STORE_URL is set, but graphs are kept on this machine alone: %s", why)
-    return GraphStore(cache_folder(), trust, read_only, limit=_limit())
+        tier = open_tier(url, store_role(), cache_folder(), config_folder())
+        return TieredStore(local.folder, Trust(config_folder()), tier, _read_only(), local.limit)
+    except ImportError as error:
+        why = f"{error.name or error} is not installed; run {FLEET_PACKAGES}"
+    except (ValueError, OSError) as error:
+        why = str(error)
+    log.warning("OneDiff: ONEDIFF_STORE_URL is set, but graphs are kept on this machine alone: %s", why)
+    return local
+
+
+def local_store() -> GraphStore:
+    """Return the same without the tier that a fleet shares."""
+    return GraphStore(cache_folder(), Trust(config_folder()), _read_only(), limit=_limit())
+
+
+def _read_only() -> list[Path]:
+    shared = shared_cache_folder()
+    return [shared] if shared else []
 
 
 def _limit() -> int:

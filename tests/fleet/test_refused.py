@@ -105,7 +105,7 @@ def test_a_tampered_graph_is_refused_kept_aside_and_counted(damage: str, worker:
     store = worker.store()
     for _ in range(2):
         assert store.find(KEY) is None
-        assert not store.tier.published(KEY)
+        assert store.tier.statement(KEY) is None
     counts = store.tier.counters.snapshot()
     assert counts["refusals"] == 1, "each object is counted once"
     assert counts["fetched"] == 0

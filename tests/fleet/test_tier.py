@@ -192,7 +192,7 @@ def test_a_slow_upload_holds_no_picture_and_the_lease_until_it_is_done(
     seen = leases(machine).look(KEY)
     assert seen is not None and seen.state == HELD
     until(lambda: leases(machine).look(KEY).state == DONE, "it is released")  # type: ignore[union-attr]
-    assert tier.published(KEY)
+    assert tier.statement(KEY) is not None
 
 
 def test_a_full_disk_serves_by_what_was_fetched(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

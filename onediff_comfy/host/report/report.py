@@ -8,9 +8,10 @@ from typing import Any
 
 from ...messages import Message, joined, message
 from ...serving.dispatcher import Dispatcher
+from ...store.remote.tier_counters import fleet_counters
 from ..adapters.adapter import dispatcher_of
 from ..compatibility import KINDS, host_changes
-from ..process.process import accelerated, library, metrics
+from ..process.process import accelerated, library, metrics, store
 from .reasons import size_in_their_words
 
 
@@ -96,6 +97,7 @@ def process_report() -> dict[str, Any]:
         "graph_bytes": library().cache.nbytes,
         "recording_bytes": library().recordings.nbytes,
         "budget_bytes": library().cache.budget,
+        "fleet": fleet_counters(store().counters),
     }
 
 

@@ -71,7 +71,7 @@ class Publisher:
             upload.add_done_callback(lambda done: lease.release(published=_is_there(done)))
             return
         try:
-            lease.release(published=self._tier.published(key))
+            lease.release(published=self._tier.statement(key) is not None)
         except Unreachable:
             lease.release(published=False)
 

@@ -106,17 +106,8 @@ class Tier:
         self.counters.count("fetched_seconds", time.monotonic() - begun)
         return Fetched(artifact, statement.key)
 
-    def published(self, key: str) -> bool:
-        """Return True if the store has a graph that a believed key signed, and that was not found damaged.
-
-        Raises:
-            Unreachable: the store did not answer.
-        """
-        piece = self.objects.read(_graph_path(key), 0, START_BYTES)
-        return piece is not None and self._good(key, piece) is not None
-
     def statement(self, key: str) -> Statement | None:
-        """Return what a believed signer says of a graph in the store; None if nobody believed says anything.
+        """Return what a believed signer says of a graph that is published; None if there is none that may be used.
 
         Raises:
             Unreachable: the store did not answer.
@@ -272,7 +263,7 @@ class Tier:
         """
         watch, begun, waited = Watch(self._leases.times.ttl_s), time.monotonic(), False
         try:
-            while not self.published(key):
+            while self.statement(key) is None:
                 seen = self._leases.look(key)
                 if not watch.alive(seen):
                     if self.signer is None or (seen is not None and seen.failures >= _TRIES_BY_OTHERS):

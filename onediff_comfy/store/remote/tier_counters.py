@@ -40,3 +40,8 @@ class TierCounters:
         """Return every counter so far."""
         with self._lock:
             return {name: round(self._counts[name], 3) for name in COUNTED}
+
+
+def fleet_counters(counters: TierCounters | None) -> dict[str, float]:
+    """Return what ``GraphStore.counters`` counted in this process, by the names of ``COUNTED``; empty of no tier."""
+    return {} if counters is None else counters.snapshot()

@@ -59,7 +59,7 @@ class TieredNotes(Notes):
         """See ``Notes.add_call``; a builder tells the fleet, if the fleet has the graph."""
         super().add_call(call_key, graph_key, shapes)
         with self._counted():
-            if self._tier.signer is not None and self._tier.published(graph_key):
+            if self._tier.signer is not None and self._tier.statement(graph_key) is not None:
                 self._tier.note_call(call_key, graph_key, shapes)
 
     def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -112,7 +112,7 @@ class TieredStore(GraphStore):
         self, folder: Path, trust: Trust, tier: Tier, read_only: Sequence[Path] = (), limit: int = DISK_LIMIT_BYTES
     ) -> None:
         super().__init__(folder, trust, read_only, limit)
-        self.tier = tier
+        self.tier, self.counters = tier, tier.counters
         self.notes = TieredNotes([folder, *read_only], trust, tier)
         self._sealed_with = trust
         self._publisher = Publisher(tier, super().find, self._fetched, _TRY_AGAIN_S)
@@ -144,8 +144,8 @@ class TieredStore(GraphStore):
     def compiling(self, key: str) -> Iterator[None]:
         """See ``GraphStore.compiling``; waits for whoever compiles it anywhere in the fleet."""
         with super().compiling(key):
-            here = path_in(self.folder, "graphs", key).exists()  # by another process of this machine, while we waited
-            lease = None if here else self._turn(key)
+            # Another process of this machine may have made it while we waited.
+            lease = None if self.has(key) else self._turn(key)
             if lease is None:
                 yield
                 return
@@ -155,6 +155,14 @@ class TieredStore(GraphStore):
             finally:
                 self._leased.discard(key)
                 self._publisher.release(key, lease)
+
+    def has(self, key: str) -> bool:
+        """Return True if a graph lies on this machine, whether it may be loaded or not."""
+        return path_in(self.folder, "graphs", key).exists()
+
+    def is_ours(self, artifact: Artifact) -> bool:
+        """Return True if this machine sealed a graph: it compiled it, or fetched it from the fleet."""
+        return self._sealed_with.sealed_by_us(artifact.manifest_text, artifact.seal)
 
     def _turn(self, key: str) -> HeldLease | None:
         try:
