@@ -58,7 +58,7 @@ def _explained(function: Callable[[argparse.Namespace], int]) -> Callable[[argpa
 
     def run(options: argparse.Namespace) -> int:
         try:
-            from .store.remote.objects import Unreachable
+            from .store.remote.tiered_store import Unreachable  # and with it all that the tier needs
         except ImportError as error:
             raise OSError(f"{error.name or error} is not installed; run {FLEET_PACKAGES}") from error
         try:
@@ -193,12 +193,11 @@ def _status(options: argparse.Namespace) -> int:
     known = [
         {"key": each.key_id, "label": each.label, "since": each.since, "revoked": each.revoked} for each in keys.known()
     ]
-    refused = len(list(store.tier.refusals.folder.glob("*.json")))
     found = status(store.tier) | {
         "role": store_role(),
         "own_key": signer.key_id if signer else None,
         "keys": known,
-        "kept_aside": refused,
+        "kept_aside": len(list(store.tier.refusals.folder.glob("*.json"))),
     }
     if options.json:
         say_json(found)
@@ -212,8 +211,8 @@ def _status(options: argparse.Namespace) -> int:
         say(f"key {each['key']} {state} since {each['since']}{own}  {each['label']}")
     if not any(not each["revoked"] for each in known):
         say("no key is believed here, so no graph of the store is used; see store trust")
-    if refused:
-        say(f"{counted(refused, 'object')} refused lately, kept aside in {store.tier.refusals.folder}")
+    if found["kept_aside"]:
+        say(f"{counted(found['kept_aside'], 'object')} refused lately, kept aside in {store.tier.refusals.folder}")
     return 0
 
 

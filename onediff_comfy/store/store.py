@@ -30,6 +30,7 @@ from ..settings import DISK_LIMIT_BYTES, FLEET_PACKAGES
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from .artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
 from .notes import PROVED, Notes, path_in
+from .remote.tier_counters import TierCounters
 from .trust import Trust, Untrusted, VerifiedArtifact
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
+from ..signing.signed import Statement
 from ..store import Entry, GraphStore
 from .objects import Listed, Objects
 from .tier import Tier
 from .tiered_store import SIGNED_BY, TieredStore
 
+_READERS = 16
 _WRITERS, _ROUNDS = 8, 5
 _PROBE_BYTES = 8 << 20
 _DAY_S = 86400
@@ -158,9 +160,8 @@ def pull(store: TieredStore, wanted: Mapping[str, Sequence[str]]) -> dict[str, l
         Unreachable: the store did not answer.
     """
     done: dict[str, list[str]] = {"fetched": [], "here": [], "other": [], "refused": []}
-    for listed in graphs(store.tier):
+    for listed, statement in stated(store.tier):
         key = listed.path.rpartition("/")[2]
-        statement = store.tier.statement(key)
         if statement is None:
             done["refused"].append(key)
         elif any(statement.about.get(fact) not in values for fact, values in wanted.items()):
@@ -196,13 +197,17 @@ def signed_by(store: GraphStore, key_id: str) -> list[str]:
     return found
 
 
-def graphs(tier: Tier) -> list[Listed]:
-    """Return the objects that lie where graphs do.
+def stated(tier: Tier) -> list[tuple[Listed, Statement | None]]:
+    """Return every object that lies where graphs do, with what a believed signer says of it, if one does.
 
     Raises:
         Unreachable: the store did not answer.
     """
-    return tier.objects.listed("v1/graphs/")
+    found = tier.objects.listed("v1/graphs/")
+    with ThreadPoolExecutor(_READERS) as threads:
+        return list(
+            zip(found, threads.map(lambda each: tier.statement(each.path.rpartition("/")[2]), found), strict=True)
+        )
 
 
 def prune(tier: Tier, days: float | None, limit: int | None, unbelieved: bool) -> list[str]:
@@ -220,14 +225,14 @@ def prune(tier: Tier, days: float | None, limit: int | None, unbelieved: bool) -
     Raises:
         Unreachable: the store did not answer.
     """
-    found = sorted(graphs(tier), key=lambda listed: listed.written)
-    total, oldest = sum(listed.size for listed in found), time.time() - (days or 0) * _DAY_S
+    found = sorted(stated(tier), key=lambda each: each[0].written)
+    total, oldest = sum(listed.size for listed, _ in found), time.time() - (days or 0) * _DAY_S
     removed = []
-    for listed in found:
+    for listed, statement in found:
         key = listed.path.rpartition("/")[2]
         too_old = days is not None and listed.written < oldest
         too_much = limit is not None and total > limit
-        if too_old or too_much or (unbelieved and tier.statement(key) is None):
+        if too_old or too_much or (unbelieved and statement is None):
             tier.objects.delete(f"v1/graphs/{key}")
             tier.objects.delete(f"v1/leases/{key}")
             removed.append(key)
@@ -247,17 +252,16 @@ def status(tier: Tier) -> dict[str, Any]:
         Unreachable: the store did not answer.
         OSError: the list of keys is damaged.
     """
-    found = graphs(tier)
+    found = stated(tier)
     kinds: Counter[tuple[str, ...]] = Counter()
-    for listed in found:
-        statement = tier.statement(listed.path.rpartition("/")[2])
+    for _, statement in found:
         about = statement.about if statement else {}
         facts = (about.get(fact, "?") for fact in ("architecture", "torch", "target"))
         kinds[tuple(facts) if statement else ("refused", "", "")] += 1
     return {
         "url": tier.objects.url,
         "graphs": len(found),
-        "mb": round(sum(listed.size for listed in found) / 2**20, 1),
+        "mb": round(sum(listed.size for listed, _ in found) / 2**20, 1),
         "kinds": [
             {"architecture": architecture, "torch": torch, "target": target, "graphs": count}
             for (architecture, torch, target), count in sorted(kinds.items())
