@@ -58,7 +58,8 @@ def _explained(function: Callable[[argparse.Namespace], int]) -> Callable[[argpa
 
     def run(options: argparse.Namespace) -> int:
         try:
-            from .store.remote.tiered_store import Unreachable  # and with it all that the tier needs
+            from .store.remote import tiered_store  # noqa: F401  # all that the tier needs
+            from .store.remote.objects import Unreachable
         except ImportError as error:
             raise OSError(f"{error.name or error} is not installed; run {FLEET_PACKAGES}") from error
         try:
