@@ -73,6 +73,23 @@ def test_an_answer_that_got_lost_is_no_defeat(fleet: Fleet) -> None:
     assert lossy.look(OTHER).state == DONE  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("times", [1, 10])
+def test_a_write_that_another_was_in_the_way_of_is_tried_again(
+    times: int, folder_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 may answer 409 to each of two uploads at once: nothing is there then, and obstore says that something is."""
+    tier = folder_fleet.machine().tier()
+    create, answers = tier.objects.create, [None] * times
+    monkeypatch.setattr(tier.objects, "create", lambda *a: answers.pop() if answers else create(*a))
+    if times == 1:
+        assert tier.publish(graph())
+    else:
+        with pytest.raises(Unreachable):
+            tier.publish(graph())
+    assert (tier.statement(KEY) is not None) is (times == 1)
+    assert tier.counters.snapshot()["late"] == 0
+
+
 def test_a_lease_is_taken_by_one_and_released(fleet: Fleet) -> None:
     mine, theirs = leases(fleet.machine()), leases(fleet.machine())
     held = mine.take(KEY, None, fleet.signer)

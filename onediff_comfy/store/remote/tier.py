@@ -32,6 +32,8 @@ _MAX_NOTE = 1 << 18
 _MOST_NOTES = 64
 _PIECE = 4 << 20
 """Bytes that are fetched at a time, each within a few seconds: a slower store is as good as none."""
+_TRIES = 3
+"""Of a write that others were in the way of."""
 _TRIES_BY_OTHERS = 2
 """After so many holders of a lease that published nothing, nobody waits for the next one."""
 _ABOUT = ("torch", "python", "os", "machine", "device", "architecture", "cuda", "triton")
@@ -142,19 +144,19 @@ class Tier:
     def _put(self, key: str, content: bytes, statement: Statement) -> bool:
         """Put an object where there is none, or where one lies that nobody may use. False if another is there."""
         path = _graph_path(key)
-        for _ in range(2):
+        for _ in range(_TRIES):
             if self.objects.create(path, content) is not None:
                 return True
             there = self.objects.read(path, 0, START_BYTES)
             if there is None:
-                continue  # somebody removed it meanwhile
+                continue  # it was removed meanwhile, or another upload was under way that came to nothing
             good = self._good(key, there)
             if good is not None:
                 return good.nonce == statement.nonce  # the answer to our own upload may have got lost
             if self.objects.replace(path, content, there.version) is not None:
                 log.warning("OneDiff: %s held what cannot be used, and was replaced", path)
                 return True
-        return False
+        raise Unreachable(f"others were writing {path}")
 
     def _stated(self, path: str, piece: Piece) -> tuple[Statement, int]:
         try:
