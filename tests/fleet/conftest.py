@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import Fleet
+from machines import StoreFleet
 from stand_in import Bucket, serving
 
 
@@ -19,7 +19,9 @@ def bucket() -> Iterator[Bucket]:
 
 
 @pytest.fixture(params=["folder", "s3"])
-def fleet(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def store_fleet(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StoreFleet]:
     """A fleet on an empty store: a folder, and S3."""
     environment = {}
     url = (tmp_path / "shared store").as_uri()
@@ -28,23 +30,23 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         environment, url = bucket.environment, f"s3://{bucket.name}/{uuid.uuid4().hex}"
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    made = Fleet(url, tmp_path, environment)
+    made = StoreFleet(url, tmp_path, environment)
     yield made
     made.stop()
 
 
 @pytest.fixture
-def folder_fleet(tmp_path: Path) -> Fleet:
+def folder_fleet(tmp_path: Path) -> StoreFleet:
     """A fleet on an empty folder."""
-    return Fleet((tmp_path / "shared store").as_uri(), tmp_path, {})
+    return StoreFleet((tmp_path / "shared store").as_uri(), tmp_path, {})
 
 
 @pytest.fixture
-def racy_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def racy_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreFleet]:
     """A fleet on a store whose put-if-absent is not atomic."""
     with serving(racy=True) as bucket:
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
-        made = Fleet(f"s3://{bucket.name}/racy", tmp_path, bucket.environment)
+        made = StoreFleet(f"s3://{bucket.name}/racy", tmp_path, bucket.environment)
         yield made
         made.stop()

@@ -128,8 +128,8 @@ class Machine:
 
 
 @dataclass
-class Fleet:
-    """Machines that believe one builder's key, each with a copy of it if it is a builder."""
+class StoreFleet:
+    """Machines on one store that believe one builder's key, each with a copy of it if it is a builder."""
 
     url: str
     folder: Path

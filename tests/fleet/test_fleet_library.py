@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from machines import Fleet, Machine, until
+from machines import Machine, StoreFleet, until
 from restarted import HOST, Keeping, Net
 from torch import nn
 
@@ -45,10 +45,10 @@ FIRST = {"captured": 1, "compiled": 1, "loaded": 0, "served": 1}
 LATER = {"captured": 0, "compiled": 0, "loaded": 1, "served": 1}
 
 
-def test_a_new_machine_captures_and_compiles_nothing(fleet: Fleet) -> None:
-    assert served(fleet.machine().store(), Net()) == FIRST
+def test_a_new_machine_captures_and_compiles_nothing(store_fleet: StoreFleet) -> None:
+    assert served(store_fleet.machine().store(), Net()) == FIRST
     for builder in (True, False):
-        assert served(fleet.machine(builder).store(), Net()) == LATER
+        assert served(store_fleet.machine(builder).store(), Net()) == LATER
 
 
 class ReadsAnOption(nn.Module):
@@ -62,17 +62,17 @@ class ReadsAnOption(nn.Module):
         return self.linear(x) * transformer_options["scale"]
 
 
-def test_a_new_machine_knows_which_options_are_read(fleet: Fleet) -> None:
+def test_a_new_machine_knows_which_options_are_read(store_fleet: StoreFleet) -> None:
     options = {"transformer_options": {"scale": 2.0}}
-    assert served(fleet.machine().store(), ReadsAnOption(), **options)["compiled"] == 1
-    assert served(fleet.machine().store(), ReadsAnOption(), **options) == LATER
+    assert served(store_fleet.machine().store(), ReadsAnOption(), **options)["compiled"] == 1
+    assert served(store_fleet.machine().store(), ReadsAnOption(), **options) == LATER
 
 
 class Overtaken(Keeping):
     """While it compiles, another machine publishes the same graph."""
 
-    def __init__(self, fleet: Fleet, kept: GraphStore) -> None:
-        self._fleet, self._kept = fleet, kept
+    def __init__(self, store_fleet: StoreFleet, kept: GraphStore) -> None:
+        self._fleet, self._kept = store_fleet, kept
 
     def compile(self, capture: Capture) -> CompiledGraph:
         (entry,) = self._kept.entries()
@@ -82,12 +82,12 @@ class Overtaken(Keeping):
 
 
 def test_who_is_overtaken_serves_by_what_was_published(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     kept = GraphStore(tmp_path / "kept", Trust(tmp_path / "its config"))
     assert served(kept, Net()) == FIRST
-    monkeypatch.setitem(engines.ENGINES, "eager", Overtaken(fleet, kept))
-    store = fleet.machine().store()
+    monkeypatch.setitem(engines.ENGINES, "eager", Overtaken(store_fleet, kept))
+    store = store_fleet.machine().store()
     assert served(store, Net()) == {**FIRST, "loaded": 1}
     (ours,), (theirs,) = store.entries(), kept.entries()
     assert ours.artifact is not None and theirs.artifact is not None
@@ -99,13 +99,13 @@ class Stopped(Exception):
     """The person wants the run to end."""
 
 
-def test_a_person_can_stop_waiting_for_another_machine(fleet: Fleet, tmp_path: Any) -> None:
+def test_a_person_can_stop_waiting_for_another_machine(store_fleet: StoreFleet, tmp_path: Any) -> None:
     kept = GraphStore(tmp_path / "kept", Trust(tmp_path / "its config"))
     served(kept, Net())
     (entry,) = kept.entries()
     assert entry.artifact is not None
     key = entry.artifact.manifest.key
-    lease = fleet.machine().tier().turn(key)
+    lease = store_fleet.machine().tier().turn(key)
     assert lease is not None
     begun = time.monotonic()
 
@@ -113,13 +113,13 @@ def test_a_person_can_stop_waiting_for_another_machine(fleet: Fleet, tmp_path: A
         if time.monotonic() - begun > 1.0:
             raise Stopped
 
-    machine: Machine = fleet.machine()
+    machine: Machine = store_fleet.machine()
     store = machine.store()
     with pytest.raises(Stopped):
         served(store, Net(), dataclasses.replace(HOST, check_interrupted=check_interrupted, interruption=Stopped))
     assert time.monotonic() - begun < 10
     assert store.tier.counters.snapshot()["waits"] == 1
     # What nobody waits for any more goes on, and is there for the next one.
-    assert fleet.machine().tier().publish(entry.artifact)
+    assert store_fleet.machine().tier().publish(entry.artifact)
     lease.release(published=True)
     until(lambda: store.has(key), "the graph is fetched")

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from machines import KEY, TIMES, Fleet, Machine, until
+from machines import KEY, TIMES, Machine, StoreFleet, until
 
 
 def run_together(machines: list[Machine], **options: Any) -> list[dict[str, Any]]:
@@ -26,34 +26,34 @@ def summed(ends: list[dict[str, Any]]) -> Counter[str]:
     return total
 
 
-def published(fleet: Fleet) -> list[str]:
-    return [listed.path.rpartition("/")[2] for listed in fleet.machine().tier().objects.listed("v1/graphs/")]
+def published(store_fleet: StoreFleet) -> list[str]:
+    return [listed.path.rpartition("/")[2] for listed in store_fleet.machine().tier().objects.listed("v1/graphs/")]
 
 
-def assert_once(fleet: Fleet) -> None:
+def assert_once(store_fleet: StoreFleet) -> None:
     """Four cold machines want one graph: one compiles, one artifact is published, all have that one."""
-    ends = run_together([fleet.machine() for _ in range(4)])
+    ends = run_together([store_fleet.machine() for _ in range(4)])
     counted = summed(ends)
     assert (counted["compiles"], counted["alone"]) == (1, 0), counted
     assert (counted["published"], counted["late"], counted["fetched"]) == (1, 0, 3), counted
     assert len({end["digest"] for end in ends}) == 1
-    assert published(fleet) == [KEY]
+    assert published(store_fleet) == [KEY]
 
 
-def test_of_four_cold_machines_one_compiles_and_one_artifact_is_published(fleet: Fleet) -> None:
-    assert_once(fleet)
+def test_of_four_cold_machines_one_compiles_and_one_artifact_is_published(store_fleet: StoreFleet) -> None:
+    assert_once(store_fleet)
     # And a later one fetches it at once.
-    (later,) = run_together([fleet.machine()])
+    (later,) = run_together([store_fleet.machine()])
     assert later["counters"]["fetched"] == 1 and later["counters"]["compiles"] == later["counters"]["waits"] == 0
 
 
-def test_on_a_store_that_is_not_atomic_the_test_above_fails(racy_fleet: Fleet) -> None:
+def test_on_a_store_that_is_not_atomic_the_test_above_fails(racy_fleet: StoreFleet) -> None:
     with pytest.raises(AssertionError, match=r"'compiles': [234]"):
         assert_once(racy_fleet)
 
 
-def test_a_leader_that_is_killed_is_taken_over(fleet: Fleet) -> None:
-    leader, waiter = fleet.machine(), fleet.machine()
+def test_a_leader_that_is_killed_is_taken_over(store_fleet: StoreFleet) -> None:
+    leader, waiter = store_fleet.machine(), store_fleet.machine()
     leader.start(compile_s=60)
     until(lambda: leader.has_said("compiles"), "the leader compiles")
     waiter.start()
@@ -63,14 +63,14 @@ def test_a_leader_that_is_killed_is_taken_over(fleet: Fleet) -> None:
     assert end["counters"] | {"takeovers": 1, "compiles": 1, "published": 1} == end["counters"]
     assert end["counters"]["waits"] == 1
     assert end["seconds"] > TIMES.ttl_s / 2
-    assert published(fleet) == [KEY]
+    assert published(store_fleet) == [KEY]
 
 
-def test_of_many_waiters_one_takes_over(fleet: Fleet) -> None:
-    leader = fleet.machine()
+def test_of_many_waiters_one_takes_over(store_fleet: StoreFleet) -> None:
+    leader = store_fleet.machine()
     leader.start(compile_s=60)
     until(lambda: leader.has_said("compiles"), "the leader compiles")
-    waiters = [fleet.machine() for _ in range(3)]
+    waiters = [store_fleet.machine() for _ in range(3)]
     for waiter in waiters:
         waiter.start()
     leader.signal(signal.SIGKILL)
@@ -80,8 +80,8 @@ def test_of_many_waiters_one_takes_over(fleet: Fleet) -> None:
     assert len({end["digest"] for end in ends}) == 1
 
 
-def test_a_leader_that_was_frozen_does_not_publish_late(fleet: Fleet) -> None:
-    leader, waiter = fleet.machine(), fleet.machine()
+def test_a_leader_that_was_frozen_does_not_publish_late(store_fleet: StoreFleet) -> None:
+    leader, waiter = store_fleet.machine(), store_fleet.machine()
     leader.start(compile_s=1.0)
     until(lambda: leader.has_said("compiles"), "the leader compiles")
     leader.signal(signal.SIGSTOP)
@@ -93,11 +93,11 @@ def test_a_leader_that_was_frozen_does_not_publish_late(fleet: Fleet) -> None:
     assert ours["counters"]["late"] == 1 and ours["counters"]["published"] == 0
     assert leader.has_said("was second")
     assert ours["digest"] == theirs["digest"], "the leader serves by what is published"
-    assert published(fleet) == [KEY]
+    assert published(store_fleet) == [KEY]
 
 
-def test_a_leader_that_renews_its_lease_is_waited_for(fleet: Fleet) -> None:
-    leader, waiter = fleet.machine(), fleet.machine()
+def test_a_leader_that_renews_its_lease_is_waited_for(store_fleet: StoreFleet) -> None:
+    leader, waiter = store_fleet.machine(), store_fleet.machine()
     leader.start(compile_s=2.5 * TIMES.ttl_s)
     until(lambda: leader.has_said("compiles"), "the leader compiles")
     waiter.start()
@@ -106,12 +106,12 @@ def test_a_leader_that_renews_its_lease_is_waited_for(fleet: Fleet) -> None:
     assert end["counters"]["wait_seconds"] > TIMES.ttl_s
 
 
-def test_a_store_that_is_down_makes_every_machine_compile_for_itself(fleet: Fleet) -> None:
+def test_a_store_that_is_down_makes_every_machine_compile_for_itself(store_fleet: StoreFleet) -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         down = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{taken.getsockname()[1]}"}
-        fleet.environment = {**fleet.environment, "AWS_REGION": "us-east-1", **down}
-        machines = [fleet.machine(url="s3://fleet/down") for _ in range(2)]
+        store_fleet.environment = {**store_fleet.environment, "AWS_REGION": "us-east-1", **down}
+        machines = [store_fleet.machine(url="s3://fleet/down") for _ in range(2)]
         ends = run_together(machines)
     for end in ends:
         assert end["counters"]["alone"] == 1 and end["counters"]["unreachable"] >= 1, end
@@ -120,14 +120,14 @@ def test_a_store_that_is_down_makes_every_machine_compile_for_itself(fleet: Flee
     assert len({end["digest"] for end in ends}) == 2
 
 
-def test_a_worker_without_a_key_compiles_for_itself_alone(fleet: Fleet) -> None:
-    (end,) = run_together([fleet.machine(builder=False)])
+def test_a_worker_without_a_key_compiles_for_itself_alone(store_fleet: StoreFleet) -> None:
+    (end,) = run_together([store_fleet.machine(builder=False)])
     assert end["counters"]["alone"] == 1 and end["counters"]["published"] == 0
-    assert published(fleet) == []
+    assert published(store_fleet) == []
 
 
-def test_a_worker_waits_for_a_builder_that_is_at_it(fleet: Fleet) -> None:
-    builder, worker = fleet.machine(), fleet.machine(builder=False)
+def test_a_worker_waits_for_a_builder_that_is_at_it(store_fleet: StoreFleet) -> None:
+    builder, worker = store_fleet.machine(), store_fleet.machine(builder=False)
     builder.start(compile_s=3.0)
     until(lambda: builder.has_said("compiles"), "the builder compiles")
     worker.start()

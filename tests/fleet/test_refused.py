@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machines import CALL, FINGERPRINT, KEY, Fleet, Machine, graph
+from machines import CALL, FINGERPRINT, KEY, Machine, StoreFleet, graph
 
 from onediff_comfy.store.artifact import pack
 from onediff_comfy.store.remote.tier import MAX_GRAPH
@@ -31,16 +31,16 @@ def put(machine: Machine, path: str, content: bytes) -> None:
 
 
 @pytest.fixture
-def builder(fleet: Fleet) -> Machine:
+def builder(store_fleet: StoreFleet) -> Machine:
     """A builder that has published one graph."""
-    machine = fleet.machine()
+    machine = store_fleet.machine()
     assert machine.tier().publish(graph())
     return machine
 
 
 @pytest.fixture
-def worker(fleet: Fleet, builder: Machine) -> Machine:
-    return fleet.machine(builder=False)
+def worker(store_fleet: StoreFleet, builder: Machine) -> Machine:
+    return store_fleet.machine(builder=False)
 
 
 def stranger(tmp_path: Path) -> Signer:
@@ -131,7 +131,7 @@ def test_what_nobody_believed_signed_is_not_downloaded(
 
 
 def test_a_graph_larger_than_any_is_not_downloaded(
-    fleet: Fleet, worker: Machine, builder: Machine, monkeypatch: pytest.MonkeyPatch
+    store_fleet: StoreFleet, worker: Machine, builder: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onediff_comfy.store.remote.tier.MAX_GRAPH", 1000)
     store = worker.store()
@@ -149,9 +149,11 @@ def test_a_graph_under_another_name_is_refused(worker: Machine, builder: Machine
     assert store.find(KEY) is not None
 
 
-def test_a_graph_that_was_signed_for_another_key_is_refused(fleet: Fleet, worker: Machine, builder: Machine) -> None:
+def test_a_graph_that_was_signed_for_another_key_is_refused(
+    store_fleet: StoreFleet, worker: Machine, builder: Machine
+) -> None:
     """Mis-keyed: signed for this place, and it holds another graph."""
-    content, _ = signed(GRAPH, pack([graph(OTHER)]), {}, fleet.signer)
+    content, _ = signed(GRAPH, pack([graph(OTHER)]), {}, store_fleet.signer)
     put(builder, GRAPH, content)
     store = worker.store()
     assert store.find(KEY) is None
@@ -159,12 +161,12 @@ def test_a_graph_that_was_signed_for_another_key_is_refused(fleet: Fleet, worker
 
 
 def test_a_signed_graph_with_a_part_that_is_not_its_manifests_is_refused(
-    fleet: Fleet, worker: Machine, builder: Machine
+    store_fleet: StoreFleet, worker: Machine, builder: Machine
 ) -> None:
     """What is checked of any file is checked of these."""
     artifact = graph()
     data = {**artifact.data, "engine/artifact": b"other code"}
-    content, _ = signed(GRAPH, pack([type(artifact)(artifact.manifest_text, "", data)]), {}, fleet.signer)
+    content, _ = signed(GRAPH, pack([type(artifact)(artifact.manifest_text, "", data)]), {}, store_fleet.signer)
     put(builder, GRAPH, content)
     assert worker.store().find(KEY) is None
 
@@ -186,43 +188,43 @@ def test_a_note_by_a_stranger_is_refused(worker: Machine, builder: Machine, tmp_
 
 
 def test_a_key_that_is_revoked_takes_its_graphs_along_those_that_were_fetched_too(
-    fleet: Fleet, worker: Machine
+    store_fleet: StoreFleet, worker: Machine
 ) -> None:
     store = worker.store()
     assert store.find(KEY) is not None
-    worker.keys.revoke(fleet.signer.key_id)
+    worker.keys.revoke(store_fleet.signer.key_id)
     assert store.find(KEY) is None, "in the process that runs"
     assert worker.store().find(KEY) is None
     assert not list((worker.folder / "cache" / "graphs").glob("*.graph"))
     assert store.tier.counters.snapshot()["refusals"] == 2, "the one that was here, and the one in the store"
 
 
-def test_a_revoked_key_is_not_believed_again(fleet: Fleet, worker: Machine) -> None:
-    worker.keys.revoke(fleet.signer.key_id)
+def test_a_revoked_key_is_not_believed_again(store_fleet: StoreFleet, worker: Machine) -> None:
+    worker.keys.revoke(store_fleet.signer.key_id)
     with pytest.raises(ValueError, match="revoked"):
-        worker.keys.trust(fleet.signer.public, "again")
+        worker.keys.trust(store_fleet.signer.public, "again")
 
 
-def test_a_machines_own_graphs_stay_when_a_key_is_revoked(fleet: Fleet) -> None:
-    machine = fleet.machine()
+def test_a_machines_own_graphs_stay_when_a_key_is_revoked(store_fleet: StoreFleet) -> None:
+    machine = store_fleet.machine()
     machine.store().save(graph())
-    machine.keys.revoke(fleet.signer.key_id)
+    machine.keys.revoke(store_fleet.signer.key_id)
     assert machine.store().find(KEY) is not None
 
 
-def test_keys_are_changed_without_a_pause(fleet: Fleet, worker: Machine, builder: Machine) -> None:
+def test_keys_are_changed_without_a_pause(store_fleet: StoreFleet, worker: Machine, builder: Machine) -> None:
     new = builder.keys.make("the next", rotate=True)
     assert builder.tier().publish(graph(OTHER))
     assert worker.store().find(OTHER) is None, "its key is not believed yet"
     worker.keys.trust(new.public, "the next")
     store = worker.store()
     assert store.find(OTHER) is not None and store.find(KEY) is not None
-    worker.keys.revoke(fleet.signer.key_id)
+    worker.keys.revoke(store_fleet.signer.key_id)
     assert store.find(OTHER) is not None and store.find(KEY) is None
 
 
 def test_what_lies_there_and_cannot_be_used_is_replaced_by_a_builder(
-    fleet: Fleet, worker: Machine, builder: Machine
+    store_fleet: StoreFleet, worker: Machine, builder: Machine
 ) -> None:
     for content in (b"", content_at(builder, GRAPH)[:-1], flipped(content_at(builder, GRAPH), -5)):
         put(builder, GRAPH, content)

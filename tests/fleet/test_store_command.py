@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from machines import KEY, Fleet, Machine, graph
+from machines import KEY, Machine, StoreFleet, graph
 from stand_in import Bucket
 
-from onediff_comfy.__main__ import main
+from onediff_comfy.__main__ import _parser, main
+from onediff_comfy.store.remote.lease import LeaseTimes
+from onediff_comfy.store.remote.tier_counters import COUNTED
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -51,9 +53,9 @@ def compiled_on(machine: Machine, *keys: str) -> None:
 
 
 def test_a_key_is_made_believed_elsewhere_and_revoked(
-    fleet: Fleet, on: Callable[[Machine], Command], tmp_path: Path
+    store_fleet: StoreFleet, on: Callable[[Machine], Command], tmp_path: Path
 ) -> None:
-    builder, worker = fleet.machine(), fleet.machine(builder=False)
+    builder, worker = store_fleet.machine(), store_fleet.machine(builder=False)
     for machine in (builder, worker):
         shutil.rmtree(machine.folder / "config")
     compiled_on(builder, KEY)
@@ -90,9 +92,11 @@ def test_a_key_is_made_believed_elsewhere_and_revoked(
     assert f"key {made['key']} REVOKED" in on(worker)("status")[1]
 
 
-def test_pull_takes_what_is_for_this_torch_and_the_named_gpus(fleet: Fleet, on: Callable[[Machine], Command]) -> None:
-    fleet.machine().tier().publish(graph())  # of torch 2.13.0, for sm_90
-    machine = fleet.machine(builder=False)
+def test_pull_takes_what_is_for_this_torch_and_the_named_gpus(
+    store_fleet: StoreFleet, on: Callable[[Machine], Command]
+) -> None:
+    store_fleet.machine().tier().publish(graph())  # of torch 2.13.0, for sm_90
+    machine = store_fleet.machine(builder=False)
     done = json.loads(on(machine)("pull", "--json")[1])
     assert done["wanted"]["torch"] == [str(torch.__version__)] and done["other"] == [KEY]
     done = json.loads(on(machine)("pull", "--all", "--architecture", "sm_89", "--json")[1])
@@ -103,9 +107,9 @@ def test_pull_takes_what_is_for_this_torch_and_the_named_gpus(fleet: Fleet, on: 
 
 
 def test_push_publishes_what_this_machine_compiled_and_nothing_else(
-    fleet: Fleet, on: Callable[[Machine], Command], tmp_path: Path
+    store_fleet: StoreFleet, on: Callable[[Machine], Command], tmp_path: Path
 ) -> None:
-    machine = fleet.machine()
+    machine = store_fleet.machine()
     compiled_on(machine, KEY)
     elsewhere = GraphStore(tmp_path / "elsewhere", Trust(tmp_path / "its config"))
     shutil.copy(elsewhere.save(graph(OTHER)), machine.folder / "cache" / "graphs")
@@ -115,21 +119,23 @@ def test_push_publishes_what_this_machine_compiled_and_nothing_else(
     assert status == 1 and "no graph has a key that begins with 777" in said
 
 
-def test_status_says_what_is_there_and_what_was_refused(fleet: Fleet, on: Callable[[Machine], Command]) -> None:
-    builder = fleet.machine()
+def test_status_says_what_is_there_and_what_was_refused(
+    store_fleet: StoreFleet, on: Callable[[Machine], Command]
+) -> None:
+    builder = store_fleet.machine()
     builder.tier().publish(graph())
     builder.tier().objects.create(f"v1/graphs/{OTHER}", b"rubbish")
-    found = json.loads(on(fleet.machine(builder=False))("status", "--json")[1])
+    found = json.loads(on(store_fleet.machine(builder=False))("status", "--json")[1])
     assert found["graphs"] == 2 and found["role"] == "worker" and found["own_key"] is None
     assert {"architecture": "sm_90", "torch": "2.13.0", "target": "Net float32[2x4]@cpu", "graphs": 1} in found["kinds"]
-    assert [key["key"] for key in found["keys"]] == [fleet.signer.key_id]
+    assert [key["key"] for key in found["keys"]] == [store_fleet.signer.key_id]
     assert found["kept_aside"] == 1
 
 
 def test_prune_removes_the_oldest_and_what_nobody_believed_signed(
-    fleet: Fleet, on: Callable[[Machine], Command]
+    store_fleet: StoreFleet, on: Callable[[Machine], Command]
 ) -> None:
-    machine = fleet.machine()
+    machine = store_fleet.machine()
     machine.tier().publish(graph())
     machine.tier().objects.create(f"v1/graphs/{OTHER}", b"rubbish")
     run = on(machine)
@@ -146,14 +152,16 @@ def test_prune_removes_the_oldest_and_what_nobody_believed_signed(
     assert left == []
 
 
-def test_probe_finds_a_good_store_good_and_leaves_nothing(fleet: Fleet, on: Callable[[Machine], Command]) -> None:
-    machine = fleet.machine()
+def test_probe_finds_a_good_store_good_and_leaves_nothing(
+    store_fleet: StoreFleet, on: Callable[[Machine], Command]
+) -> None:
+    machine = store_fleet.machine()
     status, said = on(machine)("probe", "--json")
     assert (status, [each["name"] for each in json.loads(said) if not each["ok"]]) == (0, [])
     assert machine.tier().objects.listed("v1/") == []
 
 
-def test_probe_finds_a_store_that_is_not_atomic(racy_fleet: Fleet, on: Callable[[Machine], Command]) -> None:
+def test_probe_finds_a_store_that_is_not_atomic(racy_fleet: StoreFleet, on: Callable[[Machine], Command]) -> None:
     status, said = on(racy_fleet.machine())("probe")
     assert status == 1
     assert "FAILS  one of many writers at once wins" in said
@@ -161,7 +169,7 @@ def test_probe_finds_a_store_that_is_not_atomic(racy_fleet: Fleet, on: Callable[
 
 
 def test_a_store_that_does_not_answer_is_said_in_a_line(
-    on: Callable[[Machine], Command], folder_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    on: Callable[[Machine], Command], folder_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in Bucket("http://127.0.0.1:9", "fleet").environment.items():
         monkeypatch.setenv(name, value)
@@ -175,7 +183,7 @@ def test_a_store_that_does_not_answer_is_said_in_a_line(
 WITHOUT = """
 import sys
 for name in {missing!r}: sys.modules[name] = None
-from onediff_comfy.__main__ import main
+from onediff_comfy.__main__ import _parser, main
 from onediff_comfy.store.store import GraphStore, default_store
 import logging
 logging.basicConfig()
@@ -212,3 +220,23 @@ def run_python(code: str, folder: Path, **environment: str) -> subprocess.Comple
     folders = {"ONEDIFF_CACHE_DIR": str(folder / "cache"), "ONEDIFF_CONFIG_DIR": str(folder / "config")}
     every: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), **folders, **environment}
     return subprocess.run([sys.executable, "-c", code], env=every, capture_output=True, text=True, timeout=120)
+
+
+def test_the_container_file_calls_commands_as_they_are() -> None:
+    lines = (ROOT / "deploy" / "Containerfile").read_text().splitlines()
+    commands = [line.partition("onediff_comfy store ")[2].split() for line in lines if "onediff_comfy store " in line]
+    assert [command[0] for command in commands] == ["trust", "pull"]
+    for command in commands:
+        options = _parser().parse_args(["store", *command])
+        assert callable(options.command)
+
+
+def test_the_page_names_every_command_and_counter() -> None:
+    page = (ROOT / "docs" / "store.md").read_text()
+    assert {name for name in COUNTED if f"`{name}`" not in page} == set()
+    for name in ("keygen", "trust", "revoke", "probe", "push", "pull", "prune", "status"):
+        assert f"store {name}" in page
+    times = LeaseTimes()
+    assert times.ttl_s == 30 and "has not changed for 30 seconds" in page
+    assert times.poll_s == 2 and "look every two seconds" in page
+    assert times.longest_s == 3600 and "after an hour" in page

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import CALL, KEY, SHAPES, TIMES, Fleet, Machine, graph, until
+from machines import CALL, KEY, SHAPES, TIMES, Machine, StoreFleet, graph, until
 
 from onediff_comfy.store.remote import tiered_store
 from onediff_comfy.store.remote.lease import DONE, FAILED, HELD, Leases, SeenLease, Watch
@@ -24,8 +24,8 @@ def leases(machine: Machine) -> Leases:
     return Leases(tier.objects, tier.keys, TIMES)
 
 
-def test_an_object_is_created_once_and_replaced_if_it_is_still_the_same(fleet: Fleet) -> None:
-    objects = fleet.machine().tier().objects
+def test_an_object_is_created_once_and_replaced_if_it_is_still_the_same(store_fleet: StoreFleet) -> None:
+    objects = store_fleet.machine().tier().objects
     first = objects.create("v1/x", b"1")
     assert first is not None and objects.create("v1/x", b"2") is None
     second = objects.replace("v1/x", b"2", first)
@@ -56,15 +56,15 @@ class LosesAnswers:
         return self._objects.replace(path, content, version)
 
 
-def test_an_answer_that_got_lost_is_no_defeat(fleet: Fleet) -> None:
-    machine = fleet.machine()
+def test_an_answer_that_got_lost_is_no_defeat(store_fleet: StoreFleet) -> None:
+    machine = store_fleet.machine()
     tier = machine.tier()
     tier.objects = LosesAnswers(tier.objects)  # type: ignore[assignment]
     assert tier.publish(graph())
     assert tier.counters.snapshot()["published"] == 1
 
     lossy = Leases(tier.objects, tier.keys, TIMES)
-    held = lossy.take(OTHER, None, fleet.signer)
+    held = lossy.take(OTHER, None, store_fleet.signer)
     assert held is not None
     seen = lossy.look(OTHER)
     assert seen is not None and seen.state == HELD
@@ -75,7 +75,7 @@ def test_an_answer_that_got_lost_is_no_defeat(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("times", [1, 10])
 def test_a_write_that_another_was_in_the_way_of_is_tried_again(
-    times: int, folder_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    times: int, folder_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3 may answer 409 to each of two uploads at once: nothing is there then, and obstore says that something is."""
     tier = folder_fleet.machine().tier()
@@ -90,20 +90,20 @@ def test_a_write_that_another_was_in_the_way_of_is_tried_again(
     assert tier.counters.snapshot()["late"] == 0
 
 
-def test_a_lease_is_taken_by_one_and_released(fleet: Fleet) -> None:
-    mine, theirs = leases(fleet.machine()), leases(fleet.machine())
-    held = mine.take(KEY, None, fleet.signer)
-    assert held is not None and theirs.take(KEY, None, fleet.signer) is None
+def test_a_lease_is_taken_by_one_and_released(store_fleet: StoreFleet) -> None:
+    mine, theirs = leases(store_fleet.machine()), leases(store_fleet.machine())
+    held = mine.take(KEY, None, store_fleet.signer)
+    assert held is not None and theirs.take(KEY, None, store_fleet.signer) is None
     held.release(published=False)
     seen = theirs.look(KEY)
     assert seen is not None and (seen.state, seen.failures) == (FAILED, 1)
-    again = theirs.take(KEY, seen, fleet.signer)
-    assert again is not None and mine.take(KEY, seen, fleet.signer) is None
+    again = theirs.take(KEY, seen, store_fleet.signer)
+    assert again is not None and mine.take(KEY, seen, store_fleet.signer) is None
     again.release(published=True)
 
 
-def test_what_nobody_believed_signed_is_no_lease(fleet: Fleet) -> None:
-    tier = fleet.machine().tier()
+def test_what_nobody_believed_signed_is_no_lease(store_fleet: StoreFleet) -> None:
+    tier = store_fleet.machine().tier()
     tier.objects.create(f"v1/leases/{KEY}", b'{"state":"held"}')
     held = tier.turn(KEY)
     assert held is not None
@@ -126,8 +126,8 @@ def test_a_waiter_goes_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None
     assert not watch.alive(SeenLease("3", "", "", DONE, 0)) and not watch.alive(None)
 
 
-def test_after_two_that_failed_nobody_waits_for_a_third(fleet: Fleet) -> None:
-    tier = fleet.machine().tier()
+def test_after_two_that_failed_nobody_waits_for_a_third(store_fleet: StoreFleet) -> None:
+    tier = store_fleet.machine().tier()
     for _ in range(2):
         held = tier.turn(KEY)
         assert held is not None
@@ -135,11 +135,11 @@ def test_after_two_that_failed_nobody_waits_for_a_third(fleet: Fleet) -> None:
     assert tier.turn(KEY) is None
 
 
-def test_a_compiler_that_hangs_does_not_hold_everybody(fleet: Fleet) -> None:
-    machine = fleet.machine()
+def test_a_compiler_that_hangs_does_not_hold_everybody(store_fleet: StoreFleet) -> None:
+    machine = store_fleet.machine()
     hung = type(TIMES)(ttl_s=0.3, poll_s=0.05, longest_s=0.5)
     assert machine.tier(hung).turn(KEY) is not None  # and never released
-    held = fleet.machine().tier(hung).turn(KEY)
+    held = store_fleet.machine().tier(hung).turn(KEY)
     assert held is not None
     held.release(published=True)
 
@@ -170,9 +170,11 @@ def test_a_store_that_does_not_answer_is_not_asked_at_every_question(dead_url: s
     assert time.monotonic() - begun < 0.1
 
 
-def test_a_graph_that_could_not_be_published_is_published_later(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_could_not_be_published_is_published_later(
+    store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiered_store, "_TRY_AGAIN_S", 0.2)
-    machine = fleet.machine()
+    machine = store_fleet.machine()
     tier = machine.tier()
     store, create = machine.store(tier), tier.objects.create
 
@@ -185,14 +187,14 @@ def test_a_graph_that_could_not_be_published_is_published_later(fleet: Fleet, mo
     monkeypatch.setattr(tier.objects, "create", create)
     until(lambda: tier.counters.snapshot()["published"] == 1, "it is published")
     until(lambda: tier.counters.snapshot()["unpublished"] == 0, "nothing is left to publish")
-    assert fleet.machine().tier().fetch(KEY) is not None
+    assert store_fleet.machine().tier().fetch(KEY) is not None
 
 
 def test_a_slow_upload_holds_no_picture_and_the_lease_until_it_is_done(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiered_store, "_WAIT_FOR_UPLOAD_S", 0.2)
-    machine = fleet.machine()
+    machine = store_fleet.machine()
     tier = machine.tier()
     store, create = machine.store(tier), tier.objects.create
 
@@ -212,9 +214,9 @@ def test_a_slow_upload_holds_no_picture_and_the_lease_until_it_is_done(
     assert tier.statement(KEY) is not None
 
 
-def test_a_full_disk_serves_by_what_was_fetched(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet.machine().tier().publish(graph())
-    store = fleet.machine(builder=False).store()
+def test_a_full_disk_serves_by_what_was_fetched(store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_fleet.machine().tier().publish(graph())
+    store = store_fleet.machine(builder=False).store()
 
     def full(*_: object) -> None:
         raise OSError("no space left on device")
@@ -224,16 +226,16 @@ def test_a_full_disk_serves_by_what_was_fetched(fleet: Fleet, monkeypatch: pytes
     assert found is not None and found.digest == graph().digest
 
 
-def test_who_is_second_has_the_published_one_on_disk(fleet: Fleet) -> None:
-    fleet.machine().tier().publish(graph(mark=b"first"))
-    store = fleet.machine().store()
+def test_who_is_second_has_the_published_one_on_disk(store_fleet: StoreFleet) -> None:
+    store_fleet.machine().tier().publish(graph(mark=b"first"))
+    store = store_fleet.machine().store()
     with pytest.raises(Superseded):
         store.save(graph(mark=b"second"))
     found = store.find(KEY)
     assert found is not None and found.digest == graph(mark=b"first").digest
 
 
-def test_a_pipe_in_a_shared_folder_holds_nobody(folder_fleet: Fleet) -> None:
+def test_a_pipe_in_a_shared_folder_holds_nobody(folder_fleet: StoreFleet) -> None:
     folder = folder_fleet.folder / "shared store" / "v1" / "graphs"
     folder.mkdir(parents=True)
     os.mkfifo(folder / KEY)
@@ -241,17 +243,17 @@ def test_a_pipe_in_a_shared_folder_holds_nobody(folder_fleet: Fleet) -> None:
     assert folder_fleet.machine().store().find(KEY) is None
 
 
-def test_a_call_that_is_learned_later_is_told_to_the_fleet(fleet: Fleet) -> None:
-    store = fleet.machine().store()
+def test_a_call_that_is_learned_later_is_told_to_the_fleet(store_fleet: StoreFleet) -> None:
+    store = store_fleet.machine().store()
     store.save(graph())
     store.notes.add_call("b" * 64, KEY, SHAPES)
-    assert fleet.machine(builder=False).store().notes.calls("b" * 64) == [(KEY, SHAPES)]
+    assert store_fleet.machine(builder=False).store().notes.calls("b" * 64) == [(KEY, SHAPES)]
 
 
 def test_what_the_store_does_not_know_is_not_asked_for_at_every_call(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = fleet.machine().store()
+    store = store_fleet.machine().store()
     asked: list[str] = []
     listed = store.tier.objects.listed
     monkeypatch.setattr(store.tier.objects, "listed", lambda *a: asked.append(a[0]) or listed(*a))
@@ -283,9 +285,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("folders")
 def test_what_keeps_the_tier_from_being_used_is_said_and_graphs_are_kept_here(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("ONEDIFF_STORE_URL", fleet.url)
+    monkeypatch.setenv("ONEDIFF_STORE_URL", store_fleet.url)
     assert type(default_store()) is tiered_store.TieredStore
     for name, value, says in (
         ("ONEDIFF_STORE_URL", "memory:///", "is no store that machines can share"),

@@ -75,7 +75,18 @@ def test_the_registrys_archive_is_the_pack(tracked: list[str]) -> None:
     archive = registry_archive(tracked)
     parts = {name.split("/")[0] for name in archive}
     assert {"__init__.py", "nodes", "onediff_comfy", "workflows", "docs", "pyproject.toml", "README.md"} <= parts
-    known = {"CHANGELOG.md", "LICENSE", "__init__.py", "docs", "locales", "nodes", "onediff_comfy", "web", "workflows"}
+    known = {
+        "CHANGELOG.md",
+        "LICENSE",
+        "__init__.py",
+        "deploy",
+        "docs",
+        "locales",
+        "nodes",
+        "onediff_comfy",
+        "web",
+        "workflows",
+    }
     assert parts - known == {"pyproject.toml", "README.md", "README.zh.md"}
     assert {name for name in tracked if name.startswith((*OUTER, "onediff_comfy/"))} <= set(archive)
 
