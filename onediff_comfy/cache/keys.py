@@ -29,7 +29,8 @@ import torch
 from ..capture.call import Signature
 from ..engines.base import Engine
 
-_PROCESSORS = Path("/proc/cpuinfo")
+PROCESSORS = Path("/proc/cpuinfo")
+"""What Linux says of its processors."""
 _ATTENTION_KERNELS = ("cudnn", "flash", "math", "mem_efficient")
 FORMAT_VERSION = 2
 """Raised when the meaning of a key or the calling convention of a compiled graph changes."""
@@ -114,7 +115,7 @@ def _hardware(device: torch.device) -> dict[str, str]:
     return {
         "device": device.type,
         "architecture": torch.backends.cpu.get_cpu_capability(),
-        "processor": processor(_PROCESSORS),
+        "processor": processor(PROCESSORS),
     }
 
 

@@ -240,7 +240,7 @@ def test_graphs_of_a_cpu_with_other_instructions_have_other_keys(
 
     def key(file: str, *processors: str) -> str:
         (tmp_path / file).write_text("\n\n".join(f"model name : x\n{name} : {able}" for able in processors))
-        monkeypatch.setattr(keys, "_PROCESSORS", tmp_path / file)
+        monkeypatch.setattr(keys, "PROCESSORS", tmp_path / file)
         return keys.GraphKey("c" * 64, compiler(InductorEngine(), CPU)).digest
 
     ours = key("ours", "sse avx2 avx512f", "sse avx2 avx512f")
