@@ -36,7 +36,7 @@ KEY = "5" * 64
 CALL = "a" * 64
 FINGERPRINT = "f" * 64
 SHAPES = {"axes": [[[1, "s0"], 4]], "limits": {"s0": [1, None]}, "conditions": ["s0 < 100"]}
-TIMES = LeaseTimes(ttl_s=2.4, poll_s=0.2, longest_s=60.0)
+TIMES = LeaseTimes(ttl_s=3.6, poll_s=0.2, longest_s=60.0)
 _SOON_S = 60.0
 
 

@@ -170,6 +170,16 @@ def test_a_store_that_does_not_answer_is_not_asked_at_every_question(dead_url: s
     assert time.monotonic() - begun < 0.1
 
 
+def test_that_a_store_does_not_answer_is_said_once(
+    dead_url: str, folder_fleet: StoreFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = folder_fleet.machine(url=dead_url).store()
+    for _ in range(5):
+        assert store.find(KEY) is None
+    assert caplog.text.count("does not answer") == 1
+    assert store.tier.counters.snapshot()["unreachable"] == 5
+
+
 def test_a_graph_that_could_not_be_published_is_published_later(
     store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +279,12 @@ def test_what_the_store_does_not_know_is_not_asked_for_at_every_call(
 def test_what_several_machines_could_not_share_is_no_store(url: str) -> None:
     with pytest.raises(ValueError, match=r"s3://bucket/prefix|cannot be opened"):
         open_store(url)
+
+
+def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be opened"):
+        open_store((tmp_path / "file" / "folder").as_uri())
 
 
 def test_a_secret_in_a_url_is_not_shown() -> None:

@@ -38,7 +38,13 @@ _LOCK_S = 5.0
 
 
 class Unreachable(Exception):
-    """The store did not answer, or refused: network, credentials, a full disk. Says which, in a line."""
+    """The store did not answer, or refused: network, credentials, a full disk. Says which, in a line.
+
+    Attributes:
+        known: the store was not asked: it did not answer some seconds ago.
+    """
+
+    known = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,9 @@ class Objects:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         if time.monotonic() < self._asked_again_at:
-            raise Unreachable(self._reason)
+            known = Unreachable(self._reason)
+            known.known = True
+            raise known
         try:
             yield
         except (BaseError, OSError, NotImplementedError, filelock.Timeout) as error:
@@ -223,23 +231,23 @@ def _folder_of(url: str) -> Path:
 
 def _connected(url: str) -> tuple[Any, Any]:
     """Return the store for short questions, and the same for long uploads."""
-    scheme = urlsplit(url).scheme
-    if scheme == "file" and urlsplit(url).netloc in ("", "localhost") and _folder_of(url).is_absolute():
-        folder = LocalStore(_folder_of(url), mkdir=True)
-        return folder, folder
-    if scheme not in _CLOUDS:
-        raise ValueError(
-            f"{shown(url)} is no store that machines can share; give s3://bucket/prefix, gs://bucket/prefix, "
-            "az://account/container/prefix or file:///folder"
-        )
-    # Everything in the store is signed, so a store beside us may be asked without TLS where a person says so.
-    plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
-    options: dict[str, Any] = {"connect_timeout": _CONNECT, "allow_http": plain}
+    scheme, of_a_folder = urlsplit(url).scheme, urlsplit(url).netloc in ("", "localhost")
     try:
-        quick, patient = (
-            from_url(url, client_options={**options, "timeout": timeout}, retry_config=_RETRY)  # type: ignore[call-overload]
-            for timeout in (_ANSWER, _UPLOAD)
-        )
-    except BaseError as error:
+        if scheme == "file" and of_a_folder and _folder_of(url).is_absolute():
+            folder = LocalStore(_folder_of(url), mkdir=True)
+            return folder, folder
+        if scheme in _CLOUDS:
+            # Everything in the store is signed, so one beside us may be asked without TLS where a person says so.
+            plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+            options: dict[str, Any] = {"connect_timeout": _CONNECT, "allow_http": plain}
+            quick, patient = (
+                from_url(url, client_options={**options, "timeout": timeout}, retry_config=_RETRY)  # type: ignore[call-overload]
+                for timeout in (_ANSWER, _UPLOAD)
+            )
+            return quick, patient
+    except (BaseError, OSError) as error:
         raise ValueError(f"{shown(url)} cannot be opened: {str(error).partition(chr(10))[0]}") from error
-    return quick, patient
+    raise ValueError(
+        f"{shown(url)} is no store that machines can share; give s3://bucket/prefix, gs://bucket/prefix, "
+        "az://account/container/prefix or file:///folder"
+    )

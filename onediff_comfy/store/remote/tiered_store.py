@@ -213,7 +213,12 @@ class TieredStore(GraphStore):
 
 def _count_unreachable(tier: Tier, error: Unreachable) -> None:
     tier.counters.count("unreachable")
-    log.info("OneDiff: the store at %s does not answer (%s); this machine's own graphs serve", tier.objects.url, error)
+    log.log(
+        logging.DEBUG if error.known else logging.WARNING,
+        "OneDiff: the store at %s does not answer (%s); this machine's own graphs serve, and it is asked again later",
+        tier.objects.url,
+        error,
+    )
 
 
 def open_tier(url: str, role: str, cache: Path, config: Path) -> Tier:
