@@ -136,7 +136,6 @@ class HeldLease:
         self._failures = failures
         self._nonce = secrets.token_hex(16)
         self._version: str | None = None
-        self._beats = 0
         self._writing = threading.Lock()
         self._ended = threading.Event()
 
@@ -192,14 +191,13 @@ class HeldLease:
         return True
 
     def _content(self, state: str) -> bytes:
-        self._beats += 1  # or two renewals were one version
         body = {
             "owner": f"{os.getpid()}@{platform.node()}",
             "nonce": self._nonce,
             "state": state,
-            "beat": self._beats,
             "failures": self._failures,
         }
+        # Signed with a nonce of its own each time, so that no two renewals are one version.
         return signed(_path(self._key), json.dumps(body).encode(), {}, self._signer)[0]
 
 
