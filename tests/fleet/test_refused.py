@@ -73,6 +73,11 @@ def flipped(content: bytes, place: int) -> bytes:
     return bytes(changed)
 
 
+def with_another_digit(content: bytes) -> bytes:
+    place = content.index(b'"sha256":"') + 10
+    return content[:place] + (b"1" if content[place : place + 1] == b"0" else b"0") + content[place + 1 :]
+
+
 def without_signature(content: bytes) -> bytes:
     mark, statement, _, body = content.split(b"\n", 3)
     return b"\n".join([mark, statement, b"", body])
@@ -91,7 +96,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut in its bytes": (lambda content: content[:-1], "another size"),
     "longer": (lambda content: content + b"x", "another size"),
     "another byte in the graph": (lambda content: flipped(content, len(content) - 5), "not those that were signed"),
-    "another byte in the statement": (lambda content: flipped(content, content.index(b"sha256") + 12), "signature"),
+    "another digit in the statement": (with_another_digit, "signature"),
     "another size in the statement": (with_other_size, "signature"),
     "no signature": (without_signature, "signature"),
     "no signed object at all": (lambda content: pack([graph()]), "cut short"),
