@@ -173,7 +173,9 @@ def test_a_signed_graph_with_a_part_that_is_not_its_manifests_is_refused(
     data = {**artifact.data, "engine/artifact": b"other code"}
     content, _ = signed(GRAPH, pack([type(artifact)(artifact.manifest_text, "", data)]), {}, store_fleet.signer)
     put(builder, GRAPH, content)
-    assert worker.store().find(KEY) is None
+    store = worker.store()
+    assert store.find(KEY) is None
+    assert store.tier.counters.snapshot()["refusals"] == 1
 
 
 def test_a_note_under_another_call_is_refused(worker: Machine, builder: Machine) -> None:
@@ -208,6 +210,15 @@ def test_a_revoked_key_is_not_believed_again(store_fleet: StoreFleet, worker: Ma
     worker.keys.revoke(store_fleet.signer.key_id)
     with pytest.raises(ValueError, match="revoked"):
         worker.keys.trust(store_fleet.signer.public, "again")
+
+
+def test_a_key_that_stands_in_both_lists_is_not_believed(store_fleet: StoreFleet, worker: Machine) -> None:
+    """As when an older list is copied over what was revoked here, and both are kept."""
+    path = worker.folder / "config" / "store_keys.json"
+    lists = json.loads(path.read_text())
+    lists["revoked"] = lists["trusted"]
+    path.write_text(json.dumps(lists))
+    assert worker.store().find(KEY) is None
 
 
 def test_a_machines_own_graphs_stay_when_a_key_is_revoked(store_fleet: StoreFleet) -> None:
