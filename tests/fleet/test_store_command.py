@@ -112,11 +112,13 @@ def test_push_publishes_what_this_machine_compiled_and_nothing_else(
     machine = store_fleet.machine()
     compiled_on(machine, KEY)
     elsewhere = GraphStore(tmp_path / "elsewhere", Trust(tmp_path / "its config"))
-    shutil.copy(elsewhere.save(graph(OTHER)), machine.folder / "cache" / "graphs")
+    for key in (OTHER, "7" * 64):
+        shutil.copy(elsewhere.save(graph(key)), machine.folder / "cache" / "graphs")
+    Trust(machine.folder / "config").trust(graph(OTHER))  # it may be loaded here, and is not ours to sign
     done = json.loads(on(machine)("push", "--json")[1])
-    assert (done["published"], done["left"]) == ([KEY], [OTHER])
-    status, said = on(machine)("push", "777")
-    assert status == 1 and "no graph has a key that begins with 777" in said
+    assert (done["published"], sorted(done["left"])) == ([KEY], [OTHER, "7" * 64])
+    status, said = on(machine)("push", "888")
+    assert status == 1 and "no graph has a key that begins with 888" in said
 
 
 def test_status_says_what_is_there_and_what_was_refused(
