@@ -78,6 +78,11 @@ class Verdicts:
         """Return True if the graph's output for these values of its symbols agreed with eager's on this machine."""
         return list(sizes) in self._proofs(graph_key)
 
+    def proofs_like(self, graph_key: str, beginning: Sequence[int]) -> int:
+        """Return how many proofs of a graph begin with these values, and have one more."""
+        known, count = list(beginning), len(beginning)
+        return sum(1 for proof in self._proofs(graph_key) if len(proof) == count + 1 and proof[:count] == known)
+
     def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
         """Note that a graph's output for these values of its symbols agreed with eager's: it is not compared again."""
         proofs = self._proofs(graph_key)

@@ -9,7 +9,6 @@ cannot be put into a graph, and the call is not covered.
 from __future__ import annotations
 
 import enum
-import functools
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from ..messages import message
+from .handed_over import Functions, Unliftable, in_order, source_of
 from .option_probe import OptionProbe
 
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
@@ -28,6 +28,8 @@ Structure = tuple[Any, ...]
 
 # Whether an option's value is None can be seen without reading it, so it counts as part of the name.
 _IS_NONE = "=None"
+
+_FUNCTION = "function"
 
 # An argument that a probe stands for. The word is part of keys on disk, so it stays.
 _PROBED = "withheld"
@@ -47,6 +49,10 @@ class NotCovered(Exception):
         self.reason = reason
 
 
+class ChangesState(NotCovered):
+    """Functions that a call hands over change what they hold, so no graph can stand for them, whatever it is."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """What a compiled graph may assume of one tensor: sizes, dtype, device; always contiguous."""
@@ -62,12 +68,16 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """What makes two calls the same for a compiled graph. Hashable; ``lines`` is its canonical text."""
+    """What makes two calls the same for a compiled graph. Hashable; ``lines`` is its canonical text.
+
+    The tensors that functions hold come behind the call's own; ``functions`` is the digest of all else that they are.
+    """
 
     function: str
     structure: Structure
     tensors: tuple[TensorSpec, ...]
     option_names: tuple[str, ...]
+    functions: str = ""
 
     def any_sizes(self) -> Signature:
         """Return this signature with the sizes left open: what calls of all sizes have in common."""
@@ -90,27 +100,43 @@ class Signature:
             f"structure {self.structure!r}",
             *(f"tensor {index} {spec}" for index, spec in enumerate(self.tensors)),
             f"options {self.option_names!r}",
+            *([f"functions {self.functions}"] if self.functions else []),
         ]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call's signature with the tensors it was made with, in signature order."""
+    """A call's signature with the tensors it was made with, in signature order; and functions that it hands over."""
 
     signature: Signature
     tensors: tuple[torch.Tensor, ...] = field(compare=False)
+    functions: Functions | None = field(default=None, compare=False)
 
     @property
     def probed(self) -> tuple[str, ...]:
         """Return the names of the arguments whose values are not part of the signature."""
         return tuple(name for name, child in self.signature.structure[1] if child[0] == _PROBED)
 
-    def rebuild(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    @property
+    def code(self) -> str:
+        """Return which functions it hands over, whatever they hold; an empty text of none."""
+        return "" if self.functions is None else self.functions.code
+
+    @property
+    def own_tensors(self) -> int:
+        """Return how many of the tensors are the call's own, and not held by functions."""
+        of = self.functions
+        return len(self.tensors) - (0 if of is None else len(of.held) + len(of.numbers))
+
+    def rebuild(self, tensors: Sequence[torch.Tensor], functions: Sequence[Any] = ()) -> dict[str, Any]:
         """Return the call's arguments by name, with ``tensors`` in place of the original ones.
 
         A probe takes the place of an argument whose value is not part of the signature (see ``option_probe``).
+
+        Args:
+            functions: what is in the places of the functions that the call hands over.
         """
-        arguments = _rebuild(self.signature.structure, tensors)
+        arguments = _rebuild(self.signature.structure, tensors, functions)
         assert isinstance(arguments, dict)
         return arguments
 
@@ -123,8 +149,10 @@ _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 class _Splitter:
     """Collects the tensors of a call, and what is assumed of each. Runs at every call, so without inner functions."""
 
+    takes_functions: bool = False
     tensors: list[torch.Tensor] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
+    functions: list[tuple[str, Any]] = field(default_factory=list)
 
     def split(self, value: Any, path: str) -> Structure:
         kind = type(value)
@@ -149,6 +177,9 @@ class _Splitter:
             # the type name keeps 1, 1.0 and True apart, which Python calls equal.
             text = value.hex() if kind is float else str(value)
             return ("value", kind.__name__, text)
+        if self.takes_functions:
+            self.functions.append((path, value))
+            return (_FUNCTION, len(self.functions) - 1)
         raise NotCovered(
             message(
                 "argument {path} holds a {kind}, which no graph can take",
@@ -163,14 +194,6 @@ class _Splitter:
         return ("dict", tuple((_dict_key(key, path), self.split(part, f"{path}.{key}")) for key, part in items))
 
 
-def source_of(value: Any) -> str:
-    """Return where code is from, as ``module:name``: of a function its own, of anything else its class's."""
-    while isinstance(value, functools.partial):
-        value = value.func
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
 def _dict_key(key: Any, path: str) -> Any:
     if type(key) in (str, int) or key is None:  # no bool: Python takes True for 1
         return key
@@ -179,16 +202,18 @@ def _dict_key(key: Any, path: str) -> Any:
     raise NotCovered(message("argument {path} has a key of type {kind}", path=path, kind=type(key).__qualname__))
 
 
-def _rebuild(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
+def _rebuild(structure: Structure, tensors: Sequence[torch.Tensor], functions: Sequence[Any]) -> Any:
     kind = structure[0]
     if kind == "tensor":
         return tensors[structure[1]]
     if kind == "dict":
-        return {key: _rebuild(child, tensors) for key, child in structure[1]}
+        return {key: _rebuild(child, tensors, functions) for key, child in structure[1]}
     if kind == "list":
-        return [_rebuild(child, tensors) for child in structure[1]]
+        return [_rebuild(child, tensors, functions) for child in structure[1]]
     if kind == "tuple":
-        return tuple(_rebuild(child, tensors) for child in structure[1])
+        return tuple(_rebuild(child, tensors, functions) for child in structure[1])
+    if kind == _FUNCTION:
+        return functions[structure[1]]
     if kind == _PROBED:
         return OptionProbe(structure[1])
     if kind == "enum":
@@ -243,6 +268,7 @@ def split(
     function: str = "forward",
     options_name: str | None = None,
     options_read: Collection[str] = (),
+    lift: Callable[[Sequence[Any], Mapping[str, Any]], Functions] | None = None,
 ) -> Call:
     """Split arguments into structure and tensors.
 
@@ -250,37 +276,71 @@ def split(
         function: what is called, by name: a module may have several forwards (encode, decode).
         arguments: by name; tensors may be nested in dicts, lists and tuples.
         options_name: the argument that is an open-ended bag of options (ComfyUI's
-            ``transformer_options``). Of it, the *names* present always belong to the signature, and
-            the *values* only where the target is known to read them. So it is then with arguments that are
-            plain numbers: some only repeat what a tensor's shape says, and differ with every prompt.
-        options_read: the option names, and names of number arguments, that the target reads (see
-            ``option_probe``).
+            ``transformer_options``). Of it, the *names* present always belong to the signature, and the *values* only
+            where the target is known to read them. So it is then with arguments that are plain numbers: some only
+            repeat what a tensor's shape says, and differ with every prompt.
+        options_read: the names of options and of number arguments that the target reads (see ``option_probe``).
+        lift: makes of the functions that the options hold, and these, what a graph can take. Raises ``Unliftable``.
 
     Raises:
         NotCovered: an argument, or an option that is read, holds something no graph can take.
     """
     splitter, children, probed = _Splitter(), [], []
     plain = dict(arguments)
-    option_names: tuple[str, ...] = ()
+    names: list[str] = []
     probes_numbers = False
     if options_name is not None and plain.get(options_name) is not None:
-        options, names = plain[options_name], []
+        options, probes_numbers = plain[options_name], True
         for name, value in options.items():
             names.append(f"{name}{_IS_NONE}" if value is None else f"{name}")
-        option_names = tuple(sorted(names))
         plain[options_name] = {}  # in an order that does not depend on the process
         for name in sorted(options_read):
             if name in options:
                 plain[options_name][name] = options[name]
-        probes_numbers = True
     try:
         for name in sorted(plain):
             value = plain[name]
             if probes_numbers and type(value) in _NUMBERS and name not in options_read:
                 probed.append((name, (_PROBED, name)))
             else:
+                splitter.takes_functions = lift is not None and name == options_name
                 children.append((name, splitter.split(value, name)))
     except RecursionError:
         raise NotCovered(message("the arguments hold something that contains itself")) from None
-    structure = ("dict", (*children, *probed))
-    return Call(Signature(function, structure, tuple(splitter.specs), option_names), tuple(splitter.tensors))
+    signature = Signature(function, ("dict", (*children, *probed)), tuple(splitter.specs), tuple(sorted(names)))
+    if lift is not None and splitter.functions:
+        return _with_functions(signature, splitter, plain, lambda functions: lift(functions, options))
+    return Call(signature, tuple(splitter.tensors))
+
+
+def _with_functions(
+    signature: Signature, splitter: _Splitter, arguments: Mapping[str, Any], lift: Callable[[Sequence[Any]], Functions]
+) -> Call:
+    """Return a call with its functions, lifted, and the tensors that they hold.
+
+    Args:
+        signature: of the call, without them.
+        arguments: what ``splitter`` has split.
+
+    Raises:
+        NotCovered: no graph can take one of the functions.
+    """
+    try:
+        lifted = lift([value for _, value in splitter.functions])
+    except Unliftable as refusal:
+        path, value = splitter.functions[refusal.index]
+        raise NotCovered(
+            message(
+                "argument {path} holds {name}, which no graph can take: {why}",
+                path=path,
+                name=source_of(value).partition(":")[2],
+                why=refusal.reason,
+                source=source_of(value),
+            )
+        ) from refusal
+    largest = max(splitter.tensors, key=torch.Tensor.numel, default=None)
+    held = lifted.tensors(largest.device if largest is not None else torch.device("cpu"))
+    specs = (TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in held)
+    structure = in_order(signature.structure, {name: arguments[name] for name in sorted(arguments)})
+    signature = replace(signature, structure=structure, tensors=(*signature.tensors, *specs), functions=lifted.digest)
+    return Call(signature, (*splitter.tensors, *held), lifted)

@@ -36,19 +36,26 @@ class OptionRead(BaseException):
 
 
 def _raise_read(self: OptionProbe, *_args: Any, **_kwargs: Any) -> NoReturn:
-    raise OptionRead(object.__getattribute__(self, "_name"))
+    error = OptionRead(object.__getattribute__(self, "_name"))
+    object.__getattribute__(self, "_raised").append(error)
+    raise error
 
 
 class OptionProbe:
-    """Stands for the value of the option ``name``: may be carried around, not used."""
+    """Stands for the value of the option ``name``: may be carried around, not used.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        raised: takes in what is raised, for code that catches everything.
+    """
+
+    def __init__(self, name: str, raised: list[BaseException] | None = None) -> None:
         object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_raised", [] if raised is None else raised)
 
     def __getattribute__(self, attribute: str) -> Any:
         if attribute in ("__copy__", "__deepcopy__"):
             return object.__getattribute__(self, attribute)
-        raise OptionRead(object.__getattribute__(self, "_name"))
+        _raise_read(self)
 
     def __copy__(self) -> OptionProbe:
         return self
@@ -60,7 +67,7 @@ class OptionProbe:
     def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         operands = (*args, *(kwargs or {}).values())
         stand_in = next(value for value in operands if type(value) is cls)
-        raise OptionRead(object.__getattribute__(stand_in, "_name"))
+        _raise_read(stand_in)
 
     __setattr__ = _raise_read
     __delattr__ = _raise_read

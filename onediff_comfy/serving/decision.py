@@ -113,6 +113,7 @@ class Serve:
     """A decision: this graph answers, with the weights that are in place now.
 
     Attributes:
+        proof_key: what a proof is of: that of the route, and what functions of the call are and hold.
         stream: what the call shares with the same call in other steps of a run; None where that is not known.
     """
 
@@ -120,6 +121,7 @@ class Serve:
     route: Served
     graph: CompiledGraph
     weights: PlacedWeights
+    proof_key: tuple[str, tuple[int, ...]]
     stream: Hashable = None
 
 

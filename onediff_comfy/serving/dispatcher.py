@@ -117,7 +117,10 @@ class CallServer:
             prompts = self.host.stream(request.arguments.get(self.host.options_name) or {})
             if prompts is not None:
                 stream = route.graph_key, id(request.invocation.module), request.call.signature, prompts
-        return Serve(request, route, graph, weights, stream)
+        proof_key, functions = route.proof_key, request.call.functions
+        if functions is not None:  # a trace may mistake them for others that give this graph, which is proved of these
+            proof_key = proof_key[0], (*proof_key[1], *functions.facts)
+        return Serve(request, route, graph, weights, proof_key, stream)
 
     def _resolved(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
         """Return what answers a request that no graph in memory is known for."""
@@ -132,7 +135,7 @@ class CallServer:
 
     def _serve(self, serve: Serve, run: RunContext) -> Output | Eager:
         """Run the graph of a decision, and compare it with eager where that is due."""
-        settled = self.verifier.settled.get(serve.route.proof_key)
+        settled = self.verifier.settled.get(serve.proof_key)
         due = (settled is None or settled() is not serve.graph) and self.verifier.is_due(serve, run)
         reuse = run.step_cache is not None and self.executor.reuses(serve, run) and not due
         output = self.executor.run(serve, run, reuse)
@@ -264,6 +267,7 @@ class Dispatcher:
         put_off = self._resolver.put_off()
         if put_off is not None:
             self._server.decide(put_off, self._run)
+        self._server.guard.end_run()
         self._server.library.recordings.release_if_short()
         report = self._run.report
         if not report.calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,14 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..capture.call import Call, NotCovered, bind, split
+from ..capture.handed_over import Functions
 from ..capture.target.target import Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
 from ..messages import Message, message
 from ..settings import MOST_IDENTITIES
 from .decision import Invocation, Request
+from .function_lifter import FunctionLifter, reader_of
 from .run import RunContext
 
 _MOST_MODULES = 256  # of one object: blocks, a text encoder's stacks, a GPU's copy each, a ControlLora's pool
@@ -47,9 +50,11 @@ class ModuleGuard:
     def __init__(self, library: GraphLibrary, host: HostServices) -> None:
         self._library, self._host = library, host
         self._guarded: OrderedDict[int, _Guarded] = OrderedDict()  # by id of the module, which the target holds
+        self._lifter = FunctionLifter(library, host)
 
     def begin_run(self) -> None:
-        """Have every module looked at again: extensions may have changed them since."""
+        """Have every module and function looked at again: extensions may have changed them since."""
+        self._lifter.forget()
         for guarded in self._guarded.values():
             guarded.checked = False
             guarded.target.forget_addresses()
@@ -71,7 +76,7 @@ class ModuleGuard:
             self._host.refuse(target.layers)
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
         arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
-        call = self._split(invocation, arguments, guarded.options_read)
+        call = self._split(invocation, arguments, guarded.options_read, target)
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
@@ -101,17 +106,36 @@ class ModuleGuard:
         guarded = self._guarded.get(id(request.invocation.module))
         if guarded is not None and guarded.target is target:
             guarded.options_read = read
-        call = self._split(request.invocation, request.arguments, read)
+        call = self._split(request.invocation, request.arguments, read, target)
         return replace(request, call=call, key=(target.fingerprint, call.signature, request.reusing))
 
-    def _split(self, invocation: Invocation, arguments: Mapping[str, Any], options_read: frozenset[str]) -> Call:
+    def give_up(self, functions: Functions) -> None:
+        """Lift functions of this code no more: they change what they keep."""
+        self._lifter.give_up(functions)
+
+    def end_run(self) -> None:
+        """Hold no functions of the run any more, nor what they hold."""
+        self._lifter.forget()
+
+    def _split(
+        self, invocation: Invocation, arguments: Mapping[str, Any], options_read: frozenset[str], target: Target
+    ) -> Call:
         forward = invocation.forward
-        return split(
-            arguments,
-            function=getattr(forward, "__qualname__", type(forward).__qualname__),
-            options_name=self._host.options_name,
-            options_read=options_read,
-        )
+        while True:
+            call = split(
+                arguments,
+                function=getattr(forward, "__qualname__", type(forward).__qualname__),
+                options_name=self._host.options_name,
+                options_read=options_read,
+                lift=functools.partial(self._lifter.lift, target),
+            )
+            if call.functions is None:
+                return call
+            # What functions read is no reason to tell calls without them apart.
+            read = options_read | self._library.index.options_read(reader_of(target.fingerprint, call.code))
+            if read == options_read:
+                return call
+            options_read = read
 
     def _checked(self, module: torch.nn.Module) -> _Guarded:
         """Return what is known of a module, after a look at it where it may be another than before.

@@ -51,13 +51,14 @@ class CodeReachability:
     Attributes:
         reads: which attributes the code may read, as far as it was followed.
         identity: the lines that identify what was reached.
+        met: the functions and classes that were met so far, by ``id``.
     """
 
     def __init__(self, describer: Describer, host: HostCode, walked: frozenset[str]) -> None:
         self._describer, self._owner = describer, CodeOwnership(host, walked)
         self.reads, self.identity = Reads(), IdentityLines(describer)
         self._open = OpenVariables(self.reads, describer)
-        self._seen: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
+        self.met: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
         self._described = 0  # of the code that the describer has met, how much was added
         self._to_follow: list[types.FunctionType] = []
         self._layer_classes: set[type] = set()
@@ -74,15 +75,15 @@ class CodeReachability:
 
     def add(self, value: Any) -> None:
         """``value`` may be called, or its methods: a function, a class, or an object."""
-        if id(value) in self._seen:
+        if id(value) in self.met:
             return
         if isinstance(value, type):
             for base in value.__mro__:
-                if id(base) not in self._seen:
-                    self._seen[id(base)] = base
+                if id(base) not in self.met:
+                    self.met[id(base)] = base
                     self._add_class(base)
             return
-        self._seen[id(value)] = value
+        self.met[id(value)] = value
         if isinstance(value, types.FunctionType):
             self.reads.add_value(value)
             if not self._owner.is_library(value.__globals__):
@@ -99,7 +100,7 @@ class CodeReachability:
         if kind in self._layer_classes:
             return
         self._layer_classes.add(kind)
-        if id(kind) not in self._seen:
+        if id(kind) not in self.met:
             self._built.add(kind)
         self.add(kind)
         if kind not in (torch.nn.Module, object):
@@ -191,7 +192,7 @@ class CodeReachability:
         self.reads.add(function)
         state = []
         in_cells = [value for _, value in cells(function)]
-        for held in (*held_by(function), *attributes_of(function)):
+        for held in () if id(function) in self._describer.known else (*held_by(function), *attributes_of(function)):
             self.add(held)
             self.reads.add_value(held)
             if isinstance(held, types.ModuleType) and any(held is value for value in in_cells):
@@ -219,7 +220,7 @@ class CodeReachability:
             elif any(read.value is known for known in _OF_ENVIRONMENT):
                 self.identity.add_environment(function)
             elif path.root == "cell":  # what it holds is described as a whole, but for modules
-                if path.steps:
+                if path.steps and id(function) not in self._describer.known:
                     self._count(where, read.value, read.owner)
             else:
                 self._count_called(function, where, path, read)

@@ -32,7 +32,7 @@ from ...messages import message
 
 _PLAIN = frozenset((bool, int, str, bytes, complex, range))
 _PLAIN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
-_KNOWN_BY_NAME = frozenset((torch.finfo, torch.iinfo, types.UnionType, types.GenericAlias))
+KNOWN_BY_NAME = frozenset((torch.finfo, torch.iinfo, types.UnionType, types.GenericAlias))
 PLAIN = _PLAIN | {float, type(None)}
 """Kinds of values that have no parts and no attributes."""
 
@@ -75,6 +75,8 @@ class Describer:
         code: the functions, classes and Python modules that were met so far.
         strings: the strings that were met so far; code may take one for a name.
     """
+
+    known: frozenset[int] = frozenset()  # ids of functions of which somebody else has described what they hold
 
     def __init__(self, layers: Mapping[int, str]) -> None:
         self._layers = layers
@@ -131,7 +133,7 @@ class Describer:
             return f"a {_qualified(kind)}"
         if callable(value) and (text := self._function(value)) is not None:
             return text
-        if kind in _KNOWN_BY_NAME or kind.__module__ == "typing":
+        if kind in KNOWN_BY_NAME or kind.__module__ == "typing":
             return str(value)
         if kind is slice:
             return f"slice {self.describe([value.start, value.stop, value.step])}"
@@ -194,7 +196,7 @@ class Describer:
             state = {name: getattr(value, name) for name in names if hasattr(value, name)}
         state |= getattr(value, "__dict__", {})
         base = next((plain for plain in _NUMBERS_AND_TEXT if isinstance(value, plain)), None)
-        if base is None and _hides_state(kind):
+        if base is None and hides_state(kind):
             raise Indescribable(message("a {kind}", kind=_qualified(kind)))
         if base is not None:  # a kind of number that has attributes too
             state["itself"] = base(value)
@@ -218,16 +220,14 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _hides_state(kind: type) -> bool:
+def hides_state(kind: type) -> bool:
     """Return True if instances of a class keep something that neither attributes nor slots show: it is written in C."""
     slots = sum(1 for base in kind.__mro__ for name in _slots(base) if name not in ("__dict__", "__weakref__"))
     pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
-    return kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER or kind.__itemsize__ > 0
+    return kind.__basicsize__ > object.__basicsize__ + pointers * struct.calcsize("P") or kind.__itemsize__ > 0
 
 
-_POINTER = struct.calcsize("P")
-_FILLED = (dict, list, set)
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+_FILLED, _CONTAINERS = (dict, list, set), (dict, list, tuple, set, frozenset)
 _LARGE = 64
 _SETS_IN_ORDER = sys.version_info >= (3, 11)  # older Pythons marshal them in another order in each process
 

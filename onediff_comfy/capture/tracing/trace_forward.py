@@ -16,22 +16,23 @@ from typing import Any
 import numpy as np
 import torch
 import torch.fx.experimental._config as symbols
-from torch.overrides import TorchFunctionMode
 
 from ...messages import Message, first_line, message
-from ..call import Call, NotCovered, TensorSpec
+from ..call import Call, ChangesState, NotCovered
 from ..export import Capture
 from ..export_lock import capturing
 from ..graph_text import AddressInText
+from ..handed_over import ChangedState, source_of
 from ..option_probe import OptionProbe, OptionRead
 from ..rewrites.functionalize import replace_writing
-from ..rewrites.op_substitutions import SIZELESS, Forms
+from ..rewrites.op_substitutions import Forms
 from ..rewrites.size_conversions import keep_sizes_symbolic
 from ..shape_range import Axis, batch_tensor, fold, fold_factors, representative, symbolic_axes, unfold
 from ..target.target import Target
 from ..target.tensor_parts import Wholes
 from .exported_program import capture_of
-from .trace_scopes import attributes_restored, no_gradients_wanted, other_threads_left_alone
+from .trace_scopes import attributes_restored, generators_restored, no_gradients_wanted, other_threads_left_alone
+from .watch import Watch
 
 _AUTO = torch.export.Dim.AUTO  # symbolic, unless the forward insists on this very size
 
@@ -97,7 +98,7 @@ def capture(
         NotCovered: the forward cannot be captured; the reason says why.
     """
     specs = call.signature.tensors
-    batch = batch_tensor(specs, images=settings.multiple > 0)
+    batch = batch_tensor(specs[: call.own_tensors], images=settings.multiple > 0)
     any_batch = batch is None or not _made_up(specs[batch].shape[0], call)
     captured = _traced(target, forward, call, options, settings, any_batch)
     if not settings.general or not any_batch or batch is None:
@@ -120,40 +121,49 @@ def _traced(
     Args:
         any_batch: keep the batch symbolic too, in a general capture.
     """
-    inputs = _inputs(call.signature.tensors, settings, any_batch)
-    bag = settings.options_name
+    inputs = _inputs(call, settings, any_batch)
+    bag, functions = settings.options_name, call.functions
+    watch = Watch(settings.check, settings.substitutions, settings.general, wary=functions is not None)
 
     def arguments(tensors: list[torch.Tensor]) -> dict[str, Any]:
-        rebuilt = call.rebuild([unfold(t) if i in inputs.folds else t for i, t in enumerate(tensors)])
-        probes = {name: value if value is None else OptionProbe(name) for name, value in options.items()}
+        given = [unfold(t) if i in inputs.folds else t for i, t in enumerate(tensors)]
+        held = given[call.own_tensors :]
+        copies = functions.copies(held, watch.raised) if functions is not None else None
+        rebuilt = call.rebuild(given, copies.functions if copies is not None else ())
+        if copies is not None:
+            rebuilt[bag] = copies.hand_over(rebuilt[bag])
+            watch.copies, watch.held = copies, held
+        probes = {name: v if v is None else OptionProbe(name, watch.raised) for name, v in options.items()}
         if rebuilt.get(bag) is not None:
-            rebuilt[bag] = {**settings.overrides, **probes, **rebuilt[bag]}
+            rebuilt[bag] = watch.handing({**settings.overrides, **probes, **rebuilt[bag]})
         return rebuilt
 
-    wrapper = _Forward(target.module, forward, arguments)
-    wrapper.training = target.module.training  # of the wrapper alone: train() would set every layer's
-    with _tracing(target, settings):
+    wrapper = _Forward(target.module, forward, arguments, watch.forward_ended)
+    with _tracing(target, watch):
         try:
-            program = _exported(wrapper, target, inputs, settings)
+            with functions.unchanged() if functions is not None else contextlib.nullcontext():
+                program = _exported(wrapper, target, inputs, settings)
             return capture_of(program, inputs.batch, inputs.folds)
         except (OptionRead, NotCovered):
             raise
+        except ChangedState as error:
+            raise ChangesState(_changes_state(call)) from error
         except AddressInText as error:
             raise NotCovered(_never_found_again(error)) from error
-        except Exception as error:
+        except Exception as raised:
             settings.check()  # what looks like a failure may be an interruption that torch has wrapped
+            cause = (raised.__cause__ if isinstance(raised, _ForwardFailed) else None) or raised
             if call.probed:  # torch's own functions take a probe for a number as a mistake, not as a use
-                raise OptionRead(call.probed[0]) from error
-            raise NotCovered(
-                message(
-                    "the model cannot be captured ({kind}: {first_line})",
-                    kind=type(error).__name__,
-                    first_line=first_line(error),
-                )
-            ) from error
+                raise OptionRead(call.probed[0]) from cause
+            if functions is not None and (learned := functions.learned_from(cause)) is not None:
+                raise OptionRead(learned) from cause
+            raise NotCovered(_cannot_be_captured(cause, call)) from cause
 
 
-def _inputs(specs: Sequence[TensorSpec], settings: TraceSettings, any_batch: bool) -> _Inputs:
+def _inputs(call: Call, settings: TraceSettings, any_batch: bool) -> _Inputs:
+    """Return what to trace with. Tensors that functions hold are traced at the sizes that they have."""
+    every = call.signature.tensors
+    specs, held = every[: call.own_tensors], every[call.own_tensors :]
     multiple = settings.multiple
     batch = batch_tensor(specs, images=multiple > 0)
     shapes: Sequence[Sequence[int]] = [spec.shape for spec in specs]
@@ -162,9 +172,11 @@ def _inputs(specs: Sequence[TensorSpec], settings: TraceSettings, any_batch: boo
         shapes = representative(specs, batch if any_batch else None, multiple)
         folds = fold_factors(specs, multiple)
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
-    examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, specs, strict=True)]
+    shapes = [*shapes, *(spec.shape for spec in held)]
+    examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, every, strict=True)]
     examples = [fold(example, folds[i]) if i in folds else example for i, example in enumerate(examples)]
-    axes = (symbolic_axes(example.ndim, i in folds, multiple > 0) for i, example in enumerate(examples))
+    own, images = call.own_tensors, multiple > 0
+    axes = [symbolic_axes(t.ndim, i in folds, images) if i < own else () for i, t in enumerate(examples)]
     sizes = [
         # A size of 1 cannot be a symbol, and torch.export warns of each that it was to be one.
         {axis: _AUTO for axis in open_axes if (any_batch or axis) and example.shape[axis] != 1}
@@ -174,14 +186,14 @@ def _inputs(specs: Sequence[TensorSpec], settings: TraceSettings, any_batch: boo
 
 
 @contextlib.contextmanager
-def _tracing(target: Target, settings: TraceSettings) -> Iterator[None]:
+def _tracing(target: Target, watch: Watch) -> Iterator[None]:
     """Trace inside: alone, watched, and with nothing changed but what is traced."""
-    substitutions = {**settings.substitutions, **SIZELESS} if settings.general else settings.substitutions
     with (
         capturing(),
         torch.inference_mode(False),
         torch.no_grad(),
-        _Watch(settings.check, substitutions),
+        watch,
+        generators_restored(),
         no_gradients_wanted(target.module),
         other_threads_left_alone(),
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
@@ -217,39 +229,65 @@ def _exported(
     return program.run_decompositions({})
 
 
-class _Watch(TorchFunctionMode):
-    """Sees every torch function of the traced forward.
+class _ForwardFailed(Exception):
+    """The forward raised. torch.export finds nothing to print with it: else it prints the graph so far, in pages."""
 
-    Calls ``check`` before each, so that a trace can be interrupted; and calls others in place of those
-    that are not to be traced as they are.
-    """
-
-    def __init__(self, check: Callable[[], None], substitutions: Forms) -> None:
-        super().__init__()
-        self._check = check
-        self._substitutions = substitutions
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._check()
-        return self._substitutions.get(func, func)(*args, **(kwargs or {}))
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "partial_fx_graph":
+            super().__setattr__(name, value)
 
 
 class _Forward(torch.nn.Module):
     """The target's forward as a function of the call's tensors alone."""
 
     def __init__(
-        self, module: torch.nn.Module, forward: Callable[..., Any], arguments: Callable[..., dict[str, Any]]
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        arguments: Callable[..., dict[str, Any]],
+        ended: Callable[[], None],
     ) -> None:
         super().__init__()
         self.target = module
+        self.training = module.training  # of the wrapper alone: train() would set every layer's
         self.called = forward
         self._arguments = arguments
         self.wholes: Wholes | None = None
+        self._ended = ended
 
     def forward(self, tensors: list[torch.Tensor]) -> Any:
         assert self.wholes is not None
         with self.wholes.in_place():
-            return self.called(**self._arguments(tensors))
+            try:
+                output = self.called(**self._arguments(tensors))
+                self._ended()
+            except NotCovered:
+                raise
+            except Exception as error:
+                raise _ForwardFailed from error
+            return output
+
+
+def _cannot_be_captured(error: BaseException, call: Call) -> Message:
+    kind, line = type(error).__name__, first_line(error)
+    if call.functions is None:
+        return message("the model cannot be captured ({kind}: {first_line})", kind=kind, first_line=line)
+    source = source_of(call.functions.functions[0])
+    return message(
+        "the model cannot be captured with {name}, which the options hold ({kind}: {first_line})",
+        name=source.partition(":")[2],
+        source=source,
+        kind=kind,
+        first_line=line,
+    )
+
+
+def _changes_state(call: Call) -> Message:
+    assert call.functions is not None
+    source = source_of(call.functions.functions[0])
+    return message(
+        "{name}, which the options hold, changes what it keeps", name=source.partition(":")[2], source=source
+    )
 
 
 def _made_up(batch: int, call: Call) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 
@@ -25,6 +27,25 @@ def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
             for name in layer.__dict__.keys() - attributes.keys():
                 del layer.__dict__[name]
             layer.__dict__.update(attributes)
+
+
+@contextlib.contextmanager
+def generators_restored() -> Iterator[None]:
+    """Put the generators of Python, numpy and torch back to where they were.
+
+    A forward that draws or seeds while it is traced does so once more when it runs, and would give other numbers.
+    """
+    python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    on_gpus = [torch.cuda.get_rng_state(device) for device in devices]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(of_numpy)
+        torch.random.set_rng_state(of_torch)
+        for device, state in zip(devices, on_gpus, strict=True):
+            torch.cuda.set_rng_state(state, device)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def owner_of(source: str) -> str | None:
 
 def owners_of(things: Iterable[Any]) -> Message:
     """Return whose code functions are, each once, for people."""
-    from ...capture.call import source_of  # needs torch, and the pack loads where that is too old
+    from ...capture.handed_over import source_of  # needs torch, and the pack loads where that is too old
 
     owners = dict.fromkeys(owner_of(source_of(thing)) or message("another node") for thing in things)
     return joined(" / ", owners or [message("another node")])

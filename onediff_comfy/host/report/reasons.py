@@ -60,12 +60,47 @@ def _argument(values: Values) -> Message:
     path, node = str(values["path"]), owner_of(str(values["source"]))
     what = next((what for beginning, what in ADDED if path.startswith(beginning)), None)
     what = what or message("something that the model is called with")
+    if "why" in values:
+        return message(
+            "{node} adds code to the model ({what}), which no graph can take: {why}",
+            node=node or message("another node"),
+            what=what,
+            why=values["why"],
+        )
     if node is None:
         return message("another node adds code to the model ({what}), which no graph can take", what=what)
     return message("{node} adds code to the model ({what}), which no graph can take", node=node, what=what)
 
 
+def _changes_state(values: Values) -> Message:
+    node = owner_of(str(values["source"])) or message("another node")
+    return message("{node} adds code to the model, and it or other code beside it changes what it keeps", node=node)
+
+
+def _cannot_be_captured(values: Values) -> Message:
+    node = owner_of(str(values["source"])) or message("another node")
+    return message(
+        "{node} adds code to the model, with which it cannot be captured ({kind}: {first_line})",
+        node=node,
+        kind=values["kind"],
+        first_line=values["first_line"],
+    )
+
+
+def _differed(values: Values) -> Message:
+    node = owner_of(str(values["source"])) or message("another node")
+    return message(
+        "{node} adds code to the model, with which a graph differed from eager by {error:.2g}",
+        node=node,
+        error=values["error"],
+    )
+
+
 WORDS: Mapping[str, Callable[[Values], Message]] = {
     "argument {path} holds a {kind}, which no graph can take": _argument,
+    "argument {path} holds {name}, which no graph can take: {why}": _argument,
+    "{name}, which the options hold, changes what it keeps": _changes_state,
+    "the model cannot be captured with {name}, which the options hold ({kind}: {first_line})": _cannot_be_captured,
+    "a graph with {name}, which the options hold, is off by {error:.2g} (at most {allowed:.2g})": _differed,
 }
 """How messages of the core are worded for people, by template."""

@@ -56,6 +56,8 @@ class BatchSplitter:
             fingerprint: of the target.
             served: signatures of calls of the target's that have graphs.
         """
+        if call.functions is not None:  # which may hold something for each sample
+            return None
         index = batch_tensor(call.signature.tensors)
         batch = call.tensors[index].shape[0] if index is not None and call.tensors[index].ndim else 1
         family = (fingerprint, call.signature.any_sizes())

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...capture.call import NotCovered
+from ...capture.call import ChangesState, NotCovered
+from ...capture.handed_over import Functions
 from ...capture.option_probe import OptionRead
 from ...compilation import weightless_pickle
 from ...compilation.background import Background
@@ -20,6 +21,7 @@ from ...compilation.library import GraphLibrary
 from ...engines.base import CompiledGraph, Engine, EngineError
 from ...messages import first_line, message
 from ..decision import Request, Served
+from ..function_lifter import reader_of
 from ..module_guard import ModuleGuard
 from ..run import RunContext
 
@@ -81,6 +83,7 @@ class GraphProvider:
         Raises:
             NotCovered, EngineError: it cannot be made.
         """
+        learned: set[str] = set()
         while True:
             target, call = request.target, request.call
             names = maker.call_key(target, call, general=True), maker.call_key(target, call, general)
@@ -95,9 +98,18 @@ class GraphProvider:
                     what = TargetCall(target, request.invocation.forward, call, options)
                     made = maker.make(self._library, what, general, self._show)
             except OptionRead as read:
-                self._library.index.learn_option(target.fingerprint, read.name)
+                if read.name in learned:  # to know of it changes nothing
+                    raise NotCovered(
+                        message("the model reads {name} in a way that no trace shows", name=read.name)
+                    ) from read
+                learned.add(read.name)
+                self._library.index.learn_option(reader_of(target.fingerprint, call.code), read.name)
                 request = self._guard.up_to_date(request)
                 continue
+            except ChangesState:
+                if call.functions is not None:
+                    self._guard.give_up(call.functions)
+                raise
             if made is None:
                 return None
             key, graph = made
@@ -105,6 +117,10 @@ class GraphProvider:
             return (
                 None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.variant), graph)
             )
+
+    def give_up(self, functions: Functions) -> None:
+        """Make no more graphs for functions of this code: they were wrong."""
+        self._guard.give_up(functions)
 
     def _loaded(self, graph_key: str, maker: Maker, wait: bool) -> CompiledGraph | Pending | None:
         if wait:
@@ -125,6 +141,8 @@ class GraphProvider:
             NotCovered, EngineError: it cannot make it. To make it here is not what was chosen: somebody would wait.
             OptionRead: it found that the target reads an option that is not part of the call.
         """
+        if request.call.functions is not None:
+            raise EngineError(_not_in_background(message("the code that nodes put into the model stays here")))
         if type(maker.engine).to_parts is Engine.to_parts:
             unkept = message("graphs of the {engine} engine are not kept in files", engine=maker.engine.name)
             raise EngineError(_not_in_background(unkept))

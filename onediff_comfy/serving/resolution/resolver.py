@@ -107,7 +107,12 @@ class Resolver:
 
     def disproved(self, serve: Serve, reason: str) -> None:
         """Note that a graph's output was wrong, and that it was retired."""
-        if serve.route.variant.fp8:
+        functions = serve.request.call.functions
+        if functions is not None:
+            self.sources.provider.give_up(functions)
+        if functions is not None and not serve.route.variant.fp8:
+            self.routes[serve.request.key] = Refused(reason)
+        elif serve.route.variant.fp8:
             self._dropped(serve.request, Variant(fp8=True), message("fp8 was too far off for this model"))
         elif serve.graph.shapes.general:
             self.routes[serve.request.key] = Refused(reason)

@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.export_lock import running
+from ...capture.handed_over import source_of
 from ...compilation.library import GraphLibrary
 from ...engines.base import CompiledGraph
 from ...messages import first_line, message
@@ -22,6 +23,9 @@ from . import numerics
 from .eager_times import EagerTimes
 
 log = logging.getLogger(__name__)
+
+_ENOUGH_NUMBERS = 8
+"""Of so many numbers that functions hold a graph is proved, each time that one changes; then it is believed."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,13 @@ class Verifier:
 
     def is_due(self, serve: Serve, run: RunContext) -> bool:
         """Return True if this call is to run eager as well: to be compared, or only to be timed."""
-        proof_key, request = serve.route.proof_key, serve.request
-        if not self._library.verdicts.is_proved(*proof_key):
+        kind, request = serve.route.proof_key, serve.request
+        if not self._is_proved(serve):
             return True
-        if self._eager_times.due(proof_key, request.call.signature, request.device, run.step_cache is not None):
+        if self._eager_times.due(kind, request.call.signature, request.device, run.step_cache is not None):
             return True
-        if self._eager_times.is_over(proof_key):
-            self.settled[proof_key] = weakref.ref(serve.graph)
+        if self._eager_times.is_over(kind):
+            self.settled[serve.proof_key] = weakref.ref(serve.graph)
         return False
 
     def judge(self, serve: Serve, output: Any, run: RunContext) -> Verdict:
@@ -81,7 +85,7 @@ class Verifier:
             with self._times.measured(EAGER, request.call.signature, request.device):
                 expected = invocation.eager()
         except torch.OutOfMemoryError:
-            if not self._library.verdicts.is_proved(*route.proof_key):
+            if not self._is_proved(serve):
                 raise
             self._eager_times.give_up(route.proof_key)  # eager was only to be timed: the answer is there
             return Verdict(output)
@@ -91,20 +95,43 @@ class Verifier:
         if again is not None and not error <= allowed:
             allowed = max(allowed, again(expected))
         if not error <= allowed:
-            reason = message(
-                "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
-                error=error,
-                allowed=allowed,
-            )
-            self._library.verdicts.retire(route.graph_key, reason)
-            return Verdict(expected, reason)
+            return Verdict(expected, self._disproved(serve, error, allowed))
         if not self._brief_difference(serve, expected, run) <= allowed:
             return Verdict(expected, message("a graph that reuses steps differed from eager"), only_when_reusing=True)
         self._eager_times.took(route.proof_key, request.call.signature)
-        if not self._library.verdicts.is_proved(*route.proof_key):
-            self._library.verdicts.proved(*route.proof_key)
+        if not self._is_proved(serve):
+            self._library.verdicts.proved(*serve.proof_key)
             log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
         return Verdict(output)
+
+    def _disproved(self, serve: Serve, error: float, allowed: float) -> str:
+        """Retire a graph. Return why."""
+        functions = serve.request.call.functions
+        if functions is not None:  # which the trace was mistaken in: the graph may be right for a model without them
+            source = source_of(functions.functions[0])
+            return message(
+                "a graph with {name}, which the options hold, is off by {error:.2g} (at most {allowed:.2g})",
+                name=source.partition(":")[2],
+                source=source,
+                error=error,
+                allowed=allowed,
+            )
+        reason = message(
+            "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
+            error=error,
+            allowed=allowed,
+        )
+        self._library.verdicts.retire(serve.route.graph_key, reason)
+        return reason
+
+    def _is_proved(self, serve: Serve) -> bool:
+        """Return True if the graph is proved for such a call, or for enough others of other numbers."""
+        graph_key, facts = serve.proof_key
+        verdicts = self._library.verdicts
+        if verdicts.is_proved(graph_key, facts):
+            return True
+        functions = serve.request.call.functions
+        return functions is not None and verdicts.proofs_like(graph_key, facts[:-1]) >= _ENOUGH_NUMBERS
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:
         """Return how far the graph is off that reuses what a call found for that very call."""

@@ -1,0 +1,262 @@
+"""What the code of functions reaches by name: other code, variables of modules, and what nobody can foresee."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...messages import message
+from ..fingerprint.code_ownership import CodeOwnership, HostCode
+from ..fingerprint.global_reads import Path, cells, module_named, paths
+from ..fingerprint.name_resolution import Resolved, resolve
+from ..fingerprint.reachable_code import CodeReachability
+from ..fingerprint.value_text import Indescribable
+from .held_state import HeldState, StateDescriber
+from .writes import types_compared, writes
+
+_UNFORESEEN_MODULES = frozenset(
+    (
+        *("time", "datetime", "_datetime", "random", "_random", "secrets", "uuid", "numpy.random", "torch.random"),
+        *("io", "_io", "pathlib", "shutil", "tempfile", "subprocess", "multiprocessing", "threading", "_thread"),
+        *("socket", "_socket", "ssl", "http", "urllib", "requests", "gc", "weakref", "_weakref", "importlib"),
+        *("sys", "ctypes", "contextvars", "_contextvars"),
+    )
+)
+_UNFORESEEN = frozenset(
+    (
+        *("posix.urandom", "posix.stat", "posix.listdir", "posix.scandir", "posix.open", "posix.read", "posix.times"),
+        *(
+            "nt.urandom",
+            "nt.stat",
+            "nt.listdir",
+            "nt.scandir",
+            "nt.open",
+            "nt.read",
+            "nt.times",
+            "os.walk",
+            "os.getpid",
+        ),
+        *("genericpath.exists", "genericpath.isfile", "genericpath.getmtime", "genericpath.getsize"),
+        *("os._Environ", "os.getenv", "os.getenvb"),
+        *("torch.serialization.load", "torch.serialization.save", "torch._C.Generator", "torch.from_file"),
+    )
+)
+_UNFORESEEN_BUILTINS = frozenset(
+    ("open", "input", "eval", "exec", "globals", "locals", "__import__", "id", "hash", "compile")
+)
+_CONSTANTS = frozenset(
+    (
+        "None",
+        "True",
+        "False",
+        "Ellipsis",
+        "NotImplemented",
+        "__debug__",
+        "__name__",
+        "__doc__",
+        "__spec__",
+        "__package__",
+    )
+)
+_SETS_BY_NAME = frozenset(("setattr", "delattr"))
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, torch._ops.OpOverload)
+
+
+class ReachedState:
+    """The code that functions run and the variables that it reads, described and watched.
+
+    Args:
+        held: what the functions hold, walked through.
+        describer: has met the code of what they hold.
+        host: the host's own code, which reads what it reads for a model without functions too.
+
+    Attributes:
+        asks_for_types: code that is neither the host's nor a library's calls ``type``, not only to compare what that
+            gives with a class that no number is of.
+    """
+
+    def __init__(self, held: HeldState, describer: StateDescriber, host: HostCode) -> None:
+        copied = held.of_kind(types.FunctionType)
+        walked = frozenset(function.__module__.partition(".")[0] for function in copied if function.__module__)
+        self._owner, self._snapshot = CodeOwnership(host, walked), describer.snapshot
+        describer.known = frozenset(map(id, copied))
+        self._held = held
+        self._reached = CodeReachability(describer, host, walked)
+        self._describer = describer
+        self.asks_for_types = False
+
+    def lines(self) -> list[str]:
+        """Return the text that identifies what is reached.
+
+        Raises:
+            Indescribable: some of it cannot be part of a graph's identity, or is another at each call.
+        """
+        self._reached.follow()
+        if self._reached.identity.refusal is not None:
+            raise Indescribable(self._reached.identity.refusal)
+        for value in list(self._reached.met.values()):
+            if isinstance(value, types.FunctionType) and not self._is_known(value):
+                self._look_at(value)
+            elif isinstance(value, type) and self._owner.counts(value.__module__) and not self._is_hosts(value):
+                self._snapshot.add(value)
+        self._reached.follow()
+        for code in self._describer.code:
+            if isinstance(code, types.ModuleType):
+                self._watch_module(code)
+        if not self._describer.described.isdisjoint(self._held.objects):
+            raise Indescribable(message("an object that is kept in a variable of a module too"))
+        return self._reached.identity.sorted()
+
+    def _is_known(self, function: types.FunctionType) -> bool:
+        return self._owner.is_library(function.__globals__) or self._owner.is_as_written(function)
+
+    def _is_hosts(self, kind: type) -> bool:
+        return kind.__module__.partition(".")[0] == self._owner.host.package
+
+    def _look_at(self, function: types.FunctionType) -> None:
+        """Watch what a function keeps and reads.
+
+        Raises:
+            Indescribable: it reads what is another at each call, or what a copy of it would not find.
+        """
+        if id(function) not in self._describer.known:
+            self._describer.describe([function.__defaults__, function.__kwdefaults__])
+            self._snapshot.add(function)
+            for cell in function.__closure__ or ():
+                self._snapshot.add(cell)
+        self._look_at_what_is_set(function)
+        for compared in types_compared(function.__code__):
+            kind = resolve(compared, function) if compared is not None else None
+            of_no_number = kind is not None and isinstance(kind.value, type) and not issubclass(float, kind.value)
+            self.asks_for_types |= not of_no_number
+        for path in paths(function.__code__):
+            read = resolve(path, function)
+            if read is None and path.root == "global" and _is_unforeseen(path.name):
+                raise _unforeseen(path.name, function)
+            if read is None:
+                continue
+            for value in _on_the_way(path, read, function):
+                self._check(path, value, function)
+                if not isinstance(value, _CODE) and not self._owner.is_of_library(read.owner):
+                    self._snapshot.add(value)
+            if isinstance(read.value, types.ModuleType):
+                self._watch_module(read.value)
+            self._watch(path, function)
+
+    def _watch_module(self, module: types.ModuleType) -> None:
+        """Watch all variables of a module that is handed on, or asked for one by a name that nobody can foresee."""
+        if self._owner.counts(module.__name__) and not self._owner.is_host(vars(module)):
+            self._snapshot.add(vars(module))
+
+    def _look_at_what_is_set(self, function: types.FunctionType) -> None:
+        """Watch variables and attributes that a function may set, and have what they are count.
+
+        Whoever reads them may be somebody whom nobody has looked at.
+        """
+        written = writes(function.__code__)
+        scope, package = function.__globals__, str(function.__globals__.get("__package__") or "")
+        for name in written.variables:
+            self._set_variable(scope, name)
+        named = [scope.get(name) for name in written.names] + [value for _, value in cells(function)]
+        for value in (*named, *(module_named(name, package) for name in written.imported)):
+            if isinstance(value, types.ModuleType):
+                any_name = not _SETS_BY_NAME.isdisjoint(written.names) and self._owner.counts(value.__name__)
+                for name in (name for name in vars(value) if name[:2] != "__") if any_name else written.attributes:
+                    self._set_variable(vars(value), name)
+        for path in written.objects:
+            read = resolve(path, function)
+            if read is not None and not isinstance(read.value, (types.ModuleType, torch.nn.Module)):
+                self._snapshot.add(read.value)
+                if id(read.value) not in self._held.objects:
+                    self._reached.identity.add(f"{path.text(read.steps)} set: {self._describer.describe(read.value)}")
+
+    def _set_variable(self, scope: dict[str, Any], name: str) -> None:
+        self._snapshot.add_variable(scope, name)
+        if name in scope:
+            text = self._describer.describe(scope[name])
+            self._reached.identity.add(f"{scope.get('__name__')}.{name} set: {text}")
+
+    def _check(self, path: Path, value: Any, function: types.FunctionType) -> None:
+        """Refuse a value that code reads by a name.
+
+        Raises:
+            Indescribable: what it gives is another at each call, or it is held by a function too, which has a copy.
+        """
+        if isinstance(value, functools._lru_cache_wrapper):
+            wrapped = value.__wrapped__
+            if not (isinstance(wrapped, types.FunctionType) and self._is_known(wrapped)):
+                raise Indescribable(message("{name}, which remembers what it gave", name=path.text(len(path.steps))))
+        origin, name = _origin(value)
+        if origin.partition(".")[0] in _UNFORESEEN_MODULES or origin in _UNFORESEEN_MODULES:
+            raise _unforeseen(path.text(len(path.steps)), function)
+        if f"{origin}.{name}" in _UNFORESEEN:
+            raise _unforeseen(path.text(len(path.steps)), function)
+        if path.root != "cell" and id(value) in self._held.objects:
+            what = path.text(len(path.steps))
+            raise Indescribable(message("{name}, which is kept in a variable of a module too", name=what))
+
+    def _watch(self, path: Path, function: types.FunctionType) -> None:
+        """Watch the variables of modules that a path leads through, and the table that it ends in."""
+        scope: Any = function.__globals__ if path.root == "global" else None
+        value = scope.get(path.name) if scope is not None else None
+        if scope is not None:
+            self._watch_variable(scope, path.name, value)
+        for kind, name in path.steps:
+            if isinstance(value, types.ModuleType) and kind == ".":
+                scope = vars(value)
+                value = scope.get(name)
+                self._watch_variable(scope, name, value)
+            else:
+                return
+
+    def _watch_variable(self, scope: dict[str, Any], name: str, value: Any) -> None:
+        if callable(value) or self._owner.counts(str(scope.get("__name__") or "")):
+            self._snapshot.add_variable(scope, name)
+            if isinstance(value, (dict, list, set)) and not self._owner.is_library(scope):
+                self._snapshot.add(value)
+
+
+def _on_the_way(path: Path, read: Resolved, function: types.FunctionType) -> Iterator[Any]:
+    """Yield what a path leads to, and what it leads to on the way there."""
+    for steps in range(read.steps):
+        before = resolve(path._replace(steps=path.steps[:steps]), function)
+        if before is not None and not isinstance(before.value, types.ModuleType):
+            yield before.value
+    yield read.value
+
+
+def _origin(value: Any) -> tuple[str, str]:
+    """Return the Python module that a value comes from, and its name there."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__, ""
+    bound = getattr(value, "__self__", None) if callable(value) else None
+    if bound is not None and not isinstance(bound, types.ModuleType):
+        value_of = bound if isinstance(bound, type) else type(bound)
+        return str(value_of.__module__), str(getattr(value, "__name__", ""))
+    named = value if isinstance(getattr(value, "__module__", None), str) and callable(value) else type(value)
+    return str(named.__module__), str(getattr(named, "__qualname__", ""))
+
+
+def _is_unforeseen(name: str) -> bool:
+    """Return True for a function of Python's that gives another thing each time, and for what is not Python's own."""
+    value = vars(builtins).get(name)
+    if name in _UNFORESEEN_BUILTINS:
+        return True
+    return (callable(value) and getattr(value, "__module__", None) not in ("builtins", "io", "_sitebuiltins")) or (
+        not callable(value) and name in vars(builtins) and name not in _CONSTANTS
+    )
+
+
+def _unforeseen(name: str, function: types.FunctionType) -> Indescribable:
+    return Indescribable(
+        message(
+            "{name} (in {function}), which may give something else at each call",
+            name=name,
+            function=function.__qualname__,
+        )
+    )

@@ -1,0 +1,201 @@
+"""What mutable objects hold at one moment: whether they still hold it, and how to put it back."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..fingerprint.value_text import CLASS_BOOKKEEPING, PLAIN
+
+_MISSING = object()
+_SEQUENCES = (list, set, collections.deque)
+_CONTAINERS = frozenset((dict, collections.OrderedDict, *_SEQUENCES))
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__dict__")
+
+
+class Snapshot:
+    """Mutable objects, and what each of them holds.
+
+    ``holds`` runs at every call: it compares by identity, and there is no step in Python for a dict, a list or a
+    variable. ``changed`` takes equal plain values for the same, for a number that is calculated anew is another object.
+    """
+
+    def __init__(self) -> None:
+        self._dicts: list[dict[Any, Any]] = []
+        self._sequences: list[Any] = []
+        self._others: list[Any] = []
+        self._variables: list[tuple[dict[str, Any], str]] = []
+        self._known: dict[object, Any] = {}  # held, so that no other object gets the id meanwhile
+        self._held: tuple[list[int], list[Any], list[Any]] = [], [], []
+
+    def add(self, value: Any) -> None:
+        """Watch an object, but not what it holds in its turn."""
+        kind = type(value)
+        if kind in PLAIN or id(value) in self._known or isinstance(value, (types.ModuleType, torch.Tensor)):
+            return
+        self._known[id(value)] = value
+        if isinstance(value, dict):
+            self._dicts.append(value)
+        elif isinstance(value, _SEQUENCES):
+            self._sequences.append(value)
+        if kind not in _CONTAINERS and kind not in (tuple, frozenset):
+            self._others.append(value)
+            if not isinstance(value, type):
+                self.add(getattr(value, "__dict__", None))
+
+    def add_variable(self, scope: dict[str, Any], name: str) -> None:
+        """Watch one variable of a Python module, given the module's ``__dict__``."""
+        if (id(scope), name) not in self._known:
+            self._known[id(scope), name] = scope
+            self._variables.append((scope, name))
+
+    def knows(self, value: Any) -> bool:
+        """Return True if an object is watched."""
+        return id(value) in self._known
+
+    def take(self) -> None:
+        """Note what is held now."""
+        self._held = self._sizes(), list(self._now()), list(map(_contents, self._others))
+
+    def holds(self) -> bool:
+        """Return True if everything holds the very objects that it held."""
+        sizes, values, contents = self._held
+        return (
+            self._sizes() == sizes
+            and all(map(operator.is_, self._now(), values))
+            and all(map(_are_same, map(_contents, self._others), contents))
+        )
+
+    def changed(self) -> bool:
+        """Return True if something holds another object than it held, or a plain value that is another."""
+        sizes, values, contents = self._held
+        now = map(_contents, self._others)
+        return not (
+            self._sizes() == sizes
+            and all(map(_is_equal, self._now(), values))
+            and all(len(a) == len(b) and all(map(_is_equal, a, b)) for a, b in zip(now, contents, strict=True))
+        )
+
+    def restorer(self) -> Callable[[], None]:
+        """Return what puts back in place what is held now, where something else is held by then."""
+        dicts = [(held, list(held.items())) for held in self._dicts]
+        sequences = [(held, list(held)) for held in self._sequences]
+        others = [(held, _contents(held)) for held in self._others]
+        variables = [(scope, name, scope.get(name, _MISSING)) for scope, name in self._variables]
+
+        def restore() -> None:
+            for mapping, items in dicts:
+                if not _are_same(_flat(mapping.items()), _flat(items)):
+                    mapping.clear()
+                    mapping.update(items)
+            for sequence, parts in sequences:
+                if not _are_same(list(sequence), parts):
+                    sequence.clear()
+                    (sequence.update if isinstance(sequence, set) else sequence.extend)(parts)
+            for other, contents in others:
+                if not _are_same(_contents(other), contents):
+                    _put(other, contents)
+            for scope, name, value in variables:
+                if value is not _MISSING:
+                    scope[name] = value
+                else:
+                    scope.pop(name, None)
+
+        return restore
+
+    def _sizes(self) -> list[int]:
+        return [*map(len, self._dicts), *map(len, self._sequences)]
+
+    def _now(self) -> Iterator[Any]:
+        scopes, names = (scope for scope, _ in self._variables), (name for _, name in self._variables)
+        return chain(
+            chain.from_iterable(self._dicts),
+            chain.from_iterable(map(dict.values, self._dicts)),
+            chain.from_iterable(self._sequences),
+            map(dict.get, scopes, names, repeat(_MISSING)),
+        )
+
+
+def _contents(value: Any) -> tuple[Any, ...]:
+    """What an object holds, other than a dict or a list."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        return value.__code__, value.__defaults__, value.__kwdefaults__, value.__dict__
+    if kind is types.CellType:
+        try:
+            return (value.cell_contents,)
+        except ValueError:  # nothing has been assigned
+            return ()
+    if isinstance(value, type):
+        return tuple(part for pair in vars(value).items() if pair[0] not in CLASS_BOOKKEEPING for part in pair)
+    if kind is np.ndarray:
+        return (value.tobytes(),)
+    if kind is functools.partial:
+        return value.func, *value.args, *value.keywords, *value.keywords.values()
+    return (kind, getattr(value, "__dict__", None), *(getattr(value, name, _MISSING) for name in slots_of(kind)))
+
+
+def _put(value: Any, contents: tuple[Any, ...]) -> None:
+    """Have an object hold ``contents``, as ``_contents`` gave them."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        for name, part in zip(_OF_FUNCTIONS, contents, strict=True):
+            setattr(value, name, part)
+    elif kind is types.CellType:
+        if contents:
+            value.cell_contents = contents[0]
+        else:
+            del value.cell_contents
+    elif isinstance(value, type):
+        members = dict(zip(contents[::2], contents[1::2], strict=True))
+        for name in vars(value).keys() - members.keys() - CLASS_BOOKKEEPING:
+            delattr(value, name)
+        for name, member in members.items():
+            if vars(value).get(name, _MISSING) is not member:
+                setattr(value, name, member)
+    elif kind is np.ndarray:
+        value[...] = np.frombuffer(contents[0], value.dtype).reshape(value.shape)
+    elif kind is not functools.partial:
+        own, state, *in_slots = contents
+        for name, part in (("__class__", own), ("__dict__", state), *zip(slots_of(own), in_slots, strict=True)):
+            if part is _MISSING and hasattr(value, name):
+                object.__delattr__(value, name)
+            elif part is not _MISSING and getattr(value, name, _MISSING) is not part:
+                object.__setattr__(value, name, part)
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """Return the names of the slots that instances of a class have, those of its bases first."""
+    return _slots(kind.__mro__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(bases: tuple[type, ...]) -> tuple[str, ...]:
+    members = ((name, member) for base in reversed(bases) for name, member in vars(base).items())
+    return tuple(name for name, member in members if type(member) is types.MemberDescriptorType)
+
+
+def _flat(pairs: Any) -> list[Any]:
+    return [part for pair in pairs for part in pair]
+
+
+def _are_same(values: Any, others: Any) -> bool:
+    return len(values) == len(others) and all(map(_is_same, values, others))
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return value is other or (type(value) is bytes and value == other)
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    if value is other:
+        return True
+    return type(value) is type(other) and type(value) in PLAIN and repr(value) == repr(other)

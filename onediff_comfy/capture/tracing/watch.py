@@ -1,0 +1,89 @@
+"""What sees every torch function of a traced forward, and errors that code in the options may hide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
+
+from ...messages import message
+from ..call import NotCovered
+from ..handed_over import ChangedState, Copies
+from ..rewrites.op_substitutions import SIZELESS, Forms
+
+_TENSOR = torch._C.TensorBase
+_OF_MEMORY = frozenset(
+    (
+        *(vars(_TENSOR)[name].__get__ for name in ("_version", "_base")),
+        *(_TENSOR.data_ptr, _TENSOR.storage_offset, _TENSOR.untyped_storage, _TENSOR._is_view, _TENSOR.is_inference),
+        *(_TENSOR.is_pinned, _TENSOR.is_set_to, torch.Tensor.storage, torch.Tensor.is_shared),
+    )
+)
+"""What tells of a tensor's memory, of which those that stand for it in a trace have none."""
+
+
+class Watch(TorchFunctionMode):
+    """Sees every torch function of the traced forward.
+
+    Calls ``check`` before each, so that a trace can be interrupted; and calls others in place of those
+    that are not to be traced as they are.
+
+    Args:
+        check: what it raises ends the trace.
+        substitutions: functions that are called in the place of others.
+        general: sizes are symbols.
+        wary: code that the options hold is traced too. It may catch errors that only a trace raises.
+
+    Attributes:
+        raised: errors in torch functions and in what stands for options and numbers.
+        copies: of functions, that are traced.
+        held: the tensors that stand for those that functions hold.
+    """
+
+    def __init__(self, check: Callable[[], None], substitutions: Forms, general: bool, wary: bool) -> None:
+        super().__init__()
+        self._interrupted, self._wary = check, wary
+        self._substitutions = {**substitutions, **SIZELESS} if general else substitutions
+        self.raised: list[BaseException] = []
+        self.copies: Copies | None = None
+        self.held: Sequence[torch.Tensor] = ()
+        self._options: dict[str, Any] = {}
+        self._handed: dict[str, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._interrupted()
+        function = self._substitutions.get(func, func)
+        if not self._wary:
+            return function(*args, **(kwargs or {}))
+        try:
+            if function in _OF_MEMORY and any(args[0] is held for held in self.held):
+                raise NotCovered(message("code in the options looks at where a tensor lies"))
+            return function(*args, **(kwargs or {}))
+        except Exception as error:
+            self.raised.append(error)
+            raise
+
+    def handing(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Take note of the options that the forward is handed, and return them."""
+        self._options, self._handed = options, dict(options)
+        return options
+
+    def forward_ended(self) -> None:
+        """See that functions did not change, left no tensor behind, and that nobody took an error for an answer.
+
+        Raises:
+            ChangedState: they did.
+            Exception: somebody did.
+        """
+        self.held = ()  # what comes now is no code of theirs
+        if self.copies is None:
+            return
+        self.copies.check()
+        left = {name: value for name, value in self._options.items() if self._handed.get(name) is not value}
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(left)):  # for somebody to find it there
+            raise ChangedState
+        for error in self.raised:
+            raise error

@@ -1,0 +1,91 @@
+"""Where the guard meets functions in a call's options: lifted once a run, and compared by identity at every call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..capture.functions.lifted import LiftedFunctions, code_of, lift
+from ..capture.handed_over import Functions, Unliftable
+from ..capture.target.target import Target
+from ..compilation.compile_graph import HostServices
+from ..compilation.library import GraphLibrary
+from ..messages import message
+from ..settings import MOST_IDENTITIES
+
+_MOST_KEPT = 16  # of one run: a batch's positive and negative prompt, each with other functions, on each GPU
+
+Key = tuple[str, tuple[int, ...]]
+
+
+class FunctionLifter:
+    """Lifts functions, and keeps what came of it until the run ends.
+
+    Args:
+        library: knows what functions read.
+        host: what is needed of the host.
+    """
+
+    def __init__(self, library: GraphLibrary, host: HostServices) -> None:
+        self._index, self._host = library.index, host
+        self._kept: OrderedDict[Key, tuple[LiftedFunctions, frozenset[str]]] = OrderedDict()
+        self._refused: OrderedDict[Key, tuple[Sequence[Any], Unliftable]] = OrderedDict()
+        self._given_up: set[str] = set()
+        self._digests: dict[str, set[str]] = {}
+
+    def forget(self) -> None:
+        """Have all functions looked at again, and hold none of them until then."""
+        self._kept.clear()
+        self._refused.clear()
+
+    def lift(self, target: Target, functions: Sequence[Any], options: Mapping[str, Any]) -> LiftedFunctions:
+        """Return functions that a call of ``target`` with these options hands over, lifted.
+
+        Raises:
+            Unliftable: no graph can take one of them.
+            NotCovered: they hold layers that would not simply use their weights.
+        """
+        key = reader_of(target.fingerprint, code_of(functions)), tuple(map(id, functions))
+        read = self._index.options_read(key[0])
+        kept = self._kept.get(key)
+        if kept is not None and kept[1] == read and kept[0].holds():
+            return kept[0].at(options)
+        refused = self._refused.get(key)
+        if refused is not None:
+            raise Unliftable(refused[1].index, refused[1].reason)
+        try:
+            lifted = self._lifted(target, functions, read)
+        except Unliftable as refusal:
+            _keep(self._refused, key, (tuple(functions), refusal))
+            raise
+        _keep(self._kept, key, (lifted, read))
+        return lifted.at(options)
+
+    def give_up(self, functions: Functions) -> None:
+        """Lift functions of this code no more, whatever they hold: they change it."""
+        self._given_up.add(functions.code)
+
+    def _lifted(self, target: Target, functions: Sequence[Any], read: frozenset[str]) -> LiftedFunctions:
+        layers = {id(layer): path for path, layer in target.module.named_modules()}
+        lifted = lift(functions, layers, self._host.code, read)
+        self._host.refuse(lifted.modules)
+        if lifted.code in self._given_up:
+            raise Unliftable(0, message("it, or another function beside it, changes what it keeps"))
+        digests = self._digests.setdefault(lifted.code, set())
+        if lifted.digest not in digests and len(digests) >= MOST_IDENTITIES:
+            raise Unliftable(0, message("what it holds changes again and again"))
+        digests.add(lifted.digest)
+        return lifted
+
+
+def reader_of(fingerprint: str, code: str) -> str:
+    """Return under which name it is known what a call reads: its target's, or that with the functions' ``code``."""
+    return hashlib.sha256(f"{fingerprint} {code}".encode()).hexdigest() if code else fingerprint
+
+
+def _keep(kept: OrderedDict[Key, Any], key: Key, value: Any) -> None:
+    kept[key] = value
+    while len(kept) > _MOST_KEPT:
+        kept.popitem(last=False)
