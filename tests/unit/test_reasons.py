@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from onediff_comfy.capture.call import NotCovered, source_of, split
+from onediff_comfy.capture.call import NotCovered, split
+from onediff_comfy.capture.handed_over import source_of
 from onediff_comfy.messages import message
 
 
@@ -94,7 +95,8 @@ def test_what_was_added_is_told_by_where_it_stands(reasons: Any, options: Any, w
 
 
 def test_every_template_that_is_worded_otherwise_exists(reasons: Any, root: Path) -> None:
-    sources = "\n".join(path.read_text() for path in (root / "onediff_comfy" / "capture").glob("*.py"))
+    folders = (root / "onediff_comfy" / folder for folder in ("capture", "serving"))
+    sources = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for template in reasons.WORDS:
         assert f'"{template}"' in sources
 

@@ -79,6 +79,19 @@ def _with_attention_patch(model: Any) -> Any:
     return clone
 
 
+def _with_counting_patch(model: Any) -> Any:
+    """A patch that keeps something between calls: no graph can do that."""
+    calls: list[int] = []
+
+    def patch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extra_options: Any) -> Any:
+        calls.append(1)
+        return q * 0.5, k, v
+
+    clone = model.clone()
+    clone.set_model_attn1_patch(patch)
+    return clone
+
+
 def _with_attention_override(model: Any) -> Any:
     """The host's own hook for another attention, which our captures use too."""
 
@@ -169,6 +182,7 @@ NODES = [
     CollectGarbage,
     _model_node("ScaleWrapper", _scaled, [io.Float.Input("factor", default=0.9)]),
     _model_node("AttentionPatch", _with_attention_patch),
+    _model_node("CountingPatch", _with_counting_patch),
     _model_node("AttentionOverride", _with_attention_override),
     _model_node("PlainModule", _plain),
     _model_node("NotAModel", lambda model: _NotAModel()),

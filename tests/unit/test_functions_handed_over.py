@@ -1,0 +1,156 @@
+"""capture/functions: a function in a call's options is served with what it holds now, or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import adversaries
+import numpy as np
+import pytest
+import sly_adversaries
+import torch
+from adversaries import Adversary, Patch
+from torch import nn
+
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
+
+HOST = HostServices(
+    identity="host",
+    options_name="transformer_options",
+    capture_options={},
+    check_interrupted=lambda: None,
+    refuse=lambda _layers: None,
+)
+
+
+class Net(nn.Module):
+    """Two blocks, each of which hands its output to the patches, with options of its own, as ComfyUI's UNets do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = torch.tanh(block(x))
+            extra = {**transformer_options, "block": number}
+            for patch in transformer_options.get("patches", {}).get("output", ()):
+                x = patch(x, extra)
+        return x
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    made = Net().eval().requires_grad_(False)
+    sly_adversaries.MODEL[:] = [made]
+    return made
+
+
+@pytest.fixture
+def dispatcher() -> Dispatcher:
+    return Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST)
+
+
+def reset(net: Net) -> None:
+    sly_adversaries.MODEL[:] = [net]
+    adversaries.reset()
+    sly_adversaries.reset()
+
+
+def _options(patches: Sequence[Patch], step: int, kept: dict[str, Any]) -> dict[str, Any]:
+    """What ComfyUI makes anew for each call; what an extension has put in as a table of its own stays."""
+    sigmas, turned = torch.tensor([1.0 - step / 8]), {"a": 1.2, "b": 1.5}
+    return {
+        "patches": {"output": list(patches)},
+        "sigmas": sigmas,
+        "noise level": sigmas,
+        "level": 1.0 + 0.5 * (step // 2),
+        "tensor": torch.ones(4),
+        "turned": turned if step % 4 < 2 else dict(reversed(turned.items())),
+        "kept": kept,
+    }
+
+
+def _outputs(net: Net, run: Any, adversary: Adversary, begin: Any = lambda: None) -> list[torch.Tensor]:
+    """Two runs of four calls; what the patch reads changes between the second and the third, and between the runs."""
+    reset(net)
+    torch.manual_seed(2)
+    patch, change = adversary()
+    kept: dict[str, Any] = {}
+    generator = torch.Generator().manual_seed(3)
+    outputs = []
+    for step in range(8):
+        if step in (0, 4):
+            begin()
+        if step in (2, 4, 6):
+            change()
+        x = torch.randn(2, 4, generator=generator)
+        outputs.append(run(x, _options([patch], step, kept)).clone())
+        outputs.append(torch.rand(1))  # what others draw
+    outputs.append(torch.tensor([random.random(), float(np.random.rand())]))
+    return outputs
+
+
+def _compared(net: Net, dispatcher: Dispatcher, adversary: Adversary, inference: bool = True) -> int:
+    """Return how many calls were served, all of them rightly.
+
+    The model without patches is served first: a graph that a patch is mistaken for is proved already.
+    """
+    with torch.inference_mode(inference), torch.no_grad():
+        options = _options([], 0, {})
+        for _ in range(2):
+            dispatcher(net, net.forward, (torch.randn(2, 4),), {"transformer_options": options})
+        expected = _outputs(net, net, adversary)
+        found = _outputs(
+            net,
+            lambda x, options: dispatcher(net, net.forward, (x,), {"transformer_options": options}),
+            adversary,
+            dispatcher.begin_run,
+        )
+    reset(net)
+    for number, (output, eager) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(output, eager, msg=lambda text, number=number: f"output {number}: {text}")
+    return int(dispatcher.metrics.snapshot()["served"]) - 2
+
+
+@pytest.mark.parametrize("adversary", adversaries.EAGER, ids=lambda adversary: adversary.__name__)
+def test_what_no_graph_can_stand_for_runs_eager(net: Net, dispatcher: Dispatcher, adversary: Adversary) -> None:
+    served = _compared(net, dispatcher, adversary)
+    assert served == 0
+    assert dispatcher.metrics.snapshot()["fallbacks"]
+
+
+@pytest.mark.parametrize("adversary", adversaries.WRITES, ids=lambda adversary: adversary.__name__)
+def test_what_writes_into_its_tensor_runs_eager(net: Net, dispatcher: Dispatcher, adversary: Adversary) -> None:
+    """Also where PyTorch does not forbid it, as it does of a tensor that was made in inference mode."""
+    assert _compared(net, dispatcher, adversary, inference=False) == 0
+
+
+@pytest.mark.parametrize("adversary", sly_adversaries.ALL, ids=lambda adversary: adversary.__name__)
+def test_what_a_trace_mistakes_is_seen(net: Net, dispatcher: Dispatcher, adversary: Adversary) -> None:
+    served = _compared(net, dispatcher, adversary)
+    assert (served == 0) is (adversary in sly_adversaries.EAGER), dispatcher.metrics.snapshot()["fallbacks"]
+
+
+@pytest.mark.parametrize(
+    "adversary", [*adversaries.BY_THE_CLOCK, *sly_adversaries.BY_THE_CLOCK], ids=lambda adversary: adversary.__name__
+)
+def test_what_reads_a_clock_runs_eager(net: Net, dispatcher: Dispatcher, adversary: Adversary) -> None:
+    patch, _ = adversary()
+    with torch.inference_mode():
+        for step in range(3):
+            options = _options([patch], step, {})
+            dispatcher(net, net.forward, (torch.randn(2, 4),), {"transformer_options": options})
+    assert dispatcher.metrics.snapshot()["served"] == 0
+
+
+@pytest.mark.parametrize("adversary", adversaries.SERVED, ids=lambda adversary: adversary.__name__)
+def test_what_others_change_is_seen(net: Net, dispatcher: Dispatcher, adversary: Adversary) -> None:
+    assert _compared(net, dispatcher, adversary) == 8, dispatcher.metrics.snapshot()["fallbacks"]
