@@ -41,6 +41,7 @@ help:
 setup:
 ifndef PYTHON_ENV
 	@$(PYTHON) -m dev.environment
+	@$(PYTHON) -m dev.fleet_environment
 endif
 
 demo: setup

@@ -126,13 +126,13 @@ def serve(given: argparse.Namespace) -> int:
     import ray
 
     stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: _stop(stopped))
     try:
         cluster.run(options, given.ray_address or None, _say)
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set its own, which end with a trace
+            signal.signal(number, lambda *_: stopped.set())
         _say(f"ready: {options.replicas} workers")
-        if not given.detach:
-            stopped.wait()
+        while not given.detach and not stopped.wait(1):
+            pass
     except KeyboardInterrupt:
         pass
     except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
@@ -140,13 +140,6 @@ def serve(given: argparse.Namespace) -> int:
     _say("ending; unfinished prompts are in the journal")
     ray.shutdown()
     return 0
-
-
-def _stop(stopped: threading.Event) -> None:
-    if stopped.is_set():
-        return
-    stopped.set()
-    raise KeyboardInterrupt
 
 
 def status(given: argparse.Namespace) -> int:
