@@ -1,6 +1,6 @@
 """The environment of a fleet's gateway and of Ray, apart from ComfyUI's: what the tests in tests/fleet start.
 
-    python3 -m dev.fleet_environment
+python3 -m dev.fleet_environment
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ _GATEWAY = "gateway"
 
 _PROMPTS_OF_A_WORKER = 2  # running and waiting; of more, another worker takes some
 _ASK_S = 5.0
+_TRIES = 3
 _DRAIN_S = 600.0
 _HEAD = "node:__internal_head__"  # a resource that Ray gives to the head node alone
 
@@ -224,7 +225,15 @@ def run(options: FleetOptions, address: str | None, say: Callable[[str], None]) 
     from ray import serve
 
     given: dict[str, Any] = {"address": address} if address else {"num_cpus": max(os.cpu_count() or 1, options.most)}
-    ray.init(namespace=NAME, include_dashboard=False, logging_level="ERROR", log_to_driver=False, **given)
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            ray.init(namespace=NAME, include_dashboard=False, logging_level="ERROR", log_to_driver=False, **given)
+            break
+        except Exception:  # a plain one: Ray gives its processes 30 s, too few on a machine whose cores are busy
+            ray.shutdown()
+            if not tries_left:
+                raise
+            say("Ray did not start; once more")
     gateway(options)
     say(f"gateway: http://{options.host}:{options.port}   page: /fleet   metrics: /metrics")
     say(f"journal: {options.journal_url}")

@@ -135,8 +135,8 @@ def serve(given: argparse.Namespace) -> int:
             pass
     except KeyboardInterrupt:
         pass
-    except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
-        return _failed(str(error).strip().splitlines()[-1])
+    except Exception as error:  # Ray raises many kinds, plain ones among them, and its last line says what happened
+        return _failed((str(error).strip().splitlines() or [type(error).__name__])[-1])
     _say("ending; unfinished prompts are in the journal")
     ray.shutdown()
     return 0

@@ -82,7 +82,7 @@ def test_a_prompt_that_has_to_wait_is_checked_at_once(fleet: Fleet) -> None:
         fleet.gateway.run(wrong)
     assert "loader" in raised.value.body["node_errors"]
     running = fleet.gateway.get_json("/queue")
-    assert [item[1] for item in running["queue_running"] + running["queue_pending"]] == long
+    assert sorted(item[1] for item in running["queue_running"] + running["queue_pending"]) == sorted(long)
     fleet.gateway.post("/queue", {"delete": [long[-1]]})  # waits in the gateway
     fleet.gateway.post("/queue", {"clear": True})
     left = fleet.gateway.get_json("/queue")
@@ -192,10 +192,15 @@ def _median(server: Server) -> float:
             for number in range(40):
                 begun = time.perf_counter()
                 # The id is that of the socket's client, so that the end of the prompt is told here.
-                body = {"prompt": nothing(f"{new_id()} {number}"), "client_id": str(socket._response.url.query["clientId"])}
+                body = {
+                    "prompt": nothing(f"{new_id()} {number}"),
+                    "client_id": str(socket._response.url.query["clientId"]),
+                }
                 async with session.post(f"{server.url}/prompt", json=body) as answer:
                     prompt = (await answer.json())["prompt_id"]
-                while (told := (await socket.receive_json()))["type"] != "executing" or told["data"]["node"] is not None:
+                while (told := (await socket.receive_json()))["type"] != "executing" or told["data"][
+                    "node"
+                ] is not None:
                     pass
                 async with session.get(f"{server.url}/history/{prompt}") as answer:
                     assert prompt in await answer.json()

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from ...messages import message
-
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
 """What ComfyUI keeps out of its queue and history (``execution.SENSITIVE_EXTRA_DATA_KEYS``): the journal too."""
 
@@ -114,7 +112,7 @@ def parse(body: Any, counter: int) -> Prompt:
     """
     workflow = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(workflow, dict):
-        raise BadPrompt("no_prompt", message("No prompt provided"))
+        raise BadPrompt("no_prompt", "No prompt provided")
     extra = dict(body.get("extra_data") or {})
     secrets = {name: extra.pop(name) for name in SECRETS if name in extra}
     extra.setdefault("create_time", int(time.time() * 1000))
@@ -131,7 +129,7 @@ def _id(given: Any) -> str:
             return given
     except ValueError:
         pass
-    raise BadPrompt("invalid_prompt_id", message("prompt_id must be a valid UUID"))
+    raise BadPrompt("invalid_prompt_id", "prompt_id must be a valid UUID")
 
 
 # -- who takes it ----------------------------------------------------------------------------------
