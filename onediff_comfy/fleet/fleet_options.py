@@ -74,10 +74,10 @@ class FleetOptions:
 
     @property
     def journal_url(self) -> str:
-        """Where prompts and results are written."""
+        """Return where prompts and results are written."""
         return self.journal or (Path(self.folder).resolve() / "journal").as_uri()
 
     @property
     def most(self) -> int:
-        """How many workers there may be."""
+        """Return how many workers there may be."""
         return max(self.replicas, self.max_replicas)

@@ -104,12 +104,12 @@ class Worker:
 
     @property
     def url(self) -> str:
-        """``http://host:port``."""
+        """Return ``http://host:port``."""
         return f"http://{self._host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """The process, if it was started."""
+        """Return the process, if it was started."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:

@@ -239,7 +239,7 @@ class Gateway:
 
     def _left(self, client: str) -> None:
         for link in self.carrier.links.values():
-            link.leave(client)
+            link.listening.leave(client)
 
     # -- the fleet itself ----------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class Carrier:
         """Let go of everything; prompts stay in the journal."""
         self.background.stop()
         for link in self.links.values():
-            link.close()
+            link.listening.close()
         await self.session.close()
 
     def register(self, facts: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ class Carrier:
             del self.links[link.name]
             self._ledger.counts["workers_lost"] += 1
             log.warning("worker %s is gone with %d prompts", link.name, link.load)
-        link.close()
+        link.listening.close()
         for prompt in list(link.prompts.values()):
             prompt.take_back()
             if prompt.attempts >= MOST_ATTEMPTS:
@@ -211,7 +211,7 @@ class Carrier:
                     prompt.started = queued.get(prompt.id, False)
                     self._ledger.counts["adopted"] += 1
                     if prompt.client is not None:
-                        await link.listen(prompt.client)
+                        await link.listening.to(prompt.client)
 
     async def _look_after(self) -> None:
         """Find what no message told: workers that are silent, prompts whose end was missed."""

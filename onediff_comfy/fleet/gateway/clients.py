@@ -225,7 +225,7 @@ class Told:
         end = {"type": "executing", "data": {"node": None, "prompt_id": prompt.id}}
         self._tell(client, *held, last or json.dumps(end))
         if client is not None and self._clients.get(client) is None:
-            link.leave(client)
+            link.listening.leave(client)
         return True
 
     async def _keep_files(self, prompt: Prompt, link: Link, entry: dict[str, Any]) -> None:

@@ -46,28 +46,28 @@ class Link:
         self.checkpoint: tuple[str, ...] | None = None
         self.last_used = 0.0
         self.report: dict[str, Any] = {}
-        self._session, self._listener = session, listener
-        self._listening: dict[str, asyncio.Task[None]] = {}
+        self.listening = Listening(session, self, listener)
+        self._session = session
         self._nobody = f"onediff-fleet-{uuid.uuid4().hex}"  # the client of prompts that have none
 
     @property
     def name(self) -> str:
-        """The worker's name: the same for all processes that follow each other in one place."""
+        """Return the worker's name: the same for all processes that follow each other in one place."""
         return str(self.facts["name"])
 
     @property
     def run(self) -> str:
-        """The name of this process of the worker."""
+        """Return the name of this process of the worker."""
         return str(self.facts["run"])
 
     @property
     def ready(self) -> bool:
-        """Whether it takes prompts."""
+        """Return True if it takes prompts."""
         return self.facts["state"] == "ready" and time.monotonic() - self.seen < LOST_AFTER_S
 
     @property
     def load(self) -> int:
-        """How many prompts it has."""
+        """Return how many prompts it has."""
         return len(self.prompts)
 
     def url(self, path: str) -> str:
@@ -94,7 +94,7 @@ class Link:
             WorkerLost: it did not answer; it may have taken the prompt.
         """
         client = prompt.client or self._nobody
-        await self.listen(client)
+        await self.listening.to(client)
         return await self.ask("POST", "/prompt", {**prompt.to_worker(), "client_id": client})
 
     async def ask(self, method: str, path: str, body: Any = None, seconds: float = _ANSWER_S) -> tuple[int, Any]:
@@ -150,45 +150,51 @@ class Link:
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerLost(f"{self.name} does not answer ({error})") from error
 
-    # -- messages ------------------------------------------------------------------------------
 
-    async def listen(self, client: str) -> None:
+class Listening:
+    """The WebSocket connections to a worker: one for each client that has prompts there."""
+
+    def __init__(self, session: aiohttp.ClientSession, link: Link, listener: Listener) -> None:
+        self._session, self._link, self._listener = session, link, listener
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def to(self, client: str) -> None:
         """Take what the worker tells a client from now on.
 
         Raises:
             WorkerLost: it could not be reached.
         """
-        task = self._listening.get(client)
+        task = self._tasks.get(client)
         if task is not None and not task.done():
             return
         try:
             socket = await self._session.ws_connect(
-                self.url("/ws"), params={"clientId": client}, max_msg_size=0, heartbeat=30
+                self._link.url("/ws"), params={"clientId": client}, max_msg_size=0, heartbeat=30
             )
             # Previews with the prompt's name on them; clients.py makes plain ones of them for who knows no others.
             await socket.send_json({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            raise WorkerLost(f"{self.name} does not answer ({error})") from error
-        self._listening[client] = asyncio.create_task(self._read(client, socket))
+            raise WorkerLost(f"{self._link.name} does not answer ({error})") from error
+        self._tasks[client] = asyncio.create_task(self._read(client, socket))
 
     async def _read(self, client: str, socket: Any) -> None:
         try:
             async for received in socket:
-                await self._listener(self, client, received)
+                await self._listener(self._link, client, received)
         finally:
             await socket.close()
-        await self._listener(self, client, None)
+        await self._listener(self._link, client, None)
 
     def leave(self, client: str) -> None:
         """Stop listening for a client that has gone and has nothing here any more."""
-        if not any((prompt.client or self._nobody) == client for prompt in self.prompts.values()):
-            task = self._listening.pop(client, None)
+        if not any(prompt.client == client for prompt in self._link.prompts.values()):
+            task = self._tasks.pop(client, None)
             if task is not None:
                 task.cancel()
 
     def close(self) -> None:
         """Stop listening for everybody."""
-        for task in self._listening.values():
+        for task in self._tasks.values():
             if task is not asyncio.current_task():
                 task.cancel()
-        self._listening.clear()
+        self._tasks.clear()

@@ -60,20 +60,20 @@ class Prompt:
 
     @property
     def client(self) -> str | None:
-        """The client that is told what happens."""
+        """Return the client that is told what happens."""
         client = self.body.get("client_id")
         return client if isinstance(client, str) else None
 
     @property
     def checkpoint(self) -> tuple[str, ...]:
-        """The files of weights that the workflow names, in order of their names."""
+        """Return the files of weights that the workflow names, in order of their names."""
         nodes = (node.get("inputs") for node in self.body["prompt"].values() if isinstance(node, dict))
         named = {inputs.get(name) for inputs in nodes if isinstance(inputs, dict) for name in _CHECKPOINT_INPUTS}
         return tuple(sorted(name for name in named if isinstance(name, str)))
 
     @property
     def extra_data(self) -> dict[str, Any]:
-        """What ComfyUI shows of a prompt besides the workflow."""
+        """Return what ComfyUI shows of a prompt besides the workflow."""
         extra = dict(self.body.get("extra_data") or {})
         if self.client is not None:
             extra["client_id"] = self.client
@@ -140,23 +140,23 @@ class Worker(Protocol):
 
     @property
     def prompts(self) -> dict[str, Prompt]:
-        """What it has, by id."""
+        """Return what it has, by id."""
 
     @property
     def ready(self) -> bool:
-        """Whether it takes prompts."""
+        """Return True if it takes prompts."""
 
     @property
     def load(self) -> int:
-        """How many prompts it has."""
+        """Return how many prompts it has."""
 
     @property
     def checkpoint(self) -> tuple[str, ...] | None:
-        """Of the last prompt that it was handed; None before the first."""
+        """Return that of the last prompt that it was handed; None before the first."""
 
     @property
     def last_used(self) -> float:
-        """When that was."""
+        """Return when that was."""
 
 
 AnyWorker = TypeVar("AnyWorker", bound=Worker)
