@@ -180,8 +180,10 @@ def _print_tables(found: dict[str, Any]) -> None:
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: rich's if rich is installed."""
+    """Print a table: on a terminal rich's, if rich is installed."""
     try:
+        if not sys.stdout.isatty():
+            raise ImportError("a file or a pipe has no width to fit a table into")
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text

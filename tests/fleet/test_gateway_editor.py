@@ -47,7 +47,7 @@ def test_a_person_runs_and_stops_workflows(fleet: Fleet, page: Page) -> None:
     editor.run()
     editor.wait_for_picture("SaveImage")
     told = page.evaluate("() => window.told")
-    assert told["progress"] >= 8
+    assert told["progress"] > 1
     assert 1 in told["queue"] and told["queue"][-1] == 0
 
     editor.open(picture(71, steps=_LONG))
