@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..terminal import say, say_json
 from .fleet_options import GATEWAY_PORT, FleetOptions
 
 NEEDED = ("ray", "aiohttp", "obstore", "prometheus_client")
@@ -153,7 +154,7 @@ def status(given: argparse.Namespace) -> int:
             f"no fleet answers at {gateway} ({error}); start one with fleet serve, or name it with --gateway"
         )
     if given.json:
-        print(json.dumps(found, indent=1))  # noqa: T201
+        say_json(found)
     else:
         _print_tables(found)
     return 0 if any(worker["state"] == "ready" for worker in found["workers"]) else 1
@@ -176,7 +177,7 @@ def _print_tables(found: dict[str, Any]) -> None:
     _print_table(head, rows)
     lines = (found["queue"], {name: number for name, number in found["counts"].items() if number})
     for line in lines:
-        print(" · ".join(f"{number} {name}" for name, number in line.items()))  # noqa: T201
+        say(" · ".join(f"{number} {name}" for name, number in line.items()))
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -191,7 +192,7 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         for row in (head, *rows):
             cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-            print("  ".join(cells).rstrip())  # noqa: T201
+            say("  ".join(cells).rstrip())
         return
     table = Table(*head)
     for row in rows:
@@ -200,9 +201,10 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    say(text)
+    sys.stdout.flush()  # who waits for it may read a pipe
 
 
 def _failed(text: str) -> int:
-    print(f"onediff-comfy: {text}", file=sys.stderr)  # noqa: T201
+    say(f"onediff-comfy: {text}", sys.stderr)
     return 1

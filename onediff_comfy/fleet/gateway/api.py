@@ -186,6 +186,7 @@ class Gateway:
         own: Answers = {
             ("GET", "/ws"): self.clients.serve,
             ("POST", "/free"): self._forwarding.everywhere,
+            ("POST", "/onediff/panel/{what}"): self._forwarding.everywhere,
             ("GET", "/view"): self._forwarding.view,
             **PromptRoutes(self.ledger, self.carrier).answers(),
             **results.answers(),

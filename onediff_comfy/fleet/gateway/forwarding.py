@@ -79,13 +79,14 @@ class Forwarding:
         return {}
 
     async def everywhere(self, request: web.Request) -> web.Response:
-        """Hand a POST with JSON to all workers; the worst answer counts."""
-        body = await request.json()
+        """Hand a POST with JSON to all workers. Answer with the worst status, and the first answer's JSON."""
+        body = await request.json() if request.can_read_body else None
         answers = await asyncio.gather(
             *(link.ask("POST", request.path, body) for link in self._links.values()), return_exceptions=True
         )
-        statuses = [answer[0] for answer in answers if not isinstance(answer, BaseException)]
-        return web.Response(status=max(statuses, default=503))
+        heard = [answer for answer in answers if not isinstance(answer, BaseException)]
+        status, found = max((status for status, _ in heard), default=503), heard[0][1] if heard else None
+        return web.Response(status=status) if found is None else web.json_response(found, status=status)
 
     async def view(self, request: web.Request) -> web.StreamResponse:
         """Answer ``GET /view``: from the worker that made the file; if that is gone, from the journal."""
