@@ -32,6 +32,7 @@ _PROMPTS_OF_A_WORKER = 2  # running and waiting; of more, another worker takes s
 _ASK_S = 5.0
 _TRIES = 3
 _DRAIN_S = 600.0
+_SILENT_S = 180.0
 _HEAD = "node:__internal_head__"  # a resource that Ray gives to the head node alone
 
 
@@ -90,6 +91,7 @@ class Replica:
         self._state, self._detail, self._open = "starting", "", 0
         self._begun, self._ended = threading.Event(), threading.Event()
         self._failure: Exception | None = None
+        self._answered = time.monotonic()
         # ComfyUI is ended with the thread that starts it, so that thread stays.
         threading.Thread(target=self._live, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -117,9 +119,8 @@ class Replica:
         from .gateway.link import HEARTBEAT_S
 
         while not self._ended.is_set():
-            with contextlib.suppress(WorkerError):
-                if self._state != "starting":
-                    self._worker.check()
+            if self._state == "starting" or self._worker.unfinished() is not None:
+                self._answered = time.monotonic()
                 self._tell()
             self._ended.wait(HEARTBEAT_S)
 
@@ -130,8 +131,11 @@ class Replica:
             self._open = self._ray.get(gateway.register.remote(facts), timeout=_ASK_S)
 
     def check_health(self) -> None:
-        """Make sure that ComfyUI runs; called by Serve, which replaces a replica for which this fails."""
+        """Make sure that ComfyUI runs and answers; called by Serve, which replaces a replica for which this fails."""
         self._worker.check()
+        silent = time.monotonic() - self._answered
+        if silent > _SILENT_S:
+            raise WorkerError(f"ComfyUI has not answered for {silent:.0f} s")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what ``replicas_wanted`` is told; called by Serve."""
@@ -144,7 +148,7 @@ class Replica:
         self._state = "draining"
         self._tell()
         deadline = time.monotonic() + _DRAIN_S
-        while not self._worker.idle() and time.monotonic() < deadline:
+        while self._worker.unfinished() and time.monotonic() < deadline:
             time.sleep(1)
         self._state = "gone"
         self._tell()

@@ -157,12 +157,12 @@ class Worker:
         if self._process is None or status is not None:
             raise WorkerError(f"ComfyUI ended (exit status {status}); the end of {self._log}:\n{self._tail()}")
 
-    def idle(self) -> bool:
-        """Return True if nothing runs or waits."""
+    def unfinished(self) -> int | None:
+        """Return how many prompts run or wait; None if ComfyUI does not answer."""
         try:
-            return self._ask("/prompt")["exec_info"]["queue_remaining"] == 0
+            return int(self._ask("/prompt")["exec_info"]["queue_remaining"])
         except OSError:
-            return True
+            return None
 
     def stop(self) -> None:
         """End ComfyUI and give up its place."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from onediff_comfy.fleet.gateway import carrier
 from onediff_comfy.fleet.gateway.api import Gateway
 from onediff_comfy.fleet.gateway.carrier import MOST_ATTEMPTS
 from onediff_comfy.fleet.gateway.journal import Journal
@@ -42,7 +44,7 @@ async def poison(folder: Path) -> dict[str, Any]:
     await gateway.carrier.submit(prompt)
     victims = 0
     while prompt.id in gateway.ledger.open and victims < 2 * MOST_ATTEMPTS:
-        async with _Dying() as url:
+        async with _Server(_die) as url:
             victims += 1
             facts = {"name": f"worker {victims}", "run": "r", "url": url, "state": "ready"}
             gateway.carrier.register(facts)
@@ -54,17 +56,54 @@ async def poison(folder: Path) -> dict[str, Any]:
     return {"victims": victims, "messages": entry["status"]["messages"] if entry else None}
 
 
-class _Dying:
-    """A server that ends every connection."""
+async def silence(folder: Path) -> dict[str, Any]:
+    """A worker that has a prompt answers, but its heartbeats have ceased; another one comes."""
+    carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S = 0.3, 0.1
+    gateway = Gateway(Journal((folder / "silence").as_uri()), {})
+    await gateway.application()
+    prompt = parse({"prompt": WORKFLOW}, 0)
+    seen: list[Any] = []
+    async with _Server(_slow) as silent, _Server(_slow) as other:
+        gateway.carrier.register({"name": "silent", "run": "r", "url": silent, "state": "ready"})
+        await gateway.carrier.submit(prompt)
+        for _ in range(50):
+            seen.append(getattr(prompt.worker, "name", None))
+            gateway.carrier.register({"name": "other", "run": "r", "url": other, "state": "ready"})
+            await asyncio.sleep(0.05)
+        await gateway.carrier.stop()
+    return {"first": seen[0], "last": seen[-1], "attempts": prompt.attempts}
+
+
+async def _slow(request: web.Request) -> web.StreamResponse:
+    """Answer as a ComfyUI does that never gets to the end of a prompt."""
+    if request.path == "/ws":
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.receive()
+        return socket
+    queue = request.app["queue"]
+    if request.path == "/prompt":
+        queue.append([0, (await request.json())["prompt_id"]])
+    return web.json_response({"queue_running": queue} if request.path == "/queue" else {})
+
+
+async def _die(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+class _Server:
+    """A worker's server, given by what it answers."""
+
+    def __init__(self, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+        self._answer = answer
 
     async def __aenter__(self) -> str:
-        async def die(request: web.Request) -> web.Response:
-            assert request.transport is not None
-            request.transport.close()
-            return web.Response()
-
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", die)
+        app["queue"] = []
+        app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -95,7 +134,7 @@ async def unwritable(folder: Path) -> dict[str, Any]:
 
 async def main() -> None:
     folder = Path(sys.argv[1])
-    outcomes = [await race(folder), await poison(folder), await unwritable(folder)]
+    outcomes = [await race(folder), await poison(folder), await unwritable(folder), await silence(folder)]
     sys.stdout.write(json.dumps(outcomes))
 
 

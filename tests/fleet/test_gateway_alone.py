@@ -41,13 +41,17 @@ def test_a_prompt_that_kills_its_workers_is_given_up(outcomes: list[dict[str, An
     assert poison["victims"] == MOST_ATTEMPTS
     name, error = poison["messages"][-1]
     assert name == "execution_error"
-    assert error["exception_message"].startswith(f"{MOST_ATTEMPTS} workers died while they ran this prompt")
+    assert error["exception_message"].startswith(f"{MOST_ATTEMPTS} workers died of this prompt")
 
 
 def test_without_a_journal_nothing_is_taken(outcomes: list[dict[str, Any]]) -> None:
     refused = outcomes[2]
     assert (refused["status"], refused["open"]) == (503, 0)
     assert "journal cannot be written" in refused["message"]
+
+
+def test_what_a_silent_worker_has_is_given_to_another(outcomes: list[dict[str, Any]]) -> None:
+    assert outcomes[3] == {"first": "silent", "last": "other", "attempts": 2}
 
 
 # -- who takes a prompt ----------------------------------------------------------------------------

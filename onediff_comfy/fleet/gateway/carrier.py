@@ -70,7 +70,9 @@ class Carrier:
     def __init__(self, ledger: Ledger, clients: Clients) -> None:
         self.links: dict[str, Link] = {}
         self.background = Background()
-        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        # As many connections as there are clients: aiohttp's usual hundred would be a limit on those who listen.
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         self._ledger = ledger
         self._told = Told(ledger, clients, self.lose)
 
@@ -88,8 +90,12 @@ class Carrier:
         await self.session.close()
 
     def register(self, facts: Mapping[str, Any]) -> None:
-        """Take a worker's word that it is there. It comes every ``HEARTBEAT_S``."""
+        """Take a worker's word that it is there. It comes every ``HEARTBEAT_S``; the last one says that it is gone."""
         link = self.links.get(facts["name"])
+        if facts["state"] == "gone":
+            if link is not None:
+                self.lose(link)
+            return
         if link is not None and link.run == facts["run"]:
             link.facts, link.seen = dict(facts), time.monotonic()
         else:
@@ -191,13 +197,17 @@ class Carrier:
             log.warning("worker %s is gone with %d prompts", link.name, link.load)
         link.listening.close()
         for prompt in list(link.prompts.values()):
-            prompt.take_back()
-            if prompt.attempts >= MOST_ATTEMPTS:
-                text = f"{prompt.attempts} workers died while they ran this prompt; it is not tried again"
-                self.background.begin(self._ledger.finish(prompt, failed(prompt, text)))
-            else:
-                self._ledger.counts["retried"] += 1
+            self._take_back(prompt)
         self._ledger.changed()
+
+    def _take_back(self, prompt: Prompt) -> None:
+        """Have a prompt wait for another worker, unless it has had enough of them."""
+        prompt.take_back()
+        if prompt.attempts >= MOST_ATTEMPTS:
+            text = f"{prompt.attempts} workers died of this prompt or lost it; it is not tried again"
+            self.background.begin(self._ledger.finish(prompt, failed(prompt, text)))
+        else:
+            self._ledger.counts["retried"] += 1
 
     async def _adopt(self, link: Link) -> None:
         """Find out which prompts of an earlier gateway a worker has."""
@@ -227,7 +237,7 @@ class Carrier:
             queued = await link.queued() if had else {}
             for prompt in had:
                 if prompt.id not in queued and not await self._told.complete(prompt, link):
-                    prompt.take_back()  # somebody emptied the worker's own queue
+                    self._take_back(prompt)  # somebody emptied the worker's own queue
                     self._ledger.changed()
             _, report = await link.ask("GET", "/onediff/report", seconds=_LOOK_EVERY_S)
             link.report = report if isinstance(report, dict) else {}

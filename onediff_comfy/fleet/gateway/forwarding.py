@@ -42,8 +42,10 @@ class Forwarding:
     def __init__(self, links: Mapping[str, Link], journal: Journal) -> None:
         self._links, self._journal = links, journal
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        connector = aiohttp.TCPConnector(limit=0)  # one that is slow holds up nobody
+        jar = aiohttp.DummyCookieJar()
         self._session = aiohttp.ClientSession(
-            timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=jar
         )
 
     async def close(self) -> None:

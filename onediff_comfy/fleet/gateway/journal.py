@@ -4,7 +4,7 @@ Kept in any object store by URL, or in a folder. Objects, all written whole:
 
     v1/prompts/<id>         a prompt without a result
     v1/results/<id>         its result; the first that is written stays
-    v1/files/<tag>/<type>/<subfolder>/<name>    what a result lists; the tag names prompt and worker
+    v1/files/<id>/<run>/<type>/<subfolder>/<name>    what a result lists; the run is that of a worker's process
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 _PROMPTS, _RESULTS, _FILES = "v1/prompts", "v1/results", "v1/files"
 _READ_AT_A_TIME = 50
-KEPT_IN_VIEW = 500
-"""Results that a new gateway's history begins with. Older ones are found by their id."""
+KEPT_IN_VIEW = 1000
+"""Results that the history shows. Older ones are found by their id."""
 
 
 class Journal:
@@ -71,9 +71,8 @@ class Journal:
 
     async def forget_result(self, prompt_id: str) -> None:
         """Delete a result and its files."""
-        names = [f"{_RESULTS}/{prompt_id}"]
-        names += [name for name, _ in await self._names(f"{_FILES}/") if name.split("/")[2].split(".")[0] == prompt_id]
-        for name in names:
+        files = [name for name, _ in await self._names(f"{_FILES}/{prompt_id}")]
+        for name in (f"{_RESULTS}/{prompt_id}", *files):
             with contextlib.suppress(FileNotFoundError):
                 await self._store.delete_async(name)
 
@@ -92,7 +91,7 @@ class Journal:
         return await self._read_all(name for name, _ in newest)
 
     async def keep_file(self, path: str, content: bytes | AsyncIterator[bytes]) -> None:
-        """Keep a file of a result under ``<tag>/<type>/<subfolder>/<name>``."""
+        """Keep a file of a result under a name of ``prompts.kept_name``."""
         await self._store.put_async(f"{_FILES}/{path}", content)
 
     async def file(self, path: str) -> bytes | None:
@@ -185,6 +184,8 @@ class Ledger:
         if self.open.pop(prompt.id, None) is None:
             return
         self.history[prompt.id] = result["entry"]
+        if len(self.history) > KEPT_IN_VIEW:
+            del self.history[next(iter(self.history))]
         self.counts[(result["entry"].get("status") or {}).get("status_str") or "success"] += 1
         created = prompt.extra_data.get("create_time")
         self.seconds(time.time() - created / 1000 if isinstance(created, int) else 0.0)

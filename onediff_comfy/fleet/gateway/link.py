@@ -14,9 +14,11 @@ import aiohttp
 from .prompts import Prompt
 
 HEARTBEAT_S = 2.0
-"""How often a worker says that it is there."""
-LOST_AFTER_S = 15.0
+"""How often a worker says that it is there, if its ComfyUI answers."""
+LOST_AFTER_S = 60.0
+"""How long a worker may say nothing. Loading a large model can keep ComfyUI from answering for a while."""
 
+_READY_S = 5 * HEARTBEAT_S
 _ANSWER_S = 60.0  # a workflow of thousands of nodes is checked before it is answered
 _PING_S = 5.0
 _WHOLE_FILE = 16 << 20
@@ -63,7 +65,7 @@ class Link:
     @property
     def ready(self) -> bool:
         """Return True if it takes prompts."""
-        return self.facts["state"] == "ready" and time.monotonic() - self.seen < LOST_AFTER_S
+        return self.facts["state"] == "ready" and time.monotonic() - self.seen < _READY_S
 
     @property
     def load(self) -> int:

@@ -274,5 +274,5 @@ def tagged(outputs: Mapping[str, Any], tag: str) -> dict[str, Any]:
 
 def kept_name(tag: str, shown: Mapping[str, Any]) -> str:
     """Return the journal's name for a file that a worker lists."""
-    parts = (tag, shown.get("type"), shown.get("subfolder"), shown["filename"])
+    parts = (*tag.split("."), shown.get("type"), shown.get("subfolder"), shown["filename"])
     return "/".join(str(part).strip("/") for part in parts if part)
