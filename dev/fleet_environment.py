@@ -42,7 +42,8 @@ def ensure() -> Path:
     print("Setting up .cache/fleet-venv, for the tests of a fleet", flush=True)
     command = [sys.executable, "-m", "venv", "--clear", str(_folder())]
     step("virtual environment", lambda: run(command, "look into the log", _log()))
-    install = [str(fleet_python()), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-compile"]
+    # With byte code, as pip makes it: Ray starts a dozen processes at once, and each would compile all that it imports.
+    install = [str(fleet_python()), "-m", "pip", "install", "--require-hashes", "--no-deps"]
     install += ["--disable-pip-version-check", "--no-input", "--requirement", str(fleet_lock())]
     step("Ray, obstore, aiohttp", lambda: run(install, "check the network and try again", _log()))
     check = [str(fleet_python()), "-c", "import aiohttp, obstore, prometheus_client, ray.serve"]
