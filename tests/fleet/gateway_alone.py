@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from onediff_comfy.fleet.gateway import carrier
@@ -39,8 +40,10 @@ async def race(folder: Path) -> dict[str, Any]:
 async def poison(folder: Path) -> dict[str, Any]:
     """Every worker dies as soon as it has a certain prompt; one that comes later lives."""
     gateway = Gateway(Journal((folder / "poison").as_uri()), {})
-    await gateway.application()
-    prompt = parse({"prompt": WORKFLOW}, 0)
+    runner, url = await _served(gateway)
+    session = aiohttp.ClientSession()
+    socket = await session.ws_connect(f"{url}/ws?clientId=person")
+    prompt = parse({"prompt": WORKFLOW, "client_id": "person"}, 0)
     await gateway.carrier.submit(prompt)
     victims = 0
     while prompt.id in gateway.ledger.open and victims < 2 * MOST_ATTEMPTS:
@@ -52,8 +55,20 @@ async def poison(folder: Path) -> dict[str, Any]:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
     entry = await gateway.ledger.entry(prompt.id)
-    await gateway.carrier.stop()
-    return {"victims": victims, "messages": entry["status"]["messages"] if entry else None}
+    told = [await socket.receive_json(timeout=5)]
+    while told[-1]["type"] != "executing":
+        told.append(await socket.receive_json(timeout=5))
+    await session.close()
+    await runner.cleanup()
+    messages = entry["status"]["messages"] if entry else None
+    return {"victims": victims, "messages": messages, "told": [event["type"] for event in told[-3:]]}
+
+
+async def _served(gateway: Gateway) -> tuple[web.AppRunner, str]:
+    runner = web.AppRunner(await gateway.application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
 async def silence(folder: Path) -> dict[str, Any]:
@@ -117,16 +132,11 @@ class _Server:
 async def unwritable(folder: Path) -> dict[str, Any]:
     """The journal's folder is a file by now."""
     gateway = Gateway(Journal((folder / "unwritable").as_uri()), {})
-    runner = web.AppRunner(await gateway.application())
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    runner, url = await _served(gateway)
     (folder / "unwritable").rmdir()
     (folder / "unwritable").touch()
-    import aiohttp
-
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/prompt"
-    async with aiohttp.ClientSession() as session, session.post(url, json={"prompt": WORKFLOW}) as answer:
+    body = {"prompt": WORKFLOW}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/prompt", json=body) as answer:
         said = {"status": answer.status, "message": (await answer.json())["error"]["message"]}
     await runner.cleanup()
     return {**said, "open": len(gateway.ledger.open)}

@@ -39,6 +39,7 @@ def test_a_prompt_has_one_result_however_many_are_written(outcomes: list[dict[st
 def test_a_prompt_that_kills_its_workers_is_given_up(outcomes: list[dict[str, Any]]) -> None:
     poison = outcomes[1]
     assert poison["victims"] == MOST_ATTEMPTS
+    assert poison["told"] == ["execution_start", "execution_error", "executing"]
     name, error = poison["messages"][-1]
     assert name == "execution_error"
     assert error["exception_message"].startswith(f"{MOST_ATTEMPTS} workers died of this prompt")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -14,7 +14,7 @@ import aiohttp
 from .clients import Clients, Told
 from .journal import Ledger
 from .link import HEARTBEAT_S, LOST_AFTER_S, Link, WorkerLost
-from .prompts import Prompt, choose, failed
+from .prompts import Prompt, choose
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Carrier:
         taken = {"prompt_id": prompt.id, "number": prompt.number, "node_errors": {}}
         link = None if self._ledger.waiting() else choose(prompt.checkpoint, self.links.values())
         if link is None:
-            errors = await self._errors_of(prompt)
+            errors = await _errors_of(prompt, self.links.values())
             if errors is not None:
                 return 400, errors
             await self._ledger.take(prompt)
@@ -130,14 +130,6 @@ class Carrier:
             await self._ledger.forget(prompt)
         return status, answer or taken
 
-    async def _errors_of(self, prompt: Prompt) -> Any:
-        """Have a worker check a prompt that has to wait: who hands it in is told at once what is wrong with it."""
-        for link in filter(lambda link: link.ready, self.links.values()):
-            with contextlib.suppress(WorkerLost):
-                status, answer = await link.ask("POST", "/onediff/validate", prompt.to_worker())
-                return answer if status == 400 else None
-        return None
-
     def hand_out(self) -> None:
         """Hand what waits to the workers that are free."""
         now = time.monotonic()
@@ -152,7 +144,7 @@ class Carrier:
         if status != 200:
             answer = answer or {}
             said = (answer.get("error") or {}).get("message") or f"the worker answered {status}"
-            await self._ledger.finish(prompt, failed(prompt, said, answer.get("node_errors")))
+            await self._told.fail(prompt, said, answer.get("node_errors"))
 
     async def _hand_in(self, prompt: Prompt, link: Link) -> tuple[int, Any]:
         """Give a prompt to a worker. Return its answer; if it has died, that the prompt is taken, for it waits."""
@@ -205,7 +197,7 @@ class Carrier:
         prompt.take_back()
         if prompt.attempts >= MOST_ATTEMPTS:
             text = f"{prompt.attempts} workers died of this prompt or lost it; it is not tried again"
-            self.background.begin(self._ledger.finish(prompt, failed(prompt, text)))
+            self.background.begin(self._told.fail(prompt, text))
         else:
             self._ledger.counts["retried"] += 1
 
@@ -241,3 +233,12 @@ class Carrier:
                     self._ledger.changed()
             _, report = await link.ask("GET", "/onediff/report", seconds=_LOOK_EVERY_S)
             link.report = report if isinstance(report, dict) else {}
+
+
+async def _errors_of(prompt: Prompt, links: Iterable[Link]) -> Any:
+    """Have a worker check a prompt that has to wait: who hands it in is told at once what is wrong with it."""
+    for link in [link for link in links if link.ready]:
+        with contextlib.suppress(WorkerLost):
+            status, answer = await link.ask("POST", "/onediff/validate", prompt.to_worker())
+            return answer if status == 400 else None
+    return None

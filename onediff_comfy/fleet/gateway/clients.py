@@ -8,7 +8,7 @@ import json
 import logging
 import struct
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from .journal import Ledger
 from .link import Link, WorkerLost
-from .prompts import Prompt, kept_name, made_files, tagged
+from .prompts import Prompt, failed, kept_name, made_files, tagged
 
 log = logging.getLogger(__name__)
 
@@ -222,11 +222,18 @@ class Told:
             await self._ledger.finish(prompt, entry)
         finally:
             self._completing.discard(prompt.id)
-        end = {"type": "executing", "data": {"node": None, "prompt_id": prompt.id}}
-        self._tell(client, *held, last or json.dumps(end))
+        self._tell(client, *held, last or _end_of(prompt))
         if client is not None and self._clients.get(client) is None:
             link.listening.leave(client)
         return True
+
+    async def fail(self, prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> None:
+        """Write why a prompt has no result, and tell the client as a worker would."""
+        entry, client = failed(prompt, text, node_errors), prompt.client
+        await self._ledger.finish(prompt, entry)
+        for kind, data in entry["status"]["messages"]:
+            self._tell(client, json.dumps({"type": kind, "data": data}))
+        self._tell(client, _end_of(prompt))
 
     async def _keep_files(self, prompt: Prompt, link: Link, entry: dict[str, Any]) -> None:
         journal = self._ledger.journal
@@ -238,3 +245,8 @@ class Told:
             except journal.errors as error:
                 self._ledger.counts["journal_errors"] += 1
                 log.error("%s is with %s alone: %s", shown["filename"], link.name, error)
+
+
+def _end_of(prompt: Prompt) -> str:
+    """Return the last message about a prompt."""
+    return json.dumps({"type": "executing", "data": {"node": None, "prompt_id": prompt.id}})
