@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from fleets import Fleet, picture
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from dev.environment import comfyui_path, repository, venv_python
-from dev.fleet_environment import ensure
+from dev.fleet_environment import ensure, fleet_lock, fleet_requirements
 from onediff_comfy.fleet import worker as worker_module
 from onediff_comfy.fleet.cluster import replicas_wanted
 from onediff_comfy.fleet.fleet_options import FleetOptions
@@ -167,6 +169,16 @@ from onediff_comfy.fleet.cluster import Replica
 made = serve.deployment(**deployment_options(options))(Replica)
 print(json.dumps({"policy": made._deployment_config.autoscaling_config.policy.policy_function, "port": options.port}))
 """
+
+
+def test_the_lock_has_all_that_ray_needs() -> None:
+    """It is installed without dependencies. After a change: ``python -m dev.lock``."""
+    done = subprocess.run([str(ensure()), "-m", "pip", "check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    asked = [Requirement(line) for line in fleet_requirements().read_text().splitlines() if not line.startswith("#")]
+    pins = [f"{canonicalize_name(requirement.name)}{requirement.specifier}" for requirement in asked]
+    assert len(pins) > 3
+    assert [pin for pin in pins if f"\n{pin} " not in fleet_lock().read_text()] == []
 
 
 def test_the_files_for_clusters_are_what_ray_takes(tmp_path: Path) -> None:
