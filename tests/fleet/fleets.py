@@ -31,8 +31,10 @@ _CONDITIONING = {
 _START_S = 240
 
 
-def picture(seed: int, checkpoint: str = "sd15_min", steps: int = 3) -> Workflow:
-    """Text to image without the pack's nodes: what a fleet does is the same with them, and nothing is compiled."""
+def picture(
+    seed: int, checkpoint: str = "sd15_min", steps: int = 3, engine: str | None = None, buckets: str | None = None
+) -> Workflow:
+    """Text to image; without an engine without the pack's nodes: what a fleet does with a prompt is the same."""
     return text_to_image(
         checkpoint_file(checkpoint),
         width=64,
@@ -40,7 +42,8 @@ def picture(seed: int, checkpoint: str = "sd15_min", steps: int = 3) -> Workflow
         steps=steps,
         cfg=7.0,
         seed=seed,
-        engine=None,
+        engine=engine,
+        buckets=buckets,
         conditioning=_CONDITIONING[checkpoint],
     )
 

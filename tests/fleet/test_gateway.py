@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
+import json
 import statistics
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -62,10 +66,6 @@ def test_what_comfyui_refuses_is_refused_with_its_own_words(fleet: Fleet) -> Non
 
 
 def _refusal(server: Server, body: dict[str, Any]) -> dict[str, Any]:
-    import json
-    import urllib.error
-    import urllib.request
-
     request = urllib.request.Request(f"{server.url}/prompt", json.dumps(body).encode())
     with pytest.raises(urllib.error.HTTPError) as raised:
         urllib.request.urlopen(request)
@@ -120,12 +120,14 @@ def test_a_prompt_that_is_handed_in_twice_runs_once(fleet: Fleet) -> None:
 
 
 def test_secrets_are_not_written_down(fleet: Fleet) -> None:
-    secret = {"api_key_comfy_org": "secret-of-a-person"}
-    prompt = fleet.gateway.hand_in(nothing("secrets"), extra_data=secret)
+    secrets = {"api_key_comfy_org": "secret-of-a-person", "kept": "for everybody"}
+    prompt = fleet.gateway.hand_in(picture(32, steps=20), extra_data=secrets)
+    written = fleet.journal("prompts")[prompt]["body"]["extra_data"]
+    assert (written.get("kept"), written.get("api_key_comfy_org")) == ("for everybody", None)
     fleet.gateway.result(prompt)
-    written = [path for path in (fleet.folder / "fleet" / "journal").rglob("*") if path.is_file()]
-    assert written
-    assert not any(b"secret-of-a-person" in path.read_bytes() for path in written)
+    files = [path for path in (fleet.folder / "fleet" / "journal").rglob("*") if path.is_file()]
+    assert files
+    assert not any(b"secret-of-a-person" in path.read_bytes() for path in files)
 
 
 def test_an_uploaded_picture_is_there_for_every_worker(fleet: Fleet) -> None:
@@ -143,8 +145,6 @@ def test_an_uploaded_picture_is_there_for_every_worker(fleet: Fleet) -> None:
 
 
 def _upload(server: Server, content: bytes) -> str:
-    import asyncio
-
     async def upload() -> str:
         form = aiohttp.FormData()
         form.add_field("image", content, filename="red.png", content_type="image/png")
@@ -158,8 +158,6 @@ def _upload(server: Server, content: bytes) -> str:
 
 
 def test_another_sites_page_hands_in_nothing(fleet: Fleet) -> None:
-    import asyncio
-
     async def status(headers: dict[str, str]) -> int:
         body = {"prompt": nothing("from elsewhere")}
         async with (
@@ -182,21 +180,16 @@ def test_the_gateway_adds_little(fleet: Fleet, tally: Callable[[str], None]) -> 
 
 
 def _median(server: Server) -> float:
-    import asyncio
-
     async def measure() -> float:
         seconds = []
+        client = new_id()
         async with (
             aiohttp.ClientSession() as session,
-            session.ws_connect(f"{server.url}/ws?clientId={new_id()}") as socket,
+            session.ws_connect(f"{server.url}/ws?clientId={client}") as socket,
         ):
             for number in range(40):
                 begun = time.perf_counter()
-                # The id is that of the socket's client, so that the end of the prompt is told here.
-                body = {
-                    "prompt": nothing(f"{new_id()} {number}"),
-                    "client_id": str(socket._response.url.query["clientId"]),
-                }
+                body = {"prompt": nothing(f"{client} {number}"), "client_id": client}
                 async with session.post(f"{server.url}/prompt", json=body) as answer:
                     prompt = (await answer.json())["prompt_id"]
                 while (told := (await socket.receive_json()))["type"] != "executing" or told["data"][
@@ -212,17 +205,18 @@ def _median(server: Server) -> float:
 
 
 def test_the_projects_command_works_through_it(fleet: Fleet, tmp_path: Path) -> None:
-    """``warmup`` says in words of ComfyUI why it cannot prepare this; that it was refused came through the gateway."""
-    import json
-
-    workflow = picture(40)
-    workflow["warm"] = {"class_type": "OneDiffWarmUp", "inputs": {"buckets": ["absent", 0]}}
+    """``warmup`` hands in a part of a workflow, and prints what nodes say while they run."""
+    workflow = picture(40, engine="eager", buckets="64x64\n64x72")
+    inputs = {"model": ["speedup", 0], "buckets": ["shape", 0]}
+    inputs |= {name: [name, 0] for name in ("positive", "negative")}
+    workflow["warm"] = {"class_type": "OneDiffWarmUp", "inputs": inputs}
     file = tmp_path / "warm.json"
     file.write_text(json.dumps(workflow))
     command = [sys.executable, "-m", "onediff_comfy", "warmup", "--workflow", str(file), "--server", fleet.gateway.url]
     done = subprocess.run(command, cwd=repository(), capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "ComfyUI refused the workflow" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["64×64 b1", "64×72 b1"]
+    assert "2 of 2: 64×72 b1 …" in done.stderr.splitlines()
 
 
 # -- deaths: the last of this file, as workers are missing for a while after them -------------------
