@@ -81,13 +81,13 @@ class Forwarding:
         return {}
 
     async def everywhere(self, request: web.Request) -> web.Response:
-        """Hand a POST with JSON to all workers. Answer with the worst status, and the first answer's JSON."""
+        """Hand a POST with JSON to all workers. The worst answer counts."""
         body = await request.json() if request.can_read_body else None
         answers = await asyncio.gather(
             *(link.ask("POST", request.path, body) for link in self._links.values()), return_exceptions=True
         )
         heard = [answer for answer in answers if not isinstance(answer, BaseException)]
-        status, found = max((status for status, _ in heard), default=503), heard[0][1] if heard else None
+        status, found = max(heard, key=lambda answer: answer[0], default=(503, None))
         return web.Response(status=status) if found is None else web.json_response(found, status=status)
 
     async def view(self, request: web.Request) -> web.StreamResponse:
