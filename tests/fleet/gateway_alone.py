@@ -19,7 +19,7 @@ from onediff_comfy.fleet.gateway import carrier
 from onediff_comfy.fleet.gateway.api import Gateway
 from onediff_comfy.fleet.gateway.carrier import MOST_ATTEMPTS
 from onediff_comfy.fleet.gateway.journal import Journal
-from onediff_comfy.fleet.gateway.prompts import parse
+from onediff_comfy.fleet.gateway.prompt import parse
 
 WORKFLOW = {"text": {"class_type": "PrimitiveString", "inputs": {"value": "x"}}}
 

@@ -15,7 +15,7 @@ import pytest
 from dev.environment import repository
 from dev.fleet_environment import ensure
 from onediff_comfy.fleet.gateway.carrier import MOST_ATTEMPTS
-from onediff_comfy.fleet.gateway.prompts import Prompt, choose, parse
+from onediff_comfy.fleet.gateway.prompt import Prompt, choose, parse
 
 
 @pytest.fixture(scope="module")

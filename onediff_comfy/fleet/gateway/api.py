@@ -14,7 +14,7 @@ from .clients import Clients
 from .figures import Figures
 from .forwarding import Forwarding, same_origin
 from .journal import Journal, Ledger
-from .prompts import BadPrompt, finished_job, open_job, parse, queue_item
+from .prompt import BadPrompt, finished_job, open_job, parse, queue_item
 
 _PAGE = Path(__file__).with_name("page.html")
 _MOST_BYTES = 256 << 20  # of a prompt with pictures in it

@@ -14,7 +14,7 @@ import aiohttp
 from .clients import Clients, Told
 from .journal import Ledger
 from .link import HEARTBEAT_S, LOST_AFTER_S, Link, WorkerLost
-from .prompts import Prompt, choose
+from .prompt import Prompt, choose
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from .journal import Ledger
 from .link import Link, WorkerLost
-from .prompts import Prompt, failed, kept_name, made_files, tagged
+from .prompt import Prompt, failed, kept_name, made_files, tagged
 
 log = logging.getLogger(__name__)
 

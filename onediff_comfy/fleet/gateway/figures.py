@@ -10,7 +10,7 @@ from typing import Any
 from .clients import Clients
 from .journal import Ledger
 from .link import Link
-from .prompts import Prompt
+from .prompt import Prompt
 
 _COUNTED = {
     "success": "prompts that were carried out",

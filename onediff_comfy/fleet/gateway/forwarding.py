@@ -16,7 +16,7 @@ from yarl import URL
 
 from .journal import Journal
 from .link import Link, WorkerLost
-from .prompts import kept_name
+from .prompt import kept_name
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
-from .prompts import Prompt
+from .prompt import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Journal:
         return await self._read_all(name for name, _ in newest)
 
     async def keep_file(self, path: str, content: bytes | AsyncIterator[bytes]) -> None:
-        """Keep a file of a result under a name of ``prompts.kept_name``."""
+        """Keep a file of a result under a name of ``prompt.kept_name``."""
         await self._store.put_async(f"{_FILES}/{path}", content)
 
     async def file(self, path: str) -> bytes | None:

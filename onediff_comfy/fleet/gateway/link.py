@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from .prompts import Prompt
+from .prompt import Prompt
 
 HEARTBEAT_S = 2.0
 """How often a worker says that it is there, if its ComfyUI answers."""
