@@ -35,12 +35,13 @@ help:
 	@echo "make test-quick, test-families, test-coverage, test-oneflow   each by itself"
 	@echo "make bench   the README's measurements, their files, plots and a table (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
-	@echo "make setup   the environment that all of these use: .venv and ComfyUI in .cache"
+	@echo "make setup   the environments that all of these use: .venv, and in .cache ComfyUI and that of a fleet"
 	@echo "make clean   removes everything that these make"
 
 setup:
 ifndef PYTHON_ENV
 	@$(PYTHON) -m dev.environment
+	@$(PYTHON) -m dev.fleet_environment
 endif
 
 demo: setup

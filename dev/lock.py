@@ -1,8 +1,8 @@
-"""The lock of the developer environment: every package of it but torch's, with version and hashes.
+"""The locks of the developer environment and of the fleet's: every package but torch's, with version and hashes.
 
-    python -m dev.lock     # writes dev/requirements.lock; needs uv on the PATH and the network
+    python -m dev.lock     # writes dev/*.lock; needs uv on the PATH and the network
 
-Run it after a change of ``dev/requirements.txt`` or of the pinned ComfyUI. torch, torchvision and torchaudio are not
+Run it after a change of ``dev/*requirements.txt`` or of the pinned ComfyUI. torch, torchvision and torchaudio are not
 in it: which build of them is installed depends on the machine, and what they need comes with them.
 """
 
@@ -22,17 +22,18 @@ from .environment import (
     developer_requirements,
     lock_file,
 )
+from .fleet_environment import fleet_lock, fleet_requirements
 
 LEFT_OUT = ("torch", "torchvision", "torchaudio", "triton")
 
 _HEADER = """\
-# Written by python -m dev.lock: what dev/requirements.txt and ComfyUI's requirements need, for every Python and system.
+# Written by python -m dev.lock: what {wanted} need, for every Python and system.
 # Installed with pip install --require-hashes --no-deps. Do not edit.
 """
 
 
 def write_lock() -> None:
-    """Resolve everything anew and write the lock.
+    """Resolve everything anew and write the locks.
 
     Raises:
         SetupError: there is no uv, or it found no solution.
@@ -40,16 +41,24 @@ def write_lock() -> None:
     if shutil.which("uv") is None:
         raise SetupError("uv is needed to write the lock; install it (pip install uv) and try again")
     with tempfile.TemporaryDirectory() as folder:
-        wanted, left_out, resolved = (Path(folder, name) for name in ("wanted.in", "left_out.txt", "resolved.txt"))
+        wanted = Path(folder, "wanted.in")
         wanted.write_text("\n".join(comfyui_requirements((comfyui_path() / "requirements.txt").read_text())))
+        words = "dev/requirements.txt and ComfyUI's requirements"
+        _resolve([wanted, developer_requirements()], lock_file(), words)
+    _resolve([fleet_requirements()], fleet_lock(), "dev/fleet-requirements.txt")
+
+
+def _resolve(wanted: list[Path], lock: Path, words: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        left_out, resolved = (Path(folder, name) for name in ("left_out.txt", "resolved.txt"))
         left_out.write_text("\n".join(LEFT_OUT))
         command = ["uv", "pip", "compile", "--universal", "--generate-hashes", "--no-header", "--no-annotate"]
         command += ["--python-version", ".".join(map(str, MINIMUM_PYTHON)), "--excludes", str(left_out)]
-        command += ["--output-file", str(resolved), str(wanted), str(developer_requirements())]
+        command += ["--output-file", str(resolved), *map(str, wanted)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SetupError(f"uv found no solution:\n{done.stderr}")
-        lock_file().write_text(_HEADER + resolved.read_text())
+        lock.write_text(_HEADER.format(wanted=words) + resolved.read_text())
 
 
 def main() -> int:
@@ -59,7 +68,7 @@ def main() -> int:
     except SetupError as error:
         print(f"lock: {error}", file=sys.stderr)
         return 1
-    print(f"wrote {lock_file()}")
+    print(f"wrote {lock_file()} and {fleet_lock()}")
     return 0
 
 

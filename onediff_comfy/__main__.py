@@ -1,4 +1,4 @@
-"""``onediff-comfy``: install the pack, see if this machine can run it, make and look after compiled graphs."""
+"""``onediff-comfy``: install the pack, see if this machine can run it, look after compiled graphs, serve many GPUs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if not __package__:  # run as `python path/to/onediff_comfy`, from any folder, b
     import onediff_comfy  # noqa: F401  # or relative imports find no parent
 
 from . import __version__, doctor_command, graphs_command, store_command, warmup_command
+from .fleet import command as fleet_command
 from .terminal import say
 
 NAME = "onediff-comfy"
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = topics.add_parser("doctor", help=text, description=text)
     doctor_command.add_arguments(doctor)
     doctor.set_defaults(command=doctor_command.doctor)
+    text = "many ComfyUIs behind one address"
+    fleet_command.add_commands(topics.add_parser("fleet", help=text, description=text))
     for name, function, text in (
         ("install", _install, "put the pack into ComfyUI's custom_nodes, in place of what this command put there"),
         ("uninstall", _uninstall, "remove what install put into ComfyUI's custom_nodes; compiled graphs stay"),

@@ -25,7 +25,7 @@ _OWN_FOLDERS = tempfile.TemporaryDirectory(prefix="onediff-tests-")
 os.environ["ONEDIFF_CACHE_DIR"] = str(Path(_OWN_FOLDERS.name) / "cache")
 os.environ["ONEDIFF_CONFIG_DIR"] = str(Path(_OWN_FOLDERS.name) / "config")
 
-pytest_plugins = ["servers"]  # of tests/host; one server for these and for the browser's
+pytest_plugins = ["servers", "fleets"]  # of tests/host, one server for these and the browser's; of tests/fleet
 
 _TALLY = pytest.StashKey[list[str]]()
 

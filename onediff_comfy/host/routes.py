@@ -7,15 +7,17 @@ GET  /onediff/panel          what the editor's sidebar shows (report/panel.py)
 POST /onediff/panel/remove   {"keys": [...]}: removes these graphs from disk and memory
 POST /onediff/panel/clear    removes all of them
 POST /onediff/panel/free     throws away what graphs hold in memory
+POST /onediff/validate       whether this host would take a prompt, without taking it: status 200, or 400 and the answer
+                             of its own /prompt; 501 where it cannot be asked. For a fleet, whose prompts may wait
 
-The last three answer 409, with an "error" for people, while the host is running a prompt.
+Those of the panel that change something answer 409, with an "error" for people, while the host is running a prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .compatibility import host_changed, host_changes
@@ -47,6 +49,7 @@ def add_routes() -> None:
         return web.json_response({**process_report(), "objects": live_objects(), "problems": problems})
 
     _add_panel(routes, web)
+    _add_validation(routes, web, PromptServer)
 
 
 def _add_panel(routes: Any, web: Any) -> None:
@@ -87,3 +90,29 @@ def _panel() -> Any:
     from .report import panel  # imports the core, which may be too old a torch's
 
     return panel
+
+
+def _add_validation(routes: Any, web: Any, server: Any) -> None:
+    """Add the check of a prompt that is to wait elsewhere."""
+
+    @routes.post("/onediff/validate")
+    async def validate(request: web.Request) -> web.Response:
+        try:
+            refusal = await _refusal(server.instance, await request.json())
+        except Exception as error:  # whatever another release of the host raises
+            log.debug("the host cannot be asked to check a prompt: %r", error)
+            return web.json_response({"error": str(error)}, status=501)
+        return web.json_response(refusal or {}, status=200 if refusal is None else 400)
+
+
+async def _refusal(server: Any, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the host's ``/prompt`` would answer to a prompt that it refuses, or None (server.py, post_prompt)."""
+    import execution
+
+    prompt = body["prompt"]
+    replacements = getattr(server, "node_replace_manager", None)  # older hosts have none
+    if replacements is not None:
+        replacements.apply_replacements(prompt)
+    targets = body.get("partial_execution_targets")
+    valid, error, _, node_errors, *_ = await execution.validate_prompt(body.get("prompt_id"), prompt, targets)
+    return None if valid else {"error": error, "node_errors": node_errors}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-CORE = ("capture", "engines", "runtime", "cache", "compilation", "serving", "store")
+CORE = ("capture", "engines", "runtime", "cache", "compilation", "serving", "store", "fleet")
 MOST_FIELDS, MOST_METHODS = 10, 15
 MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS, MOST_LINES_OF_A_FILE = 50, 6, 350
 MOST_FILES_OF_A_FOLDER = 8

@@ -37,7 +37,7 @@ def test_links_lead_to_files(root: Path) -> None:
     assert dead == []
 
 
-@pytest.mark.parametrize("page", ["design", "engines", "identity", "weights", "trust", "oneflow", "testing"])
+@pytest.mark.parametrize("page", ["design", "engines", "identity", "weights", "trust", "oneflow", "testing", "fleet"])
 def test_files_that_a_page_names_exist(root: Path, page: str) -> None:
     places = (root, root / "onediff_comfy", root / "tests")
     known = {path.name for path in (root / "onediff_comfy").rglob("*.py")}

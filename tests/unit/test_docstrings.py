@@ -17,7 +17,7 @@ _NO_VERB = re.compile(
 def _functions(root: Path) -> Iterator[tuple[str, str]]:
     package = root / "onediff_comfy"
     paths = [*package.glob("*.py"), *(root / "nodes").glob("*.py")]
-    for folder in ("host", "store"):
+    for folder in ("host", "store", "fleet"):
         paths += (package / folder).rglob("*.py")
     for path in sorted(paths):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,0 +1,244 @@
+"""Carries prompts: hands them to workers, and to others when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import aiohttp
+
+from .clients import Clients, Told
+from .journal import Ledger
+from .link import HEARTBEAT_S, LOST_AFTER_S, Link, WorkerLost
+from .prompt import Prompt, choose
+
+log = logging.getLogger(__name__)
+
+MOST_ATTEMPTS = 4
+"""Workers that one prompt may take down with it."""
+GRACE_S = 2.5 * HEARTBEAT_S
+"""How long prompts of an earlier gateway wait for the workers that may still have them."""
+_LOOK_EVERY_S = 2.0
+
+
+class Background:
+    """Work beside the rest, which ends with the gateway."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Start a piece of work. What goes wrong in it is logged."""
+        task = asyncio.create_task(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("the gateway goes on")
+
+    def every(self, seconds: float, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Do a piece of work again and again."""
+
+        async def again() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                await self._logged(work())
+
+        self.begin(again())
+
+    def stop(self) -> None:
+        """End all of it."""
+        for task in self._tasks:
+            task.cancel()
+
+
+class Carrier:
+    """The workers, and which prompt is handed to which.
+
+    Attributes:
+        links: workers by name.
+        background: runs what nobody waits for.
+    """
+
+    def __init__(self, ledger: Ledger, clients: Clients) -> None:
+        self.links: dict[str, Link] = {}
+        self.background = Background()
+        # As many connections as there are clients: aiohttp's usual hundred would be a limit on those who listen.
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._ledger = ledger
+        self._told = Told(ledger, clients, self.lose)
+
+    async def start(self) -> None:
+        """Take over what an earlier gateway left, and begin."""
+        await self._ledger.recover(GRACE_S)
+        self._ledger.watchers.append(self.hand_out)
+        self.background.every(_LOOK_EVERY_S, self._look_after)
+
+    async def stop(self) -> None:
+        """Let go of everything; prompts stay in the journal."""
+        self.background.stop()
+        for link in self.links.values():
+            link.listening.close()
+        await self.session.close()
+
+    def register(self, facts: Mapping[str, Any]) -> None:
+        """Take a worker's word that it is there. It comes every ``HEARTBEAT_S``; the last one says that it is gone."""
+        link = self.links.get(facts["name"])
+        if facts["state"] == "gone":
+            if link is not None:
+                self.lose(link)
+            return
+        if link is not None and link.run == facts["run"]:
+            link.facts, link.seen = dict(facts), time.monotonic()
+        else:
+            if link is not None:
+                self.lose(link)
+            link = self.links[facts["name"]] = Link(self.session, facts, self._told.hear)
+            if self._ledger.counts["recovered"]:
+                self.background.begin(self._adopt(link))
+        self.hand_out()
+
+    # -- prompts -------------------------------------------------------------------------------
+
+    async def submit(self, prompt: Prompt) -> tuple[int, Any]:
+        """Take a prompt. Return the status and JSON to answer with."""
+        taken = {"prompt_id": prompt.id, "number": prompt.number, "node_errors": {}}
+        link = None if self._ledger.waiting() else choose(prompt.checkpoint, self.links.values())
+        if link is None:
+            errors = await _errors_of(prompt, self.links.values())
+            if errors is not None:
+                return 400, errors
+            await self._ledger.take(prompt)
+            self._ledger.changed()
+            return 200, taken
+        link.assign(prompt)  # before anything is awaited: the place is taken
+        try:
+            await self._ledger.take(prompt)
+        except BaseException:
+            prompt.take_back()
+            raise
+        status, answer = await self._hand_in(prompt, link)
+        if status != 200:
+            await self._ledger.forget(prompt)
+        return status, answer or taken
+
+    def hand_out(self) -> None:
+        """Hand what waits to the workers that are free."""
+        now = time.monotonic()
+        for prompt in self._ledger.waiting():
+            link = choose(prompt.checkpoint, self.links.values()) if prompt.not_before <= now else None
+            if link is not None:
+                link.assign(prompt)
+                self.background.begin(self._deliver(prompt, link))
+
+    async def _deliver(self, prompt: Prompt, link: Link) -> None:
+        status, answer = await self._hand_in(prompt, link)
+        if status != 200:
+            answer = answer or {}
+            said = (answer.get("error") or {}).get("message") or f"the worker answered {status}"
+            await self._told.fail(prompt, said, answer.get("node_errors"))
+
+    async def _hand_in(self, prompt: Prompt, link: Link) -> tuple[int, Any]:
+        """Give a prompt to a worker. Return its answer; if it has died, that the prompt is taken, for it waits."""
+        try:
+            status, answer = await link.hand_in(prompt)
+        except WorkerLost:
+            self.lose(link)
+            return 200, None
+        if status == 200:
+            self._ledger.changed()
+        return status, answer
+
+    async def interrupt(self, prompt_id: str | None) -> bool:
+        """Stop one running prompt, or as ComfyUI does without an id, whatever runs. Return True if one ran."""
+        all_ = [(link, prompt) for link in self.links.values() for prompt in link.prompts.values() if prompt.started]
+        chosen = [(link, prompt) for link, prompt in all_ if prompt_id in (None, prompt.id)]
+        for link, prompt in chosen:
+            with contextlib.suppress(WorkerLost):
+                await link.ask("POST", "/interrupt", {"prompt_id": prompt.id})
+        return bool(chosen)
+
+    async def delete(self, prompt_id: str) -> bool:
+        """Take a prompt off the queue that does not run yet. Return True if there was one."""
+        prompt = self._ledger.open.get(prompt_id)
+        if prompt is None or prompt.started:
+            return False
+        if isinstance(prompt.worker, Link):
+            with contextlib.suppress(WorkerLost):
+                await prompt.worker.ask("POST", "/queue", {"delete": [prompt_id]})
+                if prompt_id in await prompt.worker.queued() or await prompt.worker.history(prompt_id) is not None:
+                    return False  # it began meanwhile
+        await self._ledger.forget(prompt)
+        return True
+
+    # -- workers that die ----------------------------------------------------------------------
+
+    def lose(self, link: Link) -> None:
+        """Take back what a dead worker had."""
+        if self.links.get(link.name) is link:
+            del self.links[link.name]
+            self._ledger.counts["workers_lost"] += 1
+            log.warning("worker %s is gone with %d prompts", link.name, link.load)
+        link.listening.close()
+        for prompt in list(link.prompts.values()):
+            self._take_back(prompt)
+        self._ledger.changed()
+
+    def _take_back(self, prompt: Prompt) -> None:
+        """Have a prompt wait for another worker, unless it has had enough of them."""
+        prompt.take_back()
+        if prompt.attempts >= MOST_ATTEMPTS:
+            text = f"{prompt.attempts} workers died of this prompt or lost it; it is not tried again"
+            self.background.begin(self._told.fail(prompt, text))
+        else:
+            self._ledger.counts["retried"] += 1
+
+    async def _adopt(self, link: Link) -> None:
+        """Find out which prompts of an earlier gateway a worker has."""
+        with contextlib.suppress(WorkerLost):
+            queued = await link.queued()
+            for prompt in self._ledger.waiting():
+                if prompt.id in queued or await link.history(prompt.id) is not None:
+                    if prompt.worker is not None:
+                        continue
+                    link.assign(prompt)
+                    prompt.started = queued.get(prompt.id, False)
+                    self._ledger.counts["adopted"] += 1
+                    if prompt.client is not None:
+                        await link.listening.to(prompt.client)
+
+    async def _look_after(self) -> None:
+        """Find what no message told: workers that are silent, prompts whose end was missed."""
+        await asyncio.gather(*(self._look_at(link) for link in list(self.links.values())))
+        self.hand_out()
+
+    async def _look_at(self, link: Link) -> None:
+        if time.monotonic() - link.seen > LOST_AFTER_S:
+            self.lose(link)
+            return
+        had = list(link.prompts.values()) if time.monotonic() - link.last_used > _LOOK_EVERY_S else []
+        with contextlib.suppress(WorkerLost):  # busy, or gone: then its heartbeats cease, or a connection breaks
+            queued = await link.queued() if had else {}
+            for prompt in had:
+                if prompt.id not in queued and not await self._told.complete(prompt, link):
+                    self._take_back(prompt)  # somebody emptied the worker's own queue
+                    self._ledger.changed()
+            _, report = await link.ask("GET", "/onediff/report", seconds=_LOOK_EVERY_S)
+            link.report = report if isinstance(report, dict) else {}
+
+
+async def _errors_of(prompt: Prompt, links: Iterable[Link]) -> Any:
+    """Have a worker check a prompt that has to wait: who hands it in is told at once what is wrong with it."""
+    for link in [link for link in links if link.ready]:
+        with contextlib.suppress(WorkerLost):
+            status, answer = await link.ask("POST", "/onediff/validate", prompt.to_worker())
+            return answer if status == 400 else None
+    return None

@@ -1,0 +1,252 @@
+"""The clients that listen on ``/ws``, and what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import struct
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from .journal import Ledger
+from .link import Link, WorkerLost
+from .prompt import Prompt, failed, kept_name, made_files, tagged
+
+log = logging.getLogger(__name__)
+
+_ENDS = ("execution_success", "execution_error", "execution_interrupted")
+_PREVIEW, _PREVIEW_WITH_METADATA = 1, 4  # BinaryEventTypes in ComfyUI's protocol.py
+_IMAGE_TYPES = {"image/jpeg": 1, "image/png": 2}
+_MOST_WAITING = 200
+"""Messages that may wait for a slow client. Of more, previews are left out."""
+
+
+class Client:
+    """One open connection. What is sent waits here, so that a slow client holds up nobody."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self.flags: dict[str, Any] = {}
+        self._socket = socket
+        self._waiting: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self._writer = asyncio.create_task(self._write())
+
+    def send(self, content: str | bytes) -> None:
+        """Have a message sent after those that wait."""
+        if isinstance(content, bytes):
+            if self._waiting.qsize() > _MOST_WAITING:
+                return
+            content = content if self.flags.get("supports_preview_metadata") is True else without_metadata(content)
+        self._waiting.put_nowait(content)
+
+    def event(self, kind: str, data: Any) -> None:
+        """Have a JSON message sent."""
+        self.send(json.dumps({"type": kind, "data": data}))
+
+    async def _write(self) -> None:
+        with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+            while True:
+                content = await self._waiting.get()
+                if isinstance(content, str):
+                    await self._socket.send_str(content)
+                else:
+                    await self._socket.send_bytes(content)
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self._writer.cancel()
+
+
+def without_metadata(content: bytes) -> bytes:
+    """Return a preview in the form for clients that do not know the newer one; any other message as it is.
+
+    The layouts are ComfyUI's (server.py, send_image and send_image_with_metadata), numbers 4 bytes big-endian: type,
+    length of the JSON, JSON, picture; and type, 1 for JPEG or 2 for PNG, picture.
+    """
+    if len(content) < 8 or struct.unpack_from(">I", content)[0] != _PREVIEW_WITH_METADATA:
+        return content
+    length = struct.unpack_from(">I", content, 4)[0]
+    kind = _IMAGE_TYPES.get(json.loads(content[8 : 8 + length]).get("image_type"), 1)
+    return struct.pack(">II", _PREVIEW, kind) + content[8 + length :]
+
+
+class Clients:
+    """Everybody who listens, by the id that they gave.
+
+    Args:
+        status: makes the data of a ``status`` message.
+        features: makes that of a ``feature_flags`` message.
+        shown: makes the messages for a client that connects again while a prompt of its runs.
+        left: called with the id of a client that has gone.
+    """
+
+    def __init__(
+        self,
+        status: Callable[[], dict[str, Any]],
+        features: Callable[[], Awaitable[Any]],
+        shown: Callable[[str], list[str]],
+        left: Callable[[str], None],
+    ) -> None:
+        self._status, self._features, self._shown, self._left = status, features, shown, left
+        self._open: dict[str, Client] = {}
+
+    def get(self, client: str | None) -> Client | None:
+        """Return the connection of a client that listens now."""
+        return self._open.get(client) if client is not None else None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def tell_status(self) -> None:
+        """Tell everybody how many prompts are unfinished."""
+        for client in self._open.values():
+            client.event("status", self._status())
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        """Answer ``GET /ws`` for as long as the client stays."""
+        socket = web.WebSocketResponse(heartbeat=30, max_msg_size=0)
+        await socket.prepare(request)
+        name = request.query.get("clientId") or uuid.uuid4().hex
+        client = self._open[name] = Client(socket)
+        client.event("status", {**self._status(), "sid": name})
+        for content in self._shown(name):
+            client.send(content)
+        try:
+            async for received in socket:
+                if received.type == aiohttp.WSMsgType.TEXT:
+                    await self._hear(client, received.data)
+        finally:
+            client.close()
+            if self._open.get(name) is client:  # and not a newer connection of the same id
+                del self._open[name]
+                self._left(name)
+        return socket
+
+    async def _hear(self, client: Client, content: str) -> None:
+        """Take what a client tells of its abilities, the one thing that clients say."""
+        with contextlib.suppress(ValueError, AttributeError):
+            told = json.loads(content)
+            if told.get("type") == "feature_flags":
+                client.flags = dict(told.get("data") or {})
+                client.event("feature_flags", await self._features())
+
+
+class Told:
+    """What workers tell of prompts: noted, and passed on to the clients.
+
+    Args:
+        lost: called with a worker that has died.
+    """
+
+    def __init__(self, ledger: Ledger, clients: Clients, lost: Callable[[Link], None]) -> None:
+        self._ledger, self._clients, self._lost = ledger, clients, lost
+        self._completing: set[str] = set()
+
+    async def hear(self, link: Link, client: str, received: Any) -> None:
+        """Take a message of a worker for a client, or None when the connection has ended."""
+        try:
+            if received is None:
+                if not await link.answers():
+                    self._lost(link)
+            elif received.type == aiohttp.WSMsgType.TEXT:
+                await self._hear_event(link, client, received.data)
+            elif received.type == aiohttp.WSMsgType.BINARY:
+                self._tell(client, received.data)
+        except Exception:  # of one message, and the next ones are to be heard
+            log.exception("a message of %s was not understood", link.name)
+
+    def _tell(self, client: str | None, *contents: str | bytes) -> None:
+        to = self._clients.get(client)
+        for content in contents if to is not None else ():
+            to.send(content)  # type: ignore[union-attr]
+
+    async def _hear_event(self, link: Link, client: str, content: str) -> None:
+        event = json.loads(content)
+        kind, data = event.get("type"), event.get("data") or {}
+        if kind in ("status", "feature_flags"):  # the gateway's own to say
+            return
+        if data.get("prompt_id") is None:
+            self._tell(client, content)
+            return
+        prompt = link.prompts.get(data["prompt_id"])
+        if prompt is None:  # another worker has it by now
+            return
+        if kind in _ENDS:
+            prompt.held.append(content)
+        elif kind == "executing" and data.get("node") is None:
+            with contextlib.suppress(WorkerLost):  # of which the connection's end tells
+                await self.complete(prompt, link, content)
+        else:
+            self._tell(client, self._noted(prompt, link, event, content))
+
+    def _noted(self, prompt: Prompt, link: Link, event: dict[str, Any], content: str) -> str:
+        """Note what an event says. Return what the client is told."""
+        kind, data = event["type"], event["data"]
+        if kind == "execution_start":
+            prompt.started = True
+            self._ledger.changed()
+        elif kind == "executing":
+            prompt.shown = content
+        elif kind == "executed" and isinstance(data.get("output"), dict):
+            data["output"] = tagged({"": data["output"]}, link.tag(prompt))[""]
+            return json.dumps(event)
+        return content
+
+    async def complete(self, prompt: Prompt, link: Link, last: str | None = None) -> bool:
+        """Write the result, then tell the client: whoever is told asks for it at once.
+
+        Args:
+            last: the worker's last message about the prompt, if it arrived.
+
+        Returns:
+            False if the worker knows of no result.
+
+        Raises:
+            WorkerLost: it does not answer.
+        """
+        if prompt.id in self._completing:
+            return True
+        self._completing.add(prompt.id)
+        try:
+            entry = await link.history(prompt.id)
+            if entry is None:
+                return False
+            await self._keep_files(prompt, link, entry)
+            entry["outputs"] = tagged(entry["outputs"], link.tag(prompt))
+            held, client = list(prompt.held), prompt.client
+            await self._ledger.finish(prompt, entry)
+        finally:
+            self._completing.discard(prompt.id)
+        self._tell(client, *held, last or _end_of(prompt))
+        if client is not None and self._clients.get(client) is None:
+            link.listening.leave(client)
+        return True
+
+    async def fail(self, prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> None:
+        """Write why a prompt has no result, and tell the client as a worker would."""
+        entry, client = failed(prompt, text, node_errors), prompt.client
+        await self._ledger.finish(prompt, entry)
+        for kind, data in entry["status"]["messages"]:
+            self._tell(client, json.dumps({"type": kind, "data": data}))
+        self._tell(client, _end_of(prompt))
+
+    async def _keep_files(self, prompt: Prompt, link: Link, entry: dict[str, Any]) -> None:
+        journal = self._ledger.journal
+        for shown in made_files(entry["outputs"]):
+            content = await link.file(shown)
+            try:
+                if content is not None:
+                    await journal.keep_file(kept_name(link.tag(prompt), shown), content)
+            except journal.errors as error:
+                self._ledger.counts["journal_errors"] += 1
+                log.error("%s is with %s alone: %s", shown["filename"], link.name, error)
+
+
+def _end_of(prompt: Prompt) -> str:
+    """Return the last message about a prompt."""
+    return json.dumps({"type": "executing", "data": {"node": None, "prompt_id": prompt.id}})

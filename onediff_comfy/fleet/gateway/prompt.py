@@ -1,0 +1,278 @@
+"""Prompts on their way, the forms in which ComfyUI's API shows them, and which worker takes which."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
+"""What ComfyUI keeps out of its queue and history (``execution.SENSITIVE_EXTRA_DATA_KEYS``): the journal too."""
+
+MOST_IN_FLIGHT = 2
+"""Prompts handed to one worker at a time: while one runs, the next is there already."""
+
+_CHECKPOINT_INPUTS = ("ckpt_name", "unet_name", "model_name")
+
+
+class BadPrompt(ValueError):
+    """A request that ComfyUI refuses before it looks at the workflow.
+
+    Attributes:
+        answer: what ComfyUI answers with status 400.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        error = {"type": kind, "message": text, "details": text, "extra_info": {}}
+        self.answer = {"error": error, "node_errors": {}}
+
+
+@dataclass(eq=False)
+class Prompt:
+    """A prompt between its being taken and its result.
+
+    Attributes:
+        id: a UUID, the client's or ours; stays the same however often a worker has to be found.
+        number: smaller ones go first.
+        body: what ``POST /prompt`` gets, less ``secrets``; this is what the journal keeps.
+        secrets: kept in memory alone.
+        worker: the worker that has it now, else None.
+        started: whether that worker runs it.
+        attempts: how many workers have had it.
+        not_before: a time (``time.monotonic``) before which no worker is looked for.
+        held: the end of the run as the worker told it, until the result is written.
+        shown: the last message about which node runs, for a client that connects anew.
+    """
+
+    id: str
+    number: float
+    body: Mapping[str, Any]
+    secrets: Mapping[str, Any] = field(default_factory=dict)
+    worker: Worker | None = None
+    started: bool = False
+    attempts: int = 0
+    not_before: float = 0.0
+    held: list[str] = field(default_factory=list)
+    shown: str | None = None
+
+    @property
+    def client(self) -> str | None:
+        """Return the client that is told what happens."""
+        client = self.body.get("client_id")
+        return client if isinstance(client, str) else None
+
+    @property
+    def checkpoint(self) -> tuple[str, ...]:
+        """Return the files of weights that the workflow names, in order of their names."""
+        nodes = (node.get("inputs") for node in self.body["prompt"].values() if isinstance(node, dict))
+        named = {inputs.get(name) for inputs in nodes if isinstance(inputs, dict) for name in _CHECKPOINT_INPUTS}
+        return tuple(sorted(name for name in named if isinstance(name, str)))
+
+    @property
+    def extra_data(self) -> dict[str, Any]:
+        """Return what ComfyUI shows of a prompt besides the workflow."""
+        extra = dict(self.body.get("extra_data") or {})
+        if self.client is not None:
+            extra["client_id"] = self.client
+        return extra
+
+    def to_worker(self) -> dict[str, Any]:
+        """Return what the worker's ``POST /prompt`` gets."""
+        extra = {**self.extra_data, **self.secrets}
+        return {**self.body, "prompt_id": self.id, "number": self.number, "extra_data": extra}
+
+    def to_journal(self) -> dict[str, Any]:
+        """Return what ``from_journal`` reads."""
+        return {"id": self.id, "number": self.number, "body": self.body}
+
+    @staticmethod
+    def from_journal(kept: Mapping[str, Any]) -> Prompt:
+        """Return a prompt that an earlier gateway took."""
+        return Prompt(str(kept["id"]), float(kept["number"]), kept["body"])
+
+    def take_back(self) -> None:
+        """Part from the worker that has it."""
+        if self.worker is not None:
+            self.worker.prompts.pop(self.id, None)
+        self.worker, self.started, self.held, self.shown = None, False, [], None
+
+
+def parse(body: Any, counter: int) -> Prompt:
+    """Return the prompt in a request's JSON.
+
+    Args:
+        body: of ``POST /prompt``.
+        counter: how many prompts came before.
+
+    Raises:
+        BadPrompt: ComfyUI would refuse it unseen.
+    """
+    workflow = body.get("prompt") if isinstance(body, dict) else None
+    if not isinstance(workflow, dict):
+        raise BadPrompt("no_prompt", "No prompt provided")
+    extra = dict(body.get("extra_data") or {})
+    secrets = {name: extra.pop(name) for name in SECRETS if name in extra}
+    extra.setdefault("create_time", int(time.time() * 1000))
+    number = float(body["number"]) if "number" in body else float(-counter if body.get("front") else counter)
+    kept = {name: body[name] for name in ("prompt", "client_id", "partial_execution_targets") if name in body}
+    return Prompt(_id(body.get("prompt_id")), number, {**kept, "extra_data": extra}, secrets)
+
+
+def _id(given: Any) -> str:
+    if given is None:
+        return str(uuid.uuid4())
+    try:
+        if isinstance(given, str) and str(uuid.UUID(given)) == given:
+            return given
+    except ValueError:
+        pass
+    raise BadPrompt("invalid_prompt_id", "prompt_id must be a valid UUID")
+
+
+# -- who takes it ----------------------------------------------------------------------------------
+
+
+class Worker(Protocol):
+    """What the choice of a worker depends on."""
+
+    @property
+    def prompts(self) -> dict[str, Prompt]:
+        """Return what it has, by id."""
+
+    @property
+    def ready(self) -> bool:
+        """Return True if it takes prompts."""
+
+    @property
+    def load(self) -> int:
+        """Return how many prompts it has."""
+
+    @property
+    def checkpoint(self) -> tuple[str, ...] | None:
+        """Return that of the last prompt that it was handed; None before the first."""
+
+    @property
+    def last_used(self) -> float:
+        """Return when that was."""
+
+
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
+
+
+def choose(checkpoint: tuple[str, ...], workers: Iterable[AnyWorker]) -> AnyWorker | None:
+    """Return the worker that is to take a prompt, or None if it is better to wait.
+
+    Weights stay where they are: a worker that had the same ones last is asked first. Where all of those have as much as
+    they may have, one that does nothing takes the prompt. A worker that is busy with other weights does so only if
+    nobody has these.
+    """
+    able = [worker for worker in workers if worker.ready]
+    same = [worker for worker in able if worker.checkpoint == checkpoint]
+    free = [worker for worker in able if worker.load < MOST_IN_FLIGHT]
+    if of_same := [worker for worker in same if worker.load < MOST_IN_FLIGHT]:
+        return min(of_same, key=lambda worker: worker.load)
+    if same:
+        free = [worker for worker in free if worker.load == 0]
+    return min(free, key=lambda worker: (worker.load, worker.checkpoint is not None, worker.last_used), default=None)
+
+
+# -- the forms of ComfyUI's API --------------------------------------------------------------------
+
+
+def queue_item(prompt: Prompt) -> list[Any]:
+    """Return a prompt as ``GET /queue`` shows it."""
+    targets = prompt.body.get("partial_execution_targets") or []
+    return [prompt.number, prompt.id, prompt.body["prompt"], prompt.extra_data, targets]
+
+
+def failed(prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a history entry that says why there is no result."""
+    now = int(time.time() * 1000)
+    error = {"prompt_id": prompt.id, "node_id": "", "node_type": "", "executed": [], "timestamp": now}
+    error |= {"exception_type": "onediff.fleet", "exception_message": text, "traceback": []}
+    started = {"prompt_id": prompt.id, "timestamp": prompt.extra_data.get("create_time", now)}
+    messages = [["execution_start", started], ["execution_error", {**error, "node_errors": dict(node_errors or {})}]]
+    status = {"status_str": "error", "completed": False, "messages": messages}
+    return {"prompt": queue_item(prompt), "outputs": {}, "status": status}
+
+
+def open_job(prompt: Prompt) -> dict[str, Any]:
+    """Return an unfinished prompt as ``GET /api/jobs`` shows it."""
+    status = "in_progress" if prompt.started else "pending"
+    return _job(queue_item(prompt), {"status": status, "outputs_count": 0})
+
+
+def finished_job(entry: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
+    """Return a history entry as ``GET /api/jobs`` shows it; ``whole`` as ``GET /api/jobs/{id}`` does."""
+    status = entry.get("status") or {}
+    told = {item[0]: item[1] for item in status.get("messages", ())}
+    ends = [told[name] for name in ("execution_success", "execution_error", "execution_interrupted") if name in told]
+    failure = "cancelled" if "execution_interrupted" in told else "failed"
+    files = list(shown_files(entry.get("outputs") or {}))
+    saved = [file for file in files if file.get("type") == "output"]
+    job = {
+        "status": failure if status.get("status_str") == "error" else "completed",
+        "execution_start_time": told.get("execution_start", {}).get("timestamp"),
+        "execution_end_time": ends[-1].get("timestamp") if ends else None,
+        "execution_error": told.get("execution_error"),
+        "outputs_count": len(files),
+        "preview_output": next(iter([*saved, *files]), None),
+    }
+    if whole:
+        _, _, workflow, extra, *_ = entry["prompt"]
+        job |= {"outputs": entry["outputs"], "execution_status": status}
+        job["workflow"] = {"prompt": workflow, "extra_data": extra}
+    return _job(entry["prompt"], job)
+
+
+def _job(item: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    number, name, _, extra, *_ = item
+    workflow = ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
+    job = {"id": name, "priority": number, "create_time": extra.get("create_time"), "workflow_id": workflow, **more}
+    return {key: value for key, value in job.items() if value is not None}
+
+
+def shown_files(outputs: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Find the files in a prompt's outputs, each with the node and the kind that it was listed under."""
+    for node, output in outputs.items():
+        for kind, items in output.items() if isinstance(output, dict) else ():
+            for item in items if isinstance(items, list) else ():
+                if isinstance(item, dict) and isinstance(item.get("filename"), str):
+                    yield {**item, "nodeId": node, "mediaType": kind}
+
+
+_MADE = ("output", "temp")  # types of files that a prompt makes; "input" is a person's
+
+
+def made_files(outputs: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Find the files in a prompt's outputs that the prompt made."""
+    return (shown for shown in shown_files(outputs) if shown.get("type") in _MADE)
+
+
+def tagged(outputs: Mapping[str, Any], tag: str) -> dict[str, Any]:
+    """Return a prompt's outputs with a tag before the subfolder of each file that it made.
+
+    Workers number their files alike, so the tag says whose file it is; and which run's, as a second run of a prompt is
+    not to replace what the first has made.
+    """
+
+    def item(shown: Any) -> Any:
+        if not isinstance(shown, dict) or shown.get("type") not in _MADE or "filename" not in shown:
+            return shown
+        return {**shown, "subfolder": f"{tag}/{shown.get('subfolder') or ''}".rstrip("/")}
+
+    def kinds(output: Any) -> Any:
+        if not isinstance(output, dict):
+            return output
+        return {kind: list(map(item, items)) if isinstance(items, list) else items for kind, items in output.items()}
+
+    return {node: kinds(output) for node, output in outputs.items()}
+
+
+def kept_name(tag: str, shown: Mapping[str, Any]) -> str:
+    """Return the journal's name for a file that a worker lists."""
+    parts = (*tag.split("."), shown.get("type"), shown.get("subfolder"), shown["filename"])
+    return "/".join(str(part).strip("/") for part in parts if part)

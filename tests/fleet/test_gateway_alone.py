@@ -1,0 +1,107 @@
+"""The gateway with workers and a journal that misbehave, and the rules by which workers are chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.environment import repository
+from dev.fleet_environment import ensure
+from onediff_comfy.fleet.gateway.carrier import MOST_ATTEMPTS
+from onediff_comfy.fleet.gateway.prompt import Prompt, choose, parse
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What ``gateway_alone.py`` found."""
+    script = Path(__file__).with_name("gateway_alone.py")
+    command = [str(ensure()), str(script), str(tmp_path_factory.mktemp("journals"))]
+    environment = {**os.environ, "PYTHONPATH": str(repository())}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_prompt_has_one_result_however_many_are_written(outcomes: list[dict[str, Any]]) -> None:
+    race = outcomes[0]
+    assert race["workers"] == [race["written"]]
+    assert race["unfinished"] == []
+
+
+def test_a_prompt_that_kills_its_workers_is_given_up(outcomes: list[dict[str, Any]]) -> None:
+    poison = outcomes[1]
+    assert poison["victims"] == MOST_ATTEMPTS
+    assert poison["told"] == ["execution_start", "execution_error", "executing"]
+    name, error = poison["messages"][-1]
+    assert name == "execution_error"
+    assert error["exception_message"].startswith(f"{MOST_ATTEMPTS} workers died of this prompt")
+
+
+def test_without_a_journal_nothing_is_taken(outcomes: list[dict[str, Any]]) -> None:
+    refused = outcomes[2]
+    assert (refused["status"], refused["open"]) == (503, 0)
+    assert "journal cannot be written" in refused["message"]
+
+
+def test_what_a_silent_worker_has_is_given_to_another(outcomes: list[dict[str, Any]]) -> None:
+    assert outcomes[3] == {"first": "silent", "last": "other", "attempts": 2}
+
+
+# -- who takes a prompt ----------------------------------------------------------------------------
+
+A, B = ("a.safetensors",), ("b.safetensors",)
+
+
+@dataclass
+class Some:
+    """A worker as the choice sees it."""
+
+    name: str
+    checkpoint: tuple[str, ...] | None = None
+    load: int = 0
+    last_used: float = 0.0
+    ready: bool = True
+    prompts: dict[str, Prompt] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("workers", "chosen"),
+    [
+        ([Some("fresh"), Some("same", A)], "same"),
+        ([Some("fresh"), Some("same", A, 1)], "same"),
+        ([Some("other", B), Some("fresh")], "fresh"),
+        ([Some("used just now", B, last_used=9), Some("used long ago", B, last_used=1)], "used long ago"),
+        ([Some("idle", B), Some("same, full", A, 2)], "idle"),
+        ([Some("busy", B, 1), Some("same, full", A, 2)], None),
+        ([Some("busy", B, 1), Some("full", B, 2)], "busy"),
+        ([Some("same", A, ready=False), Some("fresh")], "fresh"),
+        ([], None),
+    ],
+)
+def test_weights_stay_and_nobody_idles(workers: list[Some], chosen: str | None) -> None:
+    found = choose(A, workers)
+    assert (found.name if found else None) == chosen
+
+
+def test_front_and_number_are_the_hosts() -> None:
+    workflow = {"a": {"class_type": "X", "inputs": {}}}
+    numbers = [parse({"prompt": workflow, **more}, 7).number for more in ({}, {"front": True}, {"number": 3})]
+    assert numbers == [7.0, -7.0, 3.0]
+
+
+def test_previews_are_given_to_clients_that_know_no_names_of_prompts() -> None:
+    from onediff_comfy.fleet.gateway.clients import without_metadata
+
+    about = json.dumps({"image_type": "image/png", "prompt_id": "p"}).encode()
+    newer = struct.pack(">II", 4, len(about)) + about + b"picture"
+    assert without_metadata(newer) == struct.pack(">II", 1, 2) + b"picture"
+    text = struct.pack(">II", 3, 1) + b"1hello"
+    assert without_metadata(text) == text
