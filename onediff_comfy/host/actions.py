@@ -68,10 +68,9 @@ def optimize(things: Mapping[str, Any], goal: str, node_id: str | None) -> dict[
     """
     forget_parts(node_id)
     chosen = preset_for(goal, things["model"])
-    made = dict(things)
+    made, options = dict(things), {"model": {"precision": chosen.precision}}
     for kind, thing in _connected(things).items():
-        more = {"precision": chosen.precision} if kind == "model" else {}
-        made[kind] = speed_up(kind, thing, "auto", _part_of(node_id, KINDS[kind]), **more)
+        made[kind] = speed_up(kind, thing, "auto", _part_of(node_id, KINDS[kind]), **options.get(kind, {}))
     if chosen.threshold and made["model"] is not things["model"]:
         made["model"] = cache_steps(made["model"], chosen.threshold, _part_of(node_id, "Step Cache"))
     return made | _empty(things)

@@ -32,8 +32,13 @@ def net() -> Net:
 
 
 @pytest.fixture
-def dispatcher() -> Dispatcher:
-    return Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST)
+def library() -> GraphLibrary:
+    return GraphLibrary(GraphCache(1 << 30), Metrics())
+
+
+@pytest.fixture
+def dispatcher(library: GraphLibrary) -> Dispatcher:
+    return Dispatcher("eager", library, HOST)
 
 
 @pytest.fixture
@@ -62,10 +67,9 @@ class Weighted:
         return out + self.weight * self.adapter(self.image)
 
 
-def _counted(dispatcher: Dispatcher) -> dict[str, int]:
+def _counted(library: GraphLibrary) -> dict[str, int]:
     """Return how many graphs were made, and proved."""
-    counted = dispatcher._server.library.metrics.snapshot()
-    return {"made": dispatcher._server.library.metrics.graphs_made(), "proved": counted["proved"]}
+    return {"made": library.metrics.graphs_made(), "proved": library.metrics.snapshot()["proved"]}
 
 
 def _weighted(weight: float, seed: int = 1) -> Weighted:
@@ -73,26 +77,26 @@ def _weighted(weight: float, seed: int = 1) -> Weighted:
     return Weighted(nn.Linear(4, 4).requires_grad_(False), torch.randn(2, 4), weight)
 
 
-def test_another_number_or_image_is_the_same_graph(run: Run, dispatcher: Dispatcher) -> None:
+def test_another_number_or_image_is_the_same_graph(run: Run, library: GraphLibrary) -> None:
     run(_weighted(0.7))
-    before = _counted(dispatcher)
+    before = _counted(library)
     run(_weighted(0.7, seed=2))
-    assert _counted(dispatcher) == before
+    assert _counted(library) == before
     run(_weighted(0.4))
-    assert _counted(dispatcher) == {"made": before["made"], "proved": before["proved"] + 1}
+    assert _counted(library) == {"made": before["made"], "proved": before["proved"] + 1}
     run(_weighted(0.4, seed=3))
-    assert _counted(dispatcher)["proved"] == before["proved"] + 1
+    assert _counted(library)["proved"] == before["proved"] + 1
 
 
 @pytest.mark.parametrize(("kind", "made"), [(torch.Tensor, 1), (float, 3)])
 def test_code_that_asks_whether_a_number_is_a_tensor_may_calculate_with_it(
-    run: Run, dispatcher: Dispatcher, kind: type, made: int
+    run: Run, kind: type, made: int, library: GraphLibrary
 ) -> None:
     """As IP-Adapter_plus asks of each argument; who asks for a number's own type takes it as it is."""
     asks = {torch.Tensor: _asks_for_tensors, float: _asks_for_floats}[kind]
     for number in (0.5, 0.7, 0.9):
         run(asks(number))
-    assert _counted(dispatcher)["made"] == made
+    assert _counted(library)["made"] == made
 
 
 def _asks_for_tensors(number: float) -> Any:
@@ -103,24 +107,26 @@ def _asks_for_floats(number: float) -> Any:
     return lambda out, extra: out * number if type(number) is float else out
 
 
-def test_a_graph_is_proved_of_so_many_numbers_and_then_believed(run: Run, dispatcher: Dispatcher) -> None:
+def test_a_graph_is_proved_of_so_many_numbers_and_then_believed(run: Run, library: GraphLibrary) -> None:
     """A number that is another at each step must not cost an eager call each."""
     for step in range(20):
         run(_weighted(step / 20 + 0.01))
-    assert _counted(dispatcher) == {"made": 1, "proved": 8}
+    assert _counted(library) == {"made": 1, "proved": 8}
 
 
-def test_a_function_that_a_trace_mistakes_takes_no_graph_from_the_plain_model(run: Run, dispatcher: Dispatcher) -> None:
+def test_a_function_that_a_trace_mistakes_takes_no_graph_from_the_plain_model(
+    run: Run, dispatcher: Dispatcher, library: GraphLibrary
+) -> None:
     def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
         return out if torch.compiler.is_exporting() else out * 1.5
 
     run(patch)
     assert dispatcher.metrics.snapshot()["served"] == 0
-    made = _counted(dispatcher)["made"]
+    made = _counted(library)["made"]
     run()
     assert dispatcher.metrics.snapshot()["served"] == 1
-    assert _counted(dispatcher)["made"] == made
-    assert dispatcher._server.library.metrics.snapshot()["retired"] == 0
+    assert _counted(library)["made"] == made
+    assert library.metrics.snapshot()["retired"] == 0
 
 
 def test_a_reason_says_that_a_graph_with_a_function_was_off(run: Run, dispatcher: Dispatcher) -> None:
@@ -160,7 +166,7 @@ def test_a_table_is_handed_over_in_its_order(net: Net) -> None:
     assert list(called([])) == ["a", "b"]
 
 
-def test_another_start_and_end_is_captured_once_a_side(net: Net, dispatcher: Dispatcher) -> None:
+def test_another_start_and_end_is_captured_once_a_side(net: Net, dispatcher: Dispatcher, library: GraphLibrary) -> None:
     """IP-Adapter_plus asks in this way whether it is between its start and its end."""
 
     def between(start: float, end: float) -> Any:
@@ -179,7 +185,7 @@ def test_another_start_and_end_is_captured_once_a_side(net: Net, dispatcher: Dis
                 options = {"patches": {"output": [between(start, end)]}, "sigmas": torch.full((2,), sigma)}
                 output = dispatcher(net, net.forward, (x,), {"transformer_options": options})
                 torch.testing.assert_close(output, net(x, options))
-            captured.append(dispatcher._server.library.metrics.snapshot()["captured"])
+            captured.append(library.metrics.snapshot()["captured"])
     assert captured == [3, 4, 4]  # the first side once more: its key had no answer yet to what is asked later
     assert dispatcher.metrics.snapshot()["served"] == 15
 
@@ -217,7 +223,7 @@ def test_a_tensor_that_is_left_in_the_options_is_for_others(
     assert dispatcher.metrics.snapshot()["served"] == served * 2
 
 
-def test_patches_take_turns(run: Run, dispatcher: Dispatcher) -> None:
+def test_patches_take_turns(run: Run, dispatcher: Dispatcher, library: GraphLibrary) -> None:
     """On, off, on; and two models of one architecture, each with its own."""
 
     def other(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
@@ -227,7 +233,7 @@ def test_patches_take_turns(run: Run, dispatcher: Dispatcher) -> None:
     for patches in ((one,), (), (one,), (other,), (one, other), (other, one), (one,), (other,), ()):
         run(*patches)
     assert dispatcher.metrics.snapshot()["served"] == 9
-    assert _counted(dispatcher)["made"] == 5
+    assert _counted(library)["made"] == 5
 
 
 def test_five_patches_cost_few_looks(run: Run, net: Net, dispatcher: Dispatcher) -> None:
