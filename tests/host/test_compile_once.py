@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def saved(server: ComfyServer) -> Saved:
     expected = latent_of(server.run(FLUX.workflow(5)))
     result = server.run(with_save(FLUX.workflow(5, "inductor"), latent=["sampler", 0]))
     assert_same_picture(latent_of(result), expected)
-    assert any(node == "keep" and "Flux all sizes" in text for node, text in result.texts), "nothing shown on the node"
+    assert any(node == "keep" and "Flux, all sizes" in text for node, text in result.texts), "nothing shown on the node"
     folder = server.base_dir / "models" / "onediff_graphs"
     return Saved(folder / "a graph für 図.graph", result.outputs["keep"]["text"][0], expected)
 
@@ -94,9 +93,9 @@ def elsewhere(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]
 
 def test_save_writes_one_file_and_says_what_is_inside(saved: Saved) -> None:
     (artifact,) = unpack(saved.path.read_bytes())
-    assert "Flux all sizes" in saved.shown
+    assert "Flux, all sizes" in saved.shown
     assert "inductor" in saved.shown and f"torch {torch.__version__}" in saved.shown
-    assert artifact.manifest.target in saved.shown
+    assert artifact.manifest.target == "Flux all sizes"
     weights = FAMILIES["flux"].checkpoint
     assert saved.path.stat().st_size < 3_000_000, f"megabytes, while {weights} alone has seven"
 
@@ -121,7 +120,7 @@ def test_save_compiles_for_a_latent_and_conditioning(server: ComfyServer) -> Non
     result = server.run({name: workflow[name] for name in wanted})
     assert result.status == "success", result.error
     assert counters.compiled == 1
-    assert re.search(r"Flux b?float\d\d\[3x16x8x8\]", result.outputs["keep"]["text"][0])  # of 16 bits on a GPU
+    assert "Flux, 64×64 b3 · inductor" in result.outputs["keep"]["text"][0]
 
 
 @pytest.mark.parametrize("name", ["", "../outside", "/tmp/outside", "  "])
@@ -144,6 +143,14 @@ def test_save_refuses_a_model_that_is_not_accelerated(server: ComfyServer) -> No
     workflow = with_save(FLUX.workflow(1, "inductor"))
     workflow["keep"]["inputs"]["model"] = ["loader", 0]
     assert "connect the output of OneDiff Model Speedup" in error_of(server.run(workflow))
+
+
+def test_load_without_any_file_says_what_to_do(elsewhere: ComfyServer) -> None:
+    options = elsewhere.get_json("/object_info/OneDiffLoadCompiledGraph")["OneDiffLoadCompiledGraph"]["input"]
+    (none,) = options["required"]["file"][1]["options"]
+    assert none == "none yet: use OneDiff Save Compiled Graph"
+    message = error_of(elsewhere.run(with_load(FLUX.workflow(5), none)))
+    assert "has no compiled graph yet: use OneDiff Save Compiled Graph first" in message
 
 
 def test_load_on_another_machine(saved: Saved, elsewhere: ComfyServer) -> None:
