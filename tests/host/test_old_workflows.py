@@ -67,7 +67,7 @@ def test_speedup_nodes_run_and_are_accelerated(server: ComfyServer) -> None:
     assert counters.served == STEPS + 1, "each step, and the VAE"
     assert counters.fallbacks == {}
     (saved,) = result.outputs["14"]["text"]
-    assert saved.startswith("Stable Diffusion")
+    assert saved.startswith("SD 1.5, all sizes")
     assert (server.base_dir / "models" / "onediff_graphs" / "unet of old.graph").is_file()
 
 

@@ -567,7 +567,7 @@ def test_the_command_says_how_to_start_a_server_where_none_answers(tmp_path: Pat
     nobody = _command(workflow, tmp_path, "--server", "http://127.0.0.1:9")
     assert nobody.returncode == 1
     assert "no ComfyUI answers at http://127.0.0.1:9" in nobody.stderr and "python main.py" in nobody.stderr
-    nonsense = _command(workflow, tmp_path, "--server", "nonsense")
+    nonsense = _command(workflow, tmp_path, "--server", "no:sense")
     assert nonsense.returncode == 1
-    assert "nonsense is no address of a server" in nonsense.stderr
+    assert "no:sense is no address of a server" in nonsense.stderr
     assert "Traceback" not in nobody.stderr + nonsense.stderr

@@ -108,7 +108,7 @@ _MORE_SERVED = {
 
 
 def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
-    """In this order, as what one saves the other loads."""
+    """In this order, as what one saves the other loads. OneDiff Optimize, with its own engine, is in test_optimize."""
     names = (
         *("text_to_image", "save_compiled_graph", "load_compiled_graph", "shape_bucket", "controlnet"),
         *(
@@ -123,7 +123,7 @@ def test_each_runs_and_is_accelerated(server: ComfyServer) -> None:
             "step_cache",
         ),
     )
-    assert set(names) == set(workflows())
+    assert {*names, "optimize"} == set(workflows())
     install_controls(server)
     install_model_parts(server)
     for seed, name in enumerate(names, start=100):

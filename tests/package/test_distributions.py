@@ -101,7 +101,7 @@ def test_the_registry_is_told_what_it_asks_for() -> None:
     assert version and re.fullmatch(r"\d+\.\d+\.\d+", version[1])
     section = text.partition("[tool.comfy]")[2].partition("\n[")[0]
     fields = dict(re.findall(r'^(\S+) = "(.*)"$', section, re.MULTILINE))
-    assert fields.keys() == {"PublisherId", "DisplayName", "Icon", "requires-comfyui"}
+    assert fields.keys() == {"PublisherId", "DisplayName", "Icon", "Banner", "requires-comfyui"}
     assert fields["PublisherId"] and fields["DisplayName"]
     assert re.fullmatch(r"(>=|==)\d+\.\d+\.\d+", fields["requires-comfyui"])
     assert (repository() / "CHANGELOG.md").read_text().startswith(f"# Changelog\n\n## {version[1]}")

@@ -15,6 +15,7 @@ from dev.browser import NO_BROWSER, find_browser
 from dev.editor import editor
 from dev.environment import comfyui_path, repository
 from dev.host import PACK_NAME, ComfyServer, PromptRejected
+from tools.templates import TITLES
 from tools.workflow_files import workflows
 
 
@@ -57,7 +58,7 @@ def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environ
             if name.startswith("OneDiff")
         }
         assert offered == dict.fromkeys(NODE_IDS, f"custom_nodes.{PACK_NAME}")
-        assert set(server.get_json("/workflow_templates")[PACK_NAME]) == set(workflows())
+        assert set(server.get_json("/workflow_templates")[PACK_NAME]) == {TITLES[name] for name in workflows()}
     assert not any(path.name.startswith(f"{PACK_NAME}-new") for path in pack.parent.iterdir())
 
     done = environment.run("onediff-comfy", "uninstall", "--comfyui", str(base))
@@ -75,7 +76,7 @@ def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environ
 
 @pytest.mark.skipif(find_browser() is None, reason=NO_BROWSER)
 def test_without_the_pack_the_editor_says_which_pack_is_missing(environment: Environment, tmp_path: Path) -> None:
-    workflow = json.loads((repository() / "workflows" / "text_to_image.json").read_text())
+    workflow = json.loads((repository() / "workflows" / f"{TITLES['text_to_image']}.json").read_text())
     with _serve(tmp_path, environment) as server, editor(server) as page:
         page.evaluate("workflow => app.loadGraphData(workflow)", workflow)
         page.get_by_role("button", name="View details").click(timeout=60_000)
