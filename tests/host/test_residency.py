@@ -16,3 +16,7 @@ def test_weights_are_taken_back_as_each_release_wants_it() -> None:
         "of_one_to_come": False,
     }
     assert all(result["right"] for result in found.values()), found
+
+
+def test_a_model_that_prefetches_its_weights_is_no_other_one_for_what_the_host_notes_of_them() -> None:
+    assert printed_by("prefetching_model.py", comfyui_path()) is None

@@ -105,7 +105,8 @@ def _prompts(options: Mapping[str, Any]) -> Hashable:
 
 # Where weights lie, and when they come and go: callbacks and caches that are others in every process.
 _MACHINERY = frozenset(
-    f"comfy.{name}" for name in ("model_management", "memory_management", "pinned_memory", "model_patcher")
+    f"comfy.{name}"
+    for name in ("model_management", "memory_management", "pinned_memory", "model_patcher", "model_prefetch")
 )
 
 
