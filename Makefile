@@ -63,7 +63,7 @@ test: setup
 	  "$(MAKE) lint" "$(MAKE) test-quick"
 
 test-quick: setup
-	$(PYTEST_SPREAD) -m "not slow" --ignore tests/fleet
+	$(PYTEST_SPREAD) -m "not slow" tests/unit tests/faults tests/host tests/browser tests/package
 
 test-fleet: setup
 	$(ENV_PYTHON) -m pytest tests/fleet -m "not slow" --durations 10 --durations-min 5
