@@ -3,7 +3,7 @@
     python -m tools.hosts COMFY_DIR...
 
 Prints a table in Markdown: a column for each folder, a row for whatever is not the same in all of them, and how much
-is there. What is relied on is ``RELIED_ON``, and ``BRINGS_WEIGHTS`` where there is Dynamic VRAM. A running host is
+is there. What is relied on is ``RELIED_ON``, and ``BRINGS_WEIGHTS`` and ``PINS_WEIGHTS`` where there is Dynamic VRAM. A running host is
 looked at by ``onediff_comfy/host/compatibility.py``, which also tries things out. Reading says less: a name that is
 made at run time is not found.
 """
@@ -18,10 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onediff_comfy.host.compatibility import BRINGS_WEIGHTS, RELIED_ON, Use
+from onediff_comfy.host.compatibility import BRINGS_WEIGHTS, PINS_WEIGHTS, RELIED_ON, Use
 
 THERE, ABSENT = "yes", "no"
-EVERYTHING = {**RELIED_ON, "Dynamic VRAM, block by block": BRINGS_WEIGHTS}
+EVERYTHING = {
+    **RELIED_ON,
+    "Dynamic VRAM, block by block": BRINGS_WEIGHTS,
+    "Dynamic VRAM, whole": PINS_WEIGHTS,
+}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -235,6 +235,19 @@ BRINGS_WEIGHTS = (
 )
 """By these the weights of a whole block in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
 
+PINS_WEIGHTS = (
+    Use(
+        "comfy.ops",
+        "cast_bias_weight",
+        ("s", "input", "dtype", "device", "bias_dtype", "offloadable", "compute_dtype"),
+    ),
+    Use("comfy.ops", "uncast_bias_weight", ("s", "weight", "bias", "offload_stream")),
+    Use("comfy_aimdo.model_vbar", "vbar_fault", ("alloc",)),
+    Use("comfy_aimdo.model_vbar", "vbar_unpin", ("alloc",)),
+    Use("comfy_aimdo.model_vbar", "vbar_signature_compare", ("a", "b")),
+)
+"""By these all weights of a model in Dynamic VRAM are brought and stay, while it runs. As above without them."""
+
 _MEANWHILE = {
     "everything": "nothing is accelerated",
     "MODEL": "no MODEL is accelerated",

@@ -21,10 +21,11 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
+from ...serving.dispatcher import Dispatcher
 from ..process.services import OF_A_BLOCK
-from ..weights.residency import StreamedModules, is_streamed, kind_of
+from ..weights.residency import StreamedModules, kind_of
 from .module_image import ModuleImage
-from .module_proxy import ModuleProxy, Serve
+from .module_proxy import ModuleProxy
 from .records import closed, opened
 
 _OPTIONS = "transformer_options"
@@ -36,28 +37,18 @@ class BlockServer:
 
     Args:
         model: the host's model object (a BaseModel).
-        serve: answers calls of a module whose weights are in place: a ``Dispatcher``.
+        dispatcher: answers calls of a module whose weights are in place.
     """
 
-    def __init__(self, model: Any, serve: Serve) -> None:
-        self._model, self._serve = weakref.ref(model), serve  # other clones may have another model
+    def __init__(self, model: Any, dispatcher: Dispatcher) -> None:
+        self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._kinds: dict[Hashable, StreamedModules] = {}
         self._skeleton: Skeleton | None = None
 
-    def is_needed(self, module: torch.nn.Module) -> bool:
-        """Return True if ``module`` is the model's own, or an image of it, and not all weights are on the device.
-
-        In a run over several GPUs there are others.
-        """
-        model = self._model()
-        return model is not None and module._modules is model.diffusion_model._modules and is_streamed(model)
-
     def __call__(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, module: torch.nn.Module, forward: types.MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return ``forward(*args, **kwargs)``, in which graphs have answered the blocks."""
-        if not isinstance(forward, types.MethodType) or forward.__self__ is not module:  # another extension's
-            return self._serve(module, forward, args, kwargs)
+        """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered the blocks."""
         if self._skeleton is None or not self._skeleton.is_of(module):
             self._skeleton, self._kinds = Skeleton(module, self._serve_block), {}
         with self._skeleton.current() as image:
@@ -67,7 +58,7 @@ class BlockServer:
         self,
         block: torch.nn.Module,
         _image: torch.nn.Module,
-        _forward: Callable[..., Any],
+        forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
@@ -75,14 +66,23 @@ class BlockServer:
         assert model is not None  # it is being called
         if kind not in self._kinds:
             self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
-        with self._kinds[kind].in_place(block, model.device) as image:
-            variadic = _variadic(image.forward)
+        with contextlib.ExitStack() as stack:
             try:
-                arguments = {variadic: tuple(args), **kwargs} if variadic else bind(image.forward, args, kwargs)
-            except NotCovered:  # which is found out there once more, and counted
-                return self._serve(image, image.forward, args, kwargs)
-            arguments = {name: value if name == _OPTIONS else opened(value) for name, value in arguments.items()}
-            output, written = self._serve(image, _telling_what_it_writes(image.forward, variadic), (), arguments)
+                image = stack.enter_context(self._kinds[kind].in_place(block, model.device))
+            except NotCovered as refusal:
+                self._dispatcher.passed_by(block, refusal.reason)
+                return forward(*args, **kwargs)
+            return self._answer(image, args, kwargs)
+
+    def _answer(self, image: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a block gives for these arguments, and leave in them what it leaves there."""
+        variadic = _variadic(image.forward)
+        try:
+            arguments = {variadic: tuple(args), **kwargs} if variadic else bind(image.forward, args, kwargs)
+        except NotCovered:  # which is found out there once more, and counted
+            return self._dispatcher(image, image.forward, args, kwargs)
+        arguments = {name: value if name == _OPTIONS else opened(value) for name, value in arguments.items()}
+        output, written = self._dispatcher(image, _telling_what_it_writes(image.forward, variadic), (), arguments)
         tensors = _tensors(arguments)
         for index, value in written.items():
             tensors[int(index)].copy_(value)

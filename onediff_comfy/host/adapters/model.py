@@ -34,12 +34,12 @@ from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
-from ..weights.residency import must_stay_dynamic
+from ..weights.pinned_module import can_pin
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
-from .blocks import BlockServer
 from .conditioning import keep_on_device
 from .module_proxy import ModuleProxy
+from .placement import ModelServer
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def accelerate(
     options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
     dispatcher = dispatcher_for("MODEL", engine, node_id, options)
     accelerated()[dispatcher] = NodeOrigin("MODEL", node_id, latent_ratio(model))
-    resident = resident_clone(model, "MODEL") if is_dynamic(model) and not must_stay_dynamic(model) else None
+    resident = resident_clone(model, "MODEL") if is_dynamic(model) and not can_pin() else None
     clone = model.clone() if resident is None else resident
     _serve_by(clone, dispatcher, in_blocks=not in_background)
     release_on_detach(clone)
@@ -113,10 +113,9 @@ def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
     """Have ``dispatcher`` serve the calls of a MODEL of our own, in place of what may serve them already.
 
     Args:
-        in_blocks: also where not all weights are on the device. Blocks cannot be compiled in another process, for what
-            is traced of them is more than a method.
+        in_blocks: see ``ModelServer``.
     """
-    around_forward = ForwardWrapper(dispatcher, clone.model if in_blocks else None)
+    around_forward = ForwardWrapper(dispatcher, ModelServer(clone.model, dispatcher, in_blocks))
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
         WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
@@ -220,14 +219,12 @@ class ForwardWrapper:
 
     Args:
         dispatcher: answers calls.
-        model: the host's model object, which is served block by block while not all of its weights are on the device;
-            None for one that is not.
+        serve: asks it, wherever the weights are.
     """
 
-    def __init__(self, dispatcher: Dispatcher, model: Any | None) -> None:
-        self.dispatcher = dispatcher
+    def __init__(self, dispatcher: Dispatcher, serve: ModelServer) -> None:
+        self.dispatcher, self.serve = dispatcher, serve
         self.reached_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._by_blocks = None if model is None else BlockServer(model, dispatcher)
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
@@ -239,14 +236,6 @@ class ForwardWrapper:
 
         behind = executor.wrappers[executor.idx + 1 :]
         return WrapperExecutor.new_class_executor(serve, executor.class_obj, behind).execute(*args, **kwargs)
-
-    def serve(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Return what ``forward``, of a diffusion model or an image of it, gives: whole or block by block."""
-        by_blocks = self._by_blocks is not None and self._by_blocks.is_needed(module)
-        serve = self._by_blocks if self._by_blocks is not None and by_blocks else self.dispatcher
-        return serve(module, forward, args, kwargs)
 
 
 class _ApplyWrapper:

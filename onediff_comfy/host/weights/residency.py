@@ -21,34 +21,15 @@ import torch
 
 from ...capture.call import NotCovered
 from ...messages import message
-from ..adapters.module_image import ModuleImage
 from ..compatibility import BRINGS_WEIGHTS
-from .dynamic_vram import is_dynamic
+from .layer_images import KEYS, LayerImages, convert, put, stored_dtype
 
-_KEYS = ("weight", "bias")
 _PREFETCH = "comfy.model_prefetch"
-# What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
-_NOTES = frozenset(
-    (
-        *("comfy_cast_weights", "prev_comfy_cast_weights", "comfy_patched_weights", "seed_key"),
-        *("_v", "_v_signature", "_v_weight", "_v_bias", "_prefetch", "_pins", "_pin_state"),
-        *("_v_block", "_v_block_faulted", "_comfy_graph"),  # of hosts that record blocks as CUDA graphs
-        *(f"{key}{function}" for key in _KEYS for function in ("_function", "_lowvram_function")),
-    )
-)
-# What nn.Module keeps weights, buffers and hooks in. An image has its own, of the same content.
-_HOLDERS = {name: kept for name, kept in vars(torch.nn.Module()).items() if isinstance(kept, dict)}
-del _HOLDERS["_modules"]
 
 
 def is_streamed(model: Any) -> bool:
     """Return True if some weights of a model of the host's (a BaseModel) are not on the device while it runs."""
     return bool(getattr(model, "model_lowvram", False)) or bool(getattr(model, "dynamic_vbars", None))
-
-
-def must_stay_dynamic(patcher: Any) -> bool:
-    """Return True for a model in Dynamic VRAM whose weights do not fit on the device, but can be brought there."""
-    return is_dynamic(patcher) and can_bring() and not fits(patcher)
 
 
 @functools.cache
@@ -68,14 +49,6 @@ def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> Non
     taken(**{name: given[name] for name in inspect.signature(taken).parameters})
 
 
-def fits(patcher: Any) -> bool:
-    """Return True if all weights of a model would fit on its device, if the host took every other model off it."""
-    device = patcher.load_device
-    loaded = (entry.model_loaded_memory() for entry in memory.current_loaded_models if entry.device == device)
-    room = memory.get_free_memory(device) + sum(loaded) - memory.minimum_inference_memory()
-    return bool(patcher.model_size() < room)
-
-
 class StreamedModules:
     """An image of modules of one kind, which shows one of them at a time, with its weights in place.
 
@@ -89,13 +62,7 @@ class StreamedModules:
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
         self._dtype = compute_dtype
-        layers = tuple(module.modules())
-        self._held = [{name: type(holder)() for name, holder in _HOLDERS.items()} for _ in layers]
-        images: dict[torch.nn.Module, ModuleImage] = {}
-        for layer, held in reversed(list(zip(layers, self._held, strict=True))):  # children first
-            children = {name: None if child is None else images[child].image for name, child in layer._modules.items()}
-            images[layer] = ModuleImage(layer, _NOTES, {**held, "_modules": children})
-        self._images = [images[layer] for layer in layers]
+        self._images = LayerImages(module)
 
     @contextlib.contextmanager
     def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[torch.nn.Module]:
@@ -108,20 +75,14 @@ class StreamedModules:
             NotCovered: the host has a weight in a form that no layer can hold in place.
         """
         layers = tuple(module.modules())
-        for layer, image, held in zip(layers, self._images, self._held, strict=True):
-            theirs = vars(layer)
-            for name, holder in held.items():
-                if holder or theirs[name]:
-                    holder.clear()
-                    holder.update(theirs[name])
-            image.show(layer)
+        self._images.show(layers)
         with self._brought(layers, device):
             try:
-                yield self._images[0].image
+                yield self._images.root
             finally:
-                for image, held in zip(self._images, self._held, strict=True):
-                    held["_parameters"].clear()
-                    image.put_back()
+                for parameters in self._images.parameters:
+                    parameters.clear()
+                self._images.put_back()
 
     @contextlib.contextmanager
     def _brought(self, layers: Sequence[Any], device: torch.device) -> Iterator[None]:
@@ -136,9 +97,11 @@ class StreamedModules:
         )
         try:
             memory.sync_stream(device, stream)
-            for layer, held in zip(layers, self._held, strict=True):
+            for layer, parameters in zip(layers, self._images.parameters, strict=True):
                 if "_v" in vars(layer):
-                    _put(held["_parameters"], self._resolved(layer, device))
+                    put(parameters, self._resolved(layer, device))
+                else:
+                    convert(parameters, layer)
             yield
         finally:
             if stream is not None:
@@ -147,20 +110,20 @@ class StreamedModules:
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
-        patched = [getattr(layer, f"{key}_lowvram_function", None) is not None for key in _KEYS]
+        patched = [getattr(layer, f"{key}_lowvram_function", None) is not None for key in KEYS]
         requantise = isinstance(layer.weight, comfy.ops.QuantizedTensor)
         if any(patched) and not requantise and layer.weight.dtype.itemsize == 1:
             raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
-        dtypes = [None if value is None else _stored_dtype(value) for value in (layer.weight, layer.bias)]
+        weight, bias = (stored_dtype(layer, key) for key in KEYS)
         found = comfy.ops.resolve_cast_module_with_vbar(
-            layer, dtypes[0], device, dtypes[1], self._dtype if requantise else None, requantise
+            layer, weight, device, bias, self._dtype if requantise else None, requantise
         )
         return found[0], found[1]
 
     def _cast(self, layers: Sequence[Any], device: torch.device) -> None:
         """Bring the weights of layers that would copy them, or change them, in their forward."""
-        for layer, held in zip(layers, self._held, strict=True):
-            if not hasattr(layer, "comfy_cast_weights") or held["_parameters"].get("weight") is None:
+        for layer, parameters in zip(layers, self._images.parameters, strict=True):
+            if not hasattr(layer, "comfy_cast_weights") or parameters.get("weight") is None:
                 continue
             changed = bool(layer.weight_function or layer.bias_function)
             if not changed and layer.weight.device == device:
@@ -168,7 +131,7 @@ class StreamedModules:
             dtype = self._dtype if changed else layer.weight.dtype
             bias_dtype = None if layer.bias is None else self._dtype if changed else layer.bias.dtype
             found = comfy.ops.cast_bias_weight(layer, None, dtype, device, bias_dtype)
-            _put(held["_parameters"], found)
+            put(parameters, found)
 
 
 def kind_of(module: torch.nn.Module) -> Hashable:
@@ -176,16 +139,3 @@ def kind_of(module: torch.nn.Module) -> Hashable:
     return tuple(
         (path, type(layer), tuple(layer._modules), tuple(layer._parameters)) for path, layer in module.named_modules()
     )
-
-
-def _put(weights: dict[str, Any], found: tuple[Any, Any]) -> None:
-    """Put what was brought in the place of a layer's weight and bias, as parameters, which is what layers hold."""
-    for key, value in zip(_KEYS, found, strict=True):
-        if key in weights:
-            weights[key] = value if value is None else torch.nn.Parameter(value, requires_grad=False)
-
-
-def _stored_dtype(value: Any) -> torch.dtype:
-    """Return the dtype in which Dynamic VRAM keeps a weight on the device."""
-    dtype: torch.dtype = getattr(value, "_model_dtype", None) or value.dtype
-    return dtype

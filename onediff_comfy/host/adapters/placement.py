@@ -1,0 +1,85 @@
+"""Serve a model from where its weights are: whole where all of them are on the device, else block by block.
+
+The host may change where they are between two calls, so each call asks.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ...capture.call import NotCovered
+from ...serving.dispatcher import Dispatcher
+from ..weights.pinned_module import PinnedModule, can_pin
+from ..weights.residency import can_bring, is_streamed
+from .blocks import BlockServer
+
+_ROOM = 2
+"""A call computes once launched kernel by kernel, and is then recorded in memory of its own."""
+
+
+class ModelServer:
+    """Answers calls of a model's forward.
+
+    Args:
+        model: the host's model object (a BaseModel).
+        dispatcher: answers calls of a module whose weights are in place.
+        in_blocks: also serve it while not all weights fit. Blocks cannot be compiled in another process, for what is
+            traced of them is more than a method.
+    """
+
+    def __init__(self, model: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
+        self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
+        self._blocks = BlockServer(model, dispatcher) if in_blocks else None
+        self._pinned: PinnedModule | None = None
+        self._too_large: set[tuple[torch.Size, ...]] = set()
+
+    def __call__(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what ``forward``, of a diffusion model or an image of it, gives.
+
+        In a run over several GPUs there are other models than ours; another extension's forward is none of the model's.
+        """
+        model = self._model()
+        ours = model is not None and module._modules is model.diffusion_model._modules
+        if not (ours and is_streamed(model) and isinstance(forward, types.MethodType) and forward.__self__ is module):
+            return self._dispatcher(module, forward, args, kwargs)
+        sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        if getattr(model, "dynamic_vbars", None) and can_pin() and sizes not in self._too_large:
+            try:
+                answered = self._served_whole(model, forward, args, kwargs, sizes)
+                if answered is not None:
+                    return answered[0]
+            except torch.OutOfMemoryError:  # handled outside of this block, which holds the failed call's tensors
+                self._too_large.add(sizes)
+        if self._blocks is None or (getattr(model, "dynamic_vbars", None) and not can_bring()):
+            return self._dispatcher(module, forward, args, kwargs)
+        return self._blocks(module, forward, args, kwargs)
+
+    def _served_whole(
+        self,
+        model: Any,
+        forward: types.MethodType,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sizes: Sequence[torch.Size],
+    ) -> tuple[Any] | None:
+        """Return the output of a call with all weights pinned; None where they do not fit."""
+        module = model.diffusion_model
+        if self._pinned is None or not self._pinned.is_of(module):
+            self._pinned = PinnedModule(module, model.get_dtype_inference())
+        room = _ROOM * max((model.memory_required(size) for size in sizes if len(size) > 2), default=0)
+        try:
+            with self._pinned.in_place(model.device, room) as image:
+                if image is None:
+                    return None
+                return (self._dispatcher(image, types.MethodType(forward.__func__, image), args, kwargs),)
+        except NotCovered as refusal:
+            self._dispatcher.passed_by(module, refusal.reason)
+            return (forward(*args, **kwargs),)

@@ -1,0 +1,247 @@
+"""A module in Dynamic VRAM whose weights are all on the device, served from the memory that the host keeps them in.
+
+The host gives each model a range of addresses, and brings what layers need into pages of it. An address stays a
+weight's own, whatever comes and goes behind it. So while all pages are pinned, a graph takes the weights from there,
+and what was recorded over these addresses can be replayed. Nothing is loaded a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import comfy.model_management as memory
+import comfy.ops
+import torch
+
+from ...capture.call import NotCovered
+from ...capture.target.held_objects import AttributeGuard
+from ...messages import message
+from ..compatibility import PINS_WEIGHTS
+from .layer_images import KEYS, LayerImages, put, stored_dtype
+
+_VBAR = "comfy_aimdo.model_vbar"
+
+
+@functools.cache
+def can_pin() -> bool:
+    """Return True if this host has what pins weights in Dynamic VRAM, as we call it."""
+    return all(use.problem() is None for use in PINS_WEIGHTS)
+
+
+class PinnedModule:
+    """Shows an image of a module in Dynamic VRAM while all of its weights are on the device, pinned there.
+
+    Args:
+        module: one of the host's, or a part of one.
+        compute_dtype: what it computes in.
+    """
+
+    def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
+        self._dtype = compute_dtype
+        self._layers = tuple(module.modules())
+        self._images = LayerImages(module)
+        self._small = _SmallWeights()
+        self._signature: bytes | None = None  # of the pages with all weights in them
+        self._seen: _Seen | None = None
+
+    def is_of(self, module: torch.nn.Module) -> bool:
+        """Return True if it is an image of ``module``, with the layers that it has now."""
+        now = tuple(module.modules())
+        return len(now) == len(self._layers) and all(map(operator.is_, now, self._layers))
+
+    @contextlib.contextmanager
+    def in_place(self, device: torch.device, room: float) -> Iterator[torch.nn.Module | None]:
+        """Yield the image, with all weights on ``device`` until the context ends; None if they do not all fit.
+
+        Args:
+            room: bytes that are to be left beside the weights. Pages that are pinned cannot make way for anything else.
+
+        Raises:
+            NotCovered: the weights are what layers make of them anew in each call.
+        """
+        pages = _Pages.of(self._layers)
+        signature = None if pages is None else pages.pin()
+        if pages is None or signature is None:
+            yield None
+            return
+        try:
+            yield self._images.root if self._is_shown(signature, pages, device, room) else None
+        finally:
+            self._put_back()
+            pages.unpin()
+
+    def _is_shown(self, signature: bytes, pages: _Pages, device: torch.device, room: float) -> bool:
+        """Show the layers as they are now. Return False if there is no room for what they compute."""
+        if signature != self._signature or self._seen is None or not self._seen.layers_hold():
+            if memory.get_free_memory(device) < room:
+                return False
+            self._refuse_functions()
+            self._bring(device)
+            self._show()
+            self._signature = signature
+        self._small.refresh()
+        return True
+
+    def _refuse_functions(self) -> None:
+        for layer in map(vars, self._layers):
+            if layer.get("weight_function") or layer.get("bias_function"):
+                raise NotCovered(message("layers patch their weights while running (a LoRA on offloaded weights)"))
+
+    def _bring(self, device: torch.device) -> None:
+        """Have the host bring each layer's weights, as it does when the layer runs.
+
+        A LoRA on weights of few bits is left to the host's own forward: in the call in which it is added, layers
+        compute with more bits than are kept.
+
+        Raises:
+            NotCovered: there are such weights, and the next call finds them in place.
+        """
+        for layer in self._layers:
+            if "_v" not in vars(layer):
+                continue
+            if _is_changed_when_brought(layer):
+                raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
+            weight, bias = (stored_dtype(layer, key) for key in KEYS)
+            brought = comfy.ops.cast_bias_weight(layer, None, weight, device, bias, True, self._dtype)
+            comfy.ops.uncast_bias_weight(layer, *brought)
+
+    def _show(self) -> None:
+        self._images.show(self._layers)
+        small: list[_Place] = []
+        for layer, weights in zip(self._layers, self._images.parameters, strict=True):
+            theirs = vars(layer)
+            if "_v" in theirs:
+                put(weights, (theirs["_v_weight"], theirs["_v_bias"]))
+            kept = KEYS if "_v" in theirs else ()
+            names = [name for name in weights if name not in kept and type(weights[name]) in _PLAIN]
+            small += [_Place(weights, name, stored_dtype(layer, name)) for name in names]
+        self._small.stand_in(small)
+        self._seen = _Seen(self._layers, self._images.layers())
+
+    def _put_back(self) -> None:
+        """Set on the module what a forward has set on the image, which is shown anew in the next call."""
+        if self._seen is not None and not self._seen.images_hold():
+            self._images.put_back()
+            self._seen = None
+
+
+class _Pages(NamedTuple):
+    """A range of addresses in Dynamic VRAM.
+
+    Attributes:
+        vbar: whose it is, an object of comfy-aimdo's.
+        start: its first address.
+        size: in bytes.
+    """
+
+    vbar: Any
+    start: int
+    size: int
+
+    @classmethod
+    def of(cls, layers: Sequence[torch.nn.Module]) -> _Pages | None:
+        """Return the range in which layers have their weights; None if there is not just one."""
+        ranges = [state["_v"] for state in map(vars, layers) if "_v" in state]
+        vbars = {id(vbar) for vbar, _, _ in ranges}
+        if len(vbars) != 1:
+            return None
+        start = min(start for _, start, _ in ranges)
+        return cls(ranges[0][0], start, max(first + size for _, first, size in ranges) - start)
+
+    def pin(self) -> bytes | None:
+        """Have all pages on the device until ``unpin``. Return None if there is no room for all.
+
+        Else return which they are: of a page that went and came back, empty, another number.
+        """
+        signature = _vbar().vbar_fault(self)
+        return None if signature is None else bytes(signature)
+
+    def unpin(self) -> None:
+        """Let the host take the pages away again."""
+        _vbar().vbar_unpin(self)
+
+
+class _Seen:
+    """Layers and their images as they were when the images were shown."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module], images: Sequence[torch.nn.Module]) -> None:
+        self._layers, self._images = AttributeGuard(layers), AttributeGuard(images)
+        self._holders = [holder for layer in layers for holder in (layer._parameters, layer._buffers) if holder]
+        self._weights = self._now()
+
+    def layers_hold(self) -> bool:
+        """Return True if attributes, weights and buffers of the layers are the same objects."""
+        now = self._now()
+        same = len(now) == len(self._weights) and all(map(operator.is_, now, self._weights))
+        return same and self._layers.holds()
+
+    def images_hold(self) -> bool:
+        """Return True if no forward has set anything on an image."""
+        return self._images.holds()
+
+    def _now(self) -> list[Any]:
+        return [weight for holder in self._holders for weight in holder.values()]
+
+
+class _Place(NamedTuple):
+    """Where an image has a weight, and the dtype that it is to have there."""
+
+    weights: dict[str, Any]
+    name: str
+    dtype: torch.dtype | None
+
+
+class _SmallWeights:
+    """Copies of weights that the host loads to new addresses for each run, at addresses that stay.
+
+    It does so with norms and biases of up to 16 KB. They are copied in each call, some megabytes in one launch, so that
+    whatever is written to them is seen.
+    """
+
+    def __init__(self) -> None:
+        self._theirs: list[torch.Tensor] = []
+        self._own: list[torch.Tensor] = []
+
+    def stand_in(self, places: Sequence[_Place]) -> None:
+        """Put a copy in each of these places."""
+        self._theirs = [place.weights[place.name] for place in places]
+        wanted = [
+            (place.dtype, weight.device, weight.shape) for place, weight in zip(places, self._theirs, strict=True)
+        ]
+        if wanted != [(own.dtype, own.device, own.shape) for own in self._own]:
+            copies = (weight.to(place.dtype, copy=True) for place, weight in zip(places, self._theirs, strict=True))
+            self._own = [torch.nn.Parameter(copy, requires_grad=False) for copy in copies]
+        for place, own in zip(places, self._own, strict=True):
+            place.weights[place.name] = own
+
+    def refresh(self) -> None:
+        """Copy all of them."""
+        if self._own:
+            torch._foreach_copy_(self._own, self._theirs)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_changed_when_brought(layer: Any) -> bool:
+    """Return True if a layer's weight of few bits is not there, and a LoRA is added to it as it comes."""
+    patched = [getattr(layer, f"{key}_lowvram_function", None) is not None for key in KEYS]
+    few_bits = isinstance(layer.weight, comfy.ops.QuantizedTensor) or layer.weight.dtype.itemsize == 1
+    if not (few_bits and any(patched)):
+        return False
+    vbar = _vbar()
+    signature = vbar.vbar_fault(layer._v)
+    there = vbar.vbar_signature_compare(signature, layer._v_signature)
+    if signature is not None:
+        vbar.vbar_unpin(layer._v)
+    return not there
+
+
+@functools.cache
+def _vbar() -> Any:
+    return importlib.import_module(_VBAR)

@@ -1,0 +1,129 @@
+"""A MODEL in Dynamic VRAM, served from the pages that the host keeps its weights in, in this process.
+
+    python in_dynamic_vram.py COMFY_DIR CHECKPOINT
+
+Prints as JSON of each picture how far it is from one of an ordinary model, and what served it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+comfyui, checkpoint = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = args.use_pytorch_cross_attention = True
+import comfy.model_management as memory  # noqa: E402
+import comfy.sd  # noqa: E402
+import pages_of_cpu  # noqa: E402
+import torch  # noqa: E402
+from pages_of_cpu import PAGE, Pages  # noqa: E402
+from tiny_flux import sampled, with_lora  # noqa: E402
+
+from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
+from onediff_comfy.host.process.process import metrics  # noqa: E402
+
+
+def loaded() -> Any:
+    return comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
+
+
+def case(name: str, model: Any, expected: torch.Tensor, seed: int = 1) -> dict[str, Any]:
+    dispatcher = find_dispatcher(model)
+    assert dispatcher is not None
+    before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
+    actual = sampled(model, seed)
+    after = dispatcher.metrics.snapshot()
+    fell = {reason: count - before["fallbacks"].get(reason, 0) for reason, count in after["fallbacks"].items()}
+    return {
+        "name": name,
+        "off": float((actual - expected).abs().max() / (expected.max() - expected.min())),
+        "served": after["served"] - before["served"],
+        "eager": {reason: count for reason, count in fell.items() if count},
+        "captured": metrics().snapshot()["captured"] - captured,
+        "pinned": pages_of_cpu.pinned(),
+        "loaded_models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
+    }
+
+
+def taken_away(model: Any, between: Callable[[Any], None]) -> Any:
+    """A clone of ``model`` between whose two steps something happens to the memory."""
+    clone, steps = model.clone(), []
+
+    def wrapper(apply: Any, given: dict[str, Any]) -> Any:
+        steps.append(1)
+        if len(steps) == 2:
+            between(clone)
+        return apply(given["input"], given["timestep"], **given["c"])
+
+    clone.set_model_unet_function_wrapper(wrapper)
+    return clone
+
+
+def a_page_less(model: Any) -> None:
+    model.partially_unload(None, PAGE)
+
+
+def all_away_and_back(model: Any) -> None:
+    model.partially_unload(None, 1e30)
+    next(iter(model.model.dynamic_vbars.values())).prioritize()
+
+
+def norms_doubled(model: Any) -> None:
+    for name, weight in model.model.diffusion_model.named_parameters():
+        if name.endswith("norm.scale") or name.endswith("norm.weight"):
+            weight.data.mul_(2)
+
+
+def main() -> None:
+    with torch.inference_mode():
+        plain = loaded()
+        models = {0.0: plain, 0.8: with_lora(plain, 0.8), 0.3: with_lora(plain, 0.3)}
+        expected = {strength: sampled(model, 1) for strength, model in models.items()}
+        other_seed = sampled(plain, 2)
+        doubled = loaded().clone()
+        norms = sampled(taken_away(doubled, norms_doubled), 1)
+        memory.unload_all_models()
+
+        pages_of_cpu.begin()
+        base = loaded()
+        assert base.is_dynamic()
+        fast = accelerate(base, "eager")
+        cases = [case("first", fast, expected[0.0]), case("again", fast, other_seed, seed=2)]
+        for strength in (0.8, 0.3, 0.0, 0.8):
+            model = with_lora(fast, strength) if strength else fast
+            cases.append(case(f"LoRA {strength}", model, expected[strength]))
+        cases.append(case("LoRA before the node", accelerate(with_lora(base, 0.3), "eager"), expected[0.3]))
+        cases.append(case("all taken away and back", taken_away(fast, all_away_and_back), expected[0.0]))
+        cases.append(case("norms changed meanwhile", taken_away(fast, norms_doubled), norms))
+        weights = sum(sum(pages.there) for pages in Pages.all)
+        cases.append(case("a page less", taken_away(fast, a_page_less), expected[0.0]))
+        Pages.room = weights // 2
+        for pages in Pages.all:
+            pages.free_memory(1e30)
+        cases.append(case("half of the pages", fast, expected[0.0]))
+        Pages.room = 1 << 20
+        cases.append(case("room again", fast, expected[0.0]))
+        free = memory.get_free_memory
+        memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024
+        for pages in Pages.all:
+            pages.free_memory(1e30)
+        cases.append(case("no room to compute", fast, expected[0.0]))
+        memory.get_free_memory = free
+        memory.unload_all_models()
+        cases.append(case("unloaded", fast, expected[0.0]))
+        left = {"pinned": pages_of_cpu.pinned(), "notes": sorted(_notes(base))}
+    sys.stdout.write(json.dumps({"cases": cases, "left": left}) + "\n")
+
+
+def _notes(model: Any) -> set[str]:
+    return {name for layer in model.model.modules() for name in vars(layer) if "onediff" in name}
+
+
+main()

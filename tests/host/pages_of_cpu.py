@@ -1,0 +1,122 @@
+"""Dynamic VRAM on a CPU: comfy-aimdo's pages in ordinary memory, beneath the host's own code.
+
+comfy-aimdo needs a GPU. Its pages are replaced here, by the rules of its source: pages of a range are brought together,
+counted as pinned, taken away from the top while they are not, and numbered anew when they come back. What is written to
+them, and when, is the host's own code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import comfy.model_management as memory
+import comfy.model_patcher
+import comfy_aimdo.host_buffer
+import comfy_aimdo.model_vbar
+import comfy_aimdo.torch
+import torch
+from comfy.cli_args import args
+
+PAGE = 256 << 10
+DEVICE = torch.device("cpu:0")  # to the host another device than the CPU, on which it keeps weights
+EMPTY = 0x7F  # what is in a page that has just come
+
+
+class Pages:
+    """Stands for comfy-aimdo's ModelVBAR.
+
+    Attributes:
+        room: how many pages the device has for all models together.
+    """
+
+    room = 1 << 20
+    all: list[Pages] = []  # noqa: RUF012 - one device
+
+    def __init__(self, size: int, _device: Any) -> None:
+        self.max_size, self.offset = size, 0
+        count = -(-size // PAGE)
+        self.memory = torch.full((count * PAGE,), EMPTY, dtype=torch.uint8)
+        self.base_addr = self.memory.data_ptr()
+        self.serial, self.pins, self.there = [0] * count, [0] * count, [False] * count
+        self.watermark = count
+        Pages.all.append(self)
+
+    def prioritize(self) -> None:
+        self.watermark = len(self.there)
+
+    def alloc(self, size: int) -> tuple[Pages, int, int]:
+        self.offset = -(-self.offset // 512) * 512
+        found = self, self.base_addr + self.offset, size
+        self.offset += size
+        return found
+
+    def _pages(self, address: int, size: int) -> range:
+        first = address - self.base_addr
+        return range(first // PAGE, -(-(first + size) // PAGE))
+
+    def fault(self, address: int, size: int) -> Any:
+        pages = self._pages(address, size)
+        for page in pages:
+            while page < self.watermark and not self.there[page] and sum(sum(p.there) for p in Pages.all) >= Pages.room:
+                self.free_memory(PAGE)
+            if pages.stop > self.watermark:
+                return None
+            if not self.there[page]:
+                self.there[page] = True
+                self.serial[page] += 1
+                self.memory[page * PAGE : (page + 1) * PAGE] = EMPTY
+        for page in pages:
+            self.pins[page] += 1
+        signature = [self.serial[page] for page in pages]
+        return (ctypes.c_uint32 * (len(signature) + 2))(*signature)
+
+    def unpin(self, address: int, size: int) -> None:
+        for page in self._pages(address, size):
+            assert self.pins[page] or page >= self.watermark, "unpinned more often than pinned"
+            self.pins[page] = max(0, self.pins[page] - 1)
+            if page >= self.watermark and not self.pins[page]:
+                self.there[page] = False
+
+    def loaded_size(self) -> int:
+        return sum(self.there) * PAGE
+
+    def free_memory(self, size: float) -> int:
+        freed = 0
+        while self.watermark and freed < size:
+            self.watermark -= 1
+            if self.there[self.watermark] and not self.pins[self.watermark]:
+                self.there[self.watermark] = False
+                freed += PAGE
+        return freed
+
+
+def _tensor(alloc: Any, _device: Any) -> torch.Tensor:  # names nothing of ours: models' code leads here
+    pages, address, size = alloc
+    first = address - pages.base_addr
+    return pages.memory[first : first + size]
+
+
+class _NoBuffer:
+    """Stands for pinned host memory, of which none is used."""
+
+    size = 0
+
+    def __init__(self, *_sizes: int) -> None:
+        pass
+
+
+def begin() -> None:
+    """Have the host load what it loads from now on into Dynamic VRAM. Call it after the host was imported."""
+    args.disable_pinned_memory = True
+    comfy_aimdo.model_vbar.ModelVBAR = Pages
+    comfy_aimdo.torch.aimdo_to_tensor = _tensor
+    comfy_aimdo.host_buffer.HostBuffer = _NoBuffer
+    comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
+    memory.is_device_cpu = lambda _device: False
+    memory.get_torch_device = lambda: DEVICE
+
+
+def pinned() -> int:
+    """How many pages are pinned now."""
+    return sum(count > 0 for pages in Pages.all for count in pages.pins)

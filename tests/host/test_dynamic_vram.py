@@ -1,0 +1,45 @@
+"""A model in Dynamic VRAM is served from the pages that the host keeps its weights in, and is loaded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pictures import FAMILIES
+from scripts import checkpoint_of, printed_by
+
+from dev.environment import comfyui_path
+
+# The host adds a LoRA to a weight in Dynamic VRAM with other roundings than to one that stays.
+ROUNDING_OF_A_LORA = 1e-3
+BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less": 3}  # calls of two steps, two blocks
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    return printed_by("in_dynamic_vram.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
+
+
+def test_every_picture_is_an_ordinary_models(found: dict[str, Any]) -> None:
+    for case in found["cases"]:
+        assert case["off"] <= (ROUNDING_OF_A_LORA if "LoRA" in case["name"] else 0.0), case
+
+
+def test_every_call_is_served_whole_while_all_weights_fit_and_block_by_block_while_they_do_not(
+    found: dict[str, Any],
+) -> None:
+    assert {case["name"]: case["served"] for case in found["cases"]} == {
+        case["name"]: BLOCK_BY_BLOCK.get(case["name"], 2) for case in found["cases"]
+    }
+    assert all(case["eager"] == {} for case in found["cases"])
+
+
+def test_one_graph_of_the_whole_model_is_captured_and_one_of_each_kind_of_block(found: dict[str, Any]) -> None:
+    captured = {case["name"]: case["captured"] for case in found["cases"] if case["captured"]}
+    assert captured == {"first": 1, "a page less": 2}
+
+
+def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:
+    assert {case["loaded_models"] for case in found["cases"]} == {1}
+    assert {case["pinned"] for case in found["cases"]} == {0}
+    assert found["left"] == {"pinned": 0, "notes": []}
