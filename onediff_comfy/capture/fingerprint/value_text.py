@@ -215,9 +215,8 @@ def is_foundation(module: str) -> bool:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
+    slots, private = kind.__dict__.get("__slots__", ()), f"_{kind.__name__.lstrip('_')}"
     names = (slots,) if isinstance(slots, str) else tuple(slots)
-    private = f"_{kind.__name__.lstrip('_')}"
     return tuple(f"{private}{name}" if name[:2] == "__" != name[-2:] else name for name in names)
 
 
