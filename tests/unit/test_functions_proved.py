@@ -170,7 +170,11 @@ def test_attention_that_no_trace_can_look_into_runs_eager_and_is_named(run: Run,
 def test_a_graph_is_proved_with_other_values_of_what_functions_hold(run: Run, dispatcher: Dispatcher) -> None:
     """A weight of one would hide that a trace left it out."""
     kept = torch.ones(4)
-    run(lambda out, extra: out * kept if type(out) is torch.Tensor else out)
+
+    def mistaken(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        return out * kept if type(out) is torch.Tensor else out
+
+    run(mistaken)
     assert dispatcher.metrics.snapshot()["served"] == 0
     run(lambda out, extra: out * kept)
     assert dispatcher.metrics.snapshot()["served"] == 1

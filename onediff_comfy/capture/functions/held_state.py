@@ -6,7 +6,6 @@ import collections
 import enum
 import functools
 import logging
-import operator
 import types
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,6 @@ class Part(NamedTuple):
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _OF_LOGGERS = vars(logging.Logger("")).keys() | {"manager", "parent"}
 _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
-_facts_of, _attributes_of = operator.attrgetter("__class__", "requires_grad"), operator.attrgetter("__dict__")
 _MOST_OBJECTS = 20_000
 _MOST_BYTES_OF_ARRAY = 1 << 16  # which are compared at every call
 
@@ -215,11 +213,6 @@ class HeldState:
         if index == len(self.tensors):
             self.tensors.append(value)
         return f"tensor {index} {type(value).__name__} {value.requires_grad}"
-
-
-def tensor_facts(tensors: Sequence[torch.Tensor]) -> list[object]:
-    """Return what code may ask of tensors and their stand-ins do not tell, but for where they lie."""
-    return [*map(_facts_of, tensors), *map(len, map(_attributes_of, tensors))]
 
 
 def _refuse_other_kinds(value: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,12 +23,13 @@ from ..fingerprint.code_ownership import HostCode
 from ..fingerprint.value_text import PLAIN, Indescribable
 from ..handed_over import ChangedState, Copies, Functions, Unliftable, source_of
 from .forms import empty_like, fill
-from .held_state import HeldState, StateDescriber, tensor_facts
+from .held_state import HeldState, StateDescriber
 from .numbers import ALL_NUMBERS, Number, Uses
 from .reached_state import ReachedState
 from .readings import VALUES, Asked, Reading, Readings, is_readable
 from .snapshot import Snapshot
 
+_facts_of, _attributes_of = operator.attrgetter("__class__", "requires_grad"), operator.attrgetter("__dict__")
 _MOST_BYTES_MOVED = 16 << 20  # at each call
 _CALCULATED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -57,7 +59,7 @@ class LiftedFunctions(Functions):
 
     def holds(self) -> bool:
         """Return True if everything that was described holds the same objects."""
-        return self._snapshot.holds() and tensor_facts(self.held) == self._facts
+        return self._snapshot.holds() and _facts(self.held) == self._facts
 
     def at(self, options: Mapping[str, Any]) -> LiftedFunctions:
         """Return the functions as a call with these options hands them over: how they decide is part of the key."""
@@ -224,7 +226,7 @@ def lift(
         held.objects,
         held.layers_met(),
         snapshot,
-        tensor_facts(held.tensors),
+        _facts(held.tensors),
     )
 
 
@@ -237,6 +239,11 @@ def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Bring a tensor from the CPU to where a call computes, as functions do at each call: no recording spans that."""
     moves = tensor.device.type == "cpu" != device.type and tensor.nbytes <= _MOST_BYTES_MOVED
     return tensor.to(device) if moves else tensor
+
+
+def _facts(tensors: Sequence[torch.Tensor]) -> list[object]:
+    """Return what code may ask of tensors and their stand-ins do not tell, but for where they lie."""
+    return [*map(_facts_of, tensors), *map(len, map(_attributes_of, tensors))]
 
 
 def _other_values(tensor: torch.Tensor) -> torch.Tensor:
