@@ -72,6 +72,12 @@ _SD15: dict[str, Any] = {
     "num_head_channels": -1,
     "adm_in_channels": None,
 }
+_SD15_TINY: dict[str, Any] = {
+    **_SD15,
+    "num_res_blocks": [1, 1],
+    "transformer_depth": [1, 1],
+    "channel_mult": [1, 2],
+}
 
 
 def _operations() -> Any:
@@ -106,6 +112,10 @@ def _sdxl(dtype: torch.dtype) -> torch.nn.Module:
 
 def _sd15(dtype: torch.dtype) -> torch.nn.Module:
     return _unet(dtype, _SD15, [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0])
+
+
+def _sd15_tiny(dtype: torch.dtype) -> torch.nn.Module:
+    return _unet(dtype, _SD15_TINY, [1, 0, 1, 0])
 
 
 def control_shapes(name: str) -> dict[str, torch.Tensor]:
@@ -162,6 +172,8 @@ FAMILIES = {
     "flux": Family(partial(_flux, **_FLUX), torch.bfloat16, 16, (512, 4096), 768, 1.0, _GUIDANCE),
     # For a CPU, to see that something runs: Flux with few and narrow blocks.
     "tiny": Family(partial(_flux, **_TINY), torch.bfloat16, 16, (16, 64), 32, 1.0, _GUIDANCE, "128x128"),
+    # The same for what changes a UNet.
+    "tiny_unet": Family(_sd15_tiny, torch.float32, 4, (77, 768), 0, 7.0, {}, "128x128"),
 }
 
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .host import reported, start_host
@@ -37,16 +37,17 @@ _COUNTED = ("served", "reused", "captured", "compiled", "loaded", "fallbacks")
 
 def main() -> int:
     """Run the benchmark; write JSON, print a table. Ends with 1 if one of our own variants failed or ran eager."""
-    options = _arguments()
+    options = arguments(str(__doc__), MODELS)
     start_host(cuda_malloc=not options.disable_cuda_malloc)
     report = reported(lambda: Bench(options).run(), options.output)
     print_table(report)
     return ours_failed(report)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="sdxl")
+def arguments(description: str, models: Sequence[str]) -> argparse.Namespace:
+    """The command line of a script that times variants of one of ``models``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=models, default="sdxl")
     parser.add_argument("--size", help="image width x height in pixels (default: what the model was made for)")
     parser.add_argument("--batch", type=int, default=1, help="images per run")
     parser.add_argument("--steps", type=int, default=20)
@@ -130,16 +131,28 @@ class Bench:
         self.expected: Any = None
 
     def run(self) -> dict[str, Any]:
-        from onediff_comfy.host.process.process import library, metrics
+        self.first_images()
+        for _ in range(self.options.rounds):
+            self.round()
+        return self.report()
+
+    def first_images(self) -> None:
+        from onediff_comfy.host.process.process import library
 
         # What comes often gets a graph of its own, in the background: not while the general one is timed.
         library().background = None
         for name in self.options.variants:
             self.rows[name] = {}
             self.attempt(name, self.first_image)
-        for _ in range(self.options.rounds):
-            for name in list(self.models):
-                self.attempt(name, self.timed_image)
+
+    def round(self) -> None:
+        """Time an image of each variant."""
+        for name in list(self.models):
+            self.attempt(name, self.timed_image)
+
+    def report(self) -> dict[str, Any]:
+        from onediff_comfy.host.process.process import metrics
+
         for name in self.models:
             self.rows[name] |= _summary(self.images[name], self.options.steps)
         return {

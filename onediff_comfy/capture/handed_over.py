@@ -86,6 +86,13 @@ class Functions(ABC):
         """
 
     @abstractmethod
+    def with_other_values(self, device: torch.device) -> tuple[Sequence[torch.Tensor], Sequence[Any]]:
+        """Return tensors of other values, as ``tensors`` returns them, and copies of the functions that hold those.
+
+        The copies are for the host's own code: numbers in them are numbers.
+        """
+
+    @abstractmethod
     def learned_from(self, error: BaseException) -> str | None:
         """Return the name of what functions read, if a trace may have failed because that was not known."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.utils._device import DeviceContext
 
 from ..capture.call import Call, NotCovered, bind, split
 from ..capture.handed_over import Functions
@@ -68,6 +69,7 @@ class ModuleGuard:
         Raises:
             NotCovered: no graph can stand for such a call, or for such a module.
         """
+        _refuse_what_sees_all()
         guarded = self._guarded.get(id(invocation.module))
         if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
@@ -188,6 +190,20 @@ def _what_changes(guarded: _Guarded) -> Message:
             reason = message("attribute {name} of layer {layer} changes again and again", name=name, layer=layer)
         guarded.changing = target, reason
     return guarded.changing[1]
+
+
+def _refuse_what_sees_all() -> None:
+    """Refuse every call while somebody has a hand in all that PyTorch does: no graph asks for that.
+
+    Raises:
+        NotCovered: there is a hook on all layers, or a mode for all functions.
+    """
+    if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
+        raise NotCovered(message("another extension has set a forward hook on all layers"))
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        modes = torch.overrides._get_current_function_mode_stack()
+        if torch._C._len_torch_dispatch_stack() or any(type(mode) is not DeviceContext for mode in modes):
+            raise NotCovered(message("another extension changes what all functions of PyTorch do"))
 
 
 def _requires_grad(value: object) -> bool:

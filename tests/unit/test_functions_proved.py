@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_functions_handed_over import HOST, Net
@@ -118,7 +119,7 @@ def test_a_function_that_a_trace_mistakes_takes_no_graph_from_the_plain_model(
     run: Run, dispatcher: Dispatcher, library: GraphLibrary
 ) -> None:
     def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
-        return out if torch.compiler.is_exporting() else out * 1.5
+        return out * 1.5 if type(out) is torch.Tensor else out
 
     run(patch)
     assert dispatcher.metrics.snapshot()["served"] == 0
@@ -131,7 +132,7 @@ def test_a_function_that_a_trace_mistakes_takes_no_graph_from_the_plain_model(
 
 def test_a_reason_says_that_a_graph_with_a_function_was_off(run: Run, dispatcher: Dispatcher) -> None:
     def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
-        return out if torch.compiler.is_exporting() else out * 1.5
+        return out * 1.5 if type(out) is torch.Tensor else out
 
     run(patch)
     (reason,) = dispatcher.metrics.snapshot()["fallbacks"]
@@ -150,6 +151,33 @@ def test_tensors_on_the_cpu_are_brought_to_where_a_call_computes() -> None:
 
 def _lifted(function: Any) -> LiftedFunctions:
     return lift([function], {}, NO_HOST)
+
+
+def test_attention_that_no_trace_can_look_into_runs_eager_and_is_named(run: Run, dispatcher: Dispatcher) -> None:
+    """As SageAttention's and FlashAttention's kernels, which want numbers and are given none in a trace."""
+
+    def attention_of_a_library(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        scores = np.exp(out.numpy() @ out.numpy().T)
+        return torch.from_numpy(scores / scores.sum(-1, keepdims=True)) @ out
+
+    for _ in range(2):
+        run(attention_of_a_library)
+    assert dispatcher.metrics.snapshot()["served"] == 0
+    (reason,) = dispatcher.metrics.snapshot()["fallbacks"]
+    assert "attention_of_a_library, which the options hold" in reason
+
+
+def test_a_graph_is_proved_with_other_values_of_what_functions_hold(run: Run, dispatcher: Dispatcher) -> None:
+    """A weight of one would hide that a trace left it out."""
+    kept = torch.ones(4)
+
+    def mistaken(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        return out * kept if type(out) is torch.Tensor else out
+
+    run(mistaken)
+    assert dispatcher.metrics.snapshot()["served"] == 0
+    run(lambda out, extra: out * kept)
+    assert dispatcher.metrics.snapshot()["served"] == 1
 
 
 def test_a_table_is_handed_over_in_its_order(net: Net) -> None:

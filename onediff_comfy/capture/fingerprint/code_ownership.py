@@ -106,6 +106,17 @@ class CodeOwnership:
         return package not in self._walked and any(f"/{folder}/" in file for folder in _LIBRARY_FOLDERS)
 
 
+def is_impostor(scope: dict[str, Any]) -> bool:
+    """Return True for variables of a module that has no file, and is not the one of its name.
+
+    A name alone makes nobody part of the interpreter.
+    """
+    name = str(scope.get("__name__") or "")
+    package = name.partition(".")[0]
+    known = name in sys.modules or package in sys.stdlib_module_names or package in _KNOWN_LIBRARIES
+    return known and not scope.get("__file__") and _variables_of(name) is not scope
+
+
 def _lies_in(file: str, *folders: str) -> bool:
     """Return True if a file is in one of the folders, or if there is none: it is part of the interpreter."""
     return not file or file.startswith(tuple(folder.replace("\\", "/") for folder in folders))

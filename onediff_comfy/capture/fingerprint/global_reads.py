@@ -60,6 +60,13 @@ def strings(code: types.CodeType) -> frozenset[str]:
     return frozenset(found.union(*(strings(constant) for constant in code.co_consts if inspect.iscode(constant))))
 
 
+@functools.lru_cache(maxsize=8192)
+def names(code: types.CodeType) -> frozenset[str]:
+    """The names of variables and attributes in code, functions in it included."""
+    inner = (names(constant) for constant in code.co_consts if inspect.iscode(constant))
+    return frozenset(code.co_names).union(*inner)
+
+
 def _paths(code: types.CodeType, outside: Mapping[str, Path]) -> set[Path]:
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
     imported = {**outside, **_imported(instructions)}

@@ -189,11 +189,10 @@ class Describer:
 
     def _object(self, value: Any, kind: type) -> str:
         self.code.append(kind)
+        names = [name for base in kind.__mro__ for name in _slots(base)]
+        state = {name: getattr(value, name) for name in names if hasattr(value, name)}
         if dataclasses.is_dataclass(value):
-            state = {item.name: getattr(value, item.name, None) for item in dataclasses.fields(value)}
-        else:
-            names = [name for base in kind.__mro__ for name in _slots(base)]
-            state = {name: getattr(value, name) for name in names if hasattr(value, name)}
+            state |= {item.name: getattr(value, item.name, None) for item in dataclasses.fields(value)}
         state |= getattr(value, "__dict__", {})
         base = next((plain for plain in _NUMBERS_AND_TEXT if isinstance(value, plain)), None)
         if base is None and hides_state(kind):
@@ -216,8 +215,9 @@ def is_foundation(module: str) -> bool:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    slots, private = kind.__dict__.get("__slots__", ()), f"_{kind.__name__.lstrip('_')}"
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(f"{private}{name}" if name[:2] == "__" != name[-2:] else name for name in names)
 
 
 def hides_state(kind: type) -> bool:

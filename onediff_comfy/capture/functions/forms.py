@@ -70,19 +70,19 @@ def take_apart(value: Any, describe_key: Callable[[Any], str]) -> Parts | None:
         names = [key if type(key) is str else "" for key in value]
         return Parts(f"{kind.__name__} {[describe_key(key) for key in value]}", list(value.values()), names)
     if kind in (set, frozenset):
-        return Parts(f"{kind.__name__} {sorted(map(describe_key, value))}", ())
+        return Parts(f"{kind.__name__} {sorted(map(describe_key, value))} {order_of(value)}", ())
     if kind is list or _is_tuple(value):
         return Parts(_name(kind), list(value))
     if kind is types.CellType:
         return Parts("cell", _contents(value))
     if kind is types.FunctionType:
-        label = f"function {value.__module__}.{value.__qualname__} {code_digest(value.__code__)}"
+        label = f"function {value.__module__} {text_of(value)} {code_digest(value.__code__)}"
         held = value.__defaults__, value.__kwdefaults__, value.__dict__
         names = ["defaults", "", "", *value.__code__.co_freevars]
         return Parts(label, [*held, *(value.__closure__ or ())], names)
     if kind is types.MethodType:
         return Parts("method", [value.__func__, value.__self__])
-    if kind is functools.partial:
+    if kind is functools.partial and not vars(value):
         names = [*([""] * (1 + len(value.args))), *value.keywords]
         return Parts(f"partial {list(value.keywords)}", [value.func, *value.args, *value.keywords.values()], names)
     if _is_plain_object(kind):
@@ -131,12 +131,23 @@ def fill(new: Any, value: Any, parts: Sequence[Any]) -> None:
             new.cell_contents = part
     elif kind is types.FunctionType:
         new.__defaults__, new.__kwdefaults__, new.__dict__ = parts[:3]
-        new.__module__, new.__qualname__ = value.__module__, value.__qualname__
+        for name in ("__module__", "__qualname__", "__name__", "__doc__"):
+            setattr(new, name, getattr(value, name))
     elif _is_plain_object(kind):
         slots = [name for name in slots_of(kind) if hasattr(value, name)]
         names = [*(["__dict__"] if kind.__dictoffset__ else []), *slots]
         for name, part in zip(names, parts, strict=True):
             object.__setattr__(new, name, part)
+
+
+def order_of(members: set[Any] | frozenset[Any]) -> list[Any]:
+    """Return the numbers in a set in its order, which is the same in each process; that of text is not."""
+    return [member for member in members if type(member) in (int, float)]
+
+
+def text_of(function: types.FunctionType) -> str:
+    """Return what a function is called, and what is written about it: code may read that."""
+    return f"{function.__qualname__} {function.__name__!r} {function.__doc__!r}"
 
 
 def _holds_anything(function: types.FunctionType) -> bool:

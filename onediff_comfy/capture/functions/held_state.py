@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
 import logging
 import types
@@ -13,8 +15,9 @@ import numpy as np
 import torch
 
 from ...messages import message
+from ..fingerprint.code_ownership import is_impostor
 from ..fingerprint.value_text import Describer, Indescribable
-from .forms import is_leaf, take_apart
+from .forms import is_leaf, order_of, take_apart, text_of
 from .numbers import HeldNumber, Uses
 from .snapshot import Snapshot
 
@@ -34,6 +37,8 @@ class Part(NamedTuple):
 
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_OF_LOGGERS = vars(logging.Logger("")).keys() | {"manager", "parent"}
+_OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _MOST_OBJECTS = 20_000
 _MOST_BYTES_OF_ARRAY = 1 << 16  # which are compared at every call
 
@@ -64,6 +69,7 @@ class StateDescriber(Describer):
             raise Indescribable(message("a tensor that is kept in a variable of a module or of a class"))
         if isinstance(value, functools._lru_cache_wrapper):
             raise Indescribable(message("a function that remembers what it gave"))
+        _refuse_other_kinds(value)
         if isinstance(value, np.ndarray) and value.nbytes > _MOST_BYTES_OF_ARRAY:
             raise Indescribable(message("a large array"))
         if isinstance(value, logging.Logger):
@@ -77,14 +83,29 @@ class StateDescriber(Describer):
                 self.snapshot.add(default)
             for cell in value.__closure__ or ():
                 self.snapshot.add(cell)
-        return super().describe(value)
+        return f"{super().describe(value)}{self._besides(value)}"
+
+    def _besides(self, value: Any) -> str:
+        """The text for what code may ask of an object, and an attribute of a layer never is."""
+        if isinstance(value, types.FunctionType):
+            return f" {text_of(value)}"
+        if isinstance(value, enum.Enum):
+            own = {name: part for name, part in vars(value).items() if name not in _OF_ENUMS}
+            return f" {self.describe(own)}" if own else ""
+        if isinstance(value, (set, frozenset)):
+            return f" {order_of(value)}"
+        return f" {value.maxlen}" if isinstance(value, collections.deque) else ""
 
     def _logger(self, logger: logging.Logger) -> str:
         """The text for a logger: what code may ask it for."""
         asked = []
         while logger is not None:
-            self.snapshot.add(logger)
-            asked.append((logger.name, logger.level, logger.disabled))
+            if vars(logger).keys() != _OF_LOGGERS:
+                raise Indescribable(message("a {kind}", kind="logging.Logger"))
+            for watched in (logger, logger.manager, logger.handlers, logger.filters):
+                self.snapshot.add(watched)
+            has = len(logger.handlers), len(logger.filters), logger.propagate, logger.manager.disable
+            asked.append((logger.name, logger.level, logger.disabled, *has))
             logger = logger.parent  # type: ignore[assignment]
         return f"logger {asked}"
 
@@ -137,6 +158,7 @@ class HeldState:
     def _visit(self, part: Part) -> list[Part]:
         """Add the line of one object, and return its parts."""
         value = part.value
+        _refuse_other_kinds(value)
         if isinstance(value, torch.Tensor):
             self.lines.append(self._tensor(value))
             return []
@@ -191,6 +213,23 @@ class HeldState:
         if index == len(self.tensors):
             self.tensors.append(value)
         return f"tensor {index} {type(value).__name__} {value.requires_grad}"
+
+
+def _refuse_other_kinds(value: Any) -> None:
+    """Refuse an object that is not all that it is taken for.
+
+    Raises:
+        Indescribable: it says that it is of another class, or keeps more than its class does.
+    """
+    kind = type(value)
+    if value.__class__ is not kind or any("__class__" in vars(base) for base in kind.__mro__[:-1]):
+        raise Indescribable(message("an object that says it is of another class"))
+    if isinstance(value, (np.ndarray, np.void)) and kind is not np.ndarray:
+        raise Indescribable(message("a {kind}", kind=f"{kind.__module__}.{kind.__qualname__}"))
+    if isinstance(value, functools.partial) and (kind is not functools.partial or vars(value)):
+        raise Indescribable(message("a {kind}", kind="functools.partial"))
+    if isinstance(value, types.ModuleType) and is_impostor(vars(value)):
+        raise Indescribable(message("a module that is called like another"))
 
 
 def _word(name: str) -> str:

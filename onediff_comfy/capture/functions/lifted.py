@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,9 @@ from .reached_state import ReachedState
 from .readings import VALUES, Asked, Reading, Readings, is_readable
 from .snapshot import Snapshot
 
+_facts_of, _attributes_of = operator.attrgetter("__class__", "requires_grad"), operator.attrgetter("__dict__")
 _MOST_BYTES_MOVED = 16 << 20  # at each call
+_CALCULATED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +54,12 @@ class LiftedFunctions(Functions):
     objects: Mapping[int, tuple[Any, Sequence[Any]]]
     layers: Sequence[torch.nn.Module]
     _snapshot: Snapshot
+    _facts: Sequence[object]
     _scalars: dict[torch.device, list[torch.Tensor]] = field(default_factory=dict)
 
     def holds(self) -> bool:
         """Return True if everything that was described holds the same objects."""
-        return self._snapshot.holds()
+        return self._snapshot.holds() and _facts(self.held) == self._facts
 
     def at(self, options: Mapping[str, Any]) -> LiftedFunctions:
         """Return the functions as a call with these options hands them over: how they decide is part of the key."""
@@ -77,7 +81,15 @@ class LiftedFunctions(Functions):
         return _number_of(self.digest), _number_of(repr(numbers))
 
     def tensors(self, device: torch.device) -> list[torch.Tensor]:
-        held = [_placed(tensor.detach().contiguous(), device) for tensor in self.held]
+        return self._as_inputs(self.held, device)
+
+    def with_other_values(self, device: torch.device) -> tuple[list[torch.Tensor], Sequence[Any]]:
+        others = list(map(_other_values, self.held))
+        instead = dict(zip(map(id, self.held), others, strict=True))
+        return self._as_inputs(others, device), FunctionCopies(self, Asked(frozenset(), {}, []), instead, {}).functions
+
+    def _as_inputs(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        held = [_placed(tensor.detach().contiguous(), device) for tensor in tensors]
         if self.numbers and device not in self._scalars:
             dtype = torch.float32 if device.type == "mps" else torch.float64  # which has no others
             self._scalars[device] = [torch.tensor(n.value, dtype=dtype, device=device) for n in self.numbers]
@@ -214,6 +226,7 @@ def lift(
         held.objects,
         held.layers_met(),
         snapshot,
+        _facts(held.tensors),
     )
 
 
@@ -226,6 +239,24 @@ def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Bring a tensor from the CPU to where a call computes, as functions do at each call: no recording spans that."""
     moves = tensor.device.type == "cpu" != device.type and tensor.nbytes <= _MOST_BYTES_MOVED
     return tensor.to(device) if moves else tensor
+
+
+def _facts(tensors: Sequence[torch.Tensor]) -> list[object]:
+    """Return what code may ask of tensors and their stand-ins do not tell, but for where they lie."""
+    return [*map(_facts_of, tensors), *map(len, map(_attributes_of, tensors))]
+
+
+def _other_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like another, whose values are off by a tenth at most, and none of which is zero.
+
+    They keep their signs: code may take roots, or logarithms.
+    """
+    if tensor.dtype not in _CALCULATED or not tensor.numel():
+        return tensor
+    steps = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 7
+    with torch.no_grad():
+        values = torch.where(tensor == 0, 0.05, tensor * (1 + 0.1 * torch.cos(steps.float()))).to(tensor.dtype)
+    return torch.nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else values
 
 
 def _lies_oddly(tensor: torch.Tensor) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _abc
 import builtins
 import functools
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -11,22 +13,50 @@ from typing import Any
 import torch
 
 from ...messages import message
-from ..fingerprint.code_ownership import CodeOwnership, HostCode
-from ..fingerprint.global_reads import Path, cells, module_named, paths
+from ..fingerprint.code_ownership import CodeOwnership, HostCode, is_impostor
+from ..fingerprint.code_values import identity
+from ..fingerprint.global_reads import Path, cells, module_named, names, paths, strings
 from ..fingerprint.name_resolution import Resolved, resolve
 from ..fingerprint.reachable_code import CodeReachability
-from ..fingerprint.value_text import Indescribable
+from ..fingerprint.value_text import PLAIN, Indescribable
+from .forms import text_of
 from .held_state import HeldState, StateDescriber
 from .writes import types_compared, writes
 
-_UNFORESEEN_MODULES = frozenset(
+_FORESEEN_OF_PYTHON = frozenset(
     (
-        *("time", "datetime", "_datetime", "random", "_random", "secrets", "uuid", "numpy.random", "torch.random"),
-        *("io", "_io", "pathlib", "shutil", "tempfile", "subprocess", "multiprocessing", "threading", "_thread"),
-        *("socket", "_socket", "ssl", "http", "urllib", "requests", "gc", "weakref", "_weakref", "importlib"),
-        *("sys", "ctypes", "contextvars", "_contextvars"),
+        *(
+            "abc",
+            "_abc",
+            "builtins",
+            "collections",
+            "_collections",
+            "_collections_abc",
+            "contextlib",
+            "copy",
+            "copyreg",
+        ),
+        *("dataclasses", "enum", "fractions", "functools", "_functools", "itertools", "logging", "math", "cmath"),
+        *("_operator", "operator", "numbers", "re", "_sre", "string", "textwrap", "types", "typing", "_typing"),
+        *("bisect", "_bisect", "heapq", "_heapq", "json", "base64", "hashlib", "struct", "_struct", "warnings"),
+        *("__future__", "posixpath", "ntpath", "genericpath", "os", "posix", "nt", "statistics"),
     )
 )
+"""Modules of Python's own whose functions give the same at each call, but for those in ``_UNFORESEEN``."""
+_UNFORESEEN_MODULES = frozenset(("numpy.random", "torch.random", "torch.hub", "requests", "torch.backends"))
+_STATES_OF_TORCH = """
+    get_default_dtype set_default_dtype get_default_device set_default_device set_default_tensor_type seed manual_seed
+    get_num_threads set_num_threads get_float32_matmul_precision set_float32_matmul_precision set_flush_denormal
+    use_deterministic_algorithms are_deterministic_algorithms_enabled set_deterministic_debug_mode initial_seed
+    get_deterministic_debug_mode is_deterministic_algorithms_warn_only_enabled get_rng_state set_rng_state
+    is_inference_mode_enabled is_compiling is_exporting is_dynamo_compiling is_tracing is_scripting
+    """
+"""What PyTorch keeps for the whole process, and whether it traces: a trace finds another thing than the host."""
+_INSIDES = """
+    __annotations__ __globals__ __builtins__ __closure__ cell_contents __subclasses__ f_back f_locals f_globals gi_frame
+    tb_frame
+    """
+"""By which code reaches what is neither held nor named."""
 _UNFORESEEN = frozenset(
     (
         *("posix.urandom", "posix.stat", "posix.listdir", "posix.scandir", "posix.open", "posix.read", "posix.times"),
@@ -99,11 +129,14 @@ class ReachedState:
         self._reached.follow()
         if self._reached.identity.refusal is not None:
             raise Indescribable(self._reached.identity.refusal)
+        self._describer.code.append(torch.Tensor)  # whose methods code calls without naming them
+        self._snapshot.add(torch.Tensor)
+        self._reached.follow()
         for value in list(self._reached.met.values()):
             if isinstance(value, types.FunctionType) and not self._is_known(value):
                 self._look_at(value)
-            elif isinstance(value, type) and self._owner.counts(value.__module__) and not self._is_hosts(value):
-                self._snapshot.add(value)
+            elif isinstance(value, type):
+                self._look_at_class(value)
         self._reached.follow()
         for code in self._describer.code:
             if isinstance(code, types.ModuleType):
@@ -113,7 +146,23 @@ class ReachedState:
         return self._reached.identity.sorted()
 
     def _is_known(self, function: types.FunctionType) -> bool:
+        if is_impostor(function.__globals__):
+            raise Indescribable(message("a module that is called like another"))
         return self._owner.is_library(function.__globals__) or self._owner.is_as_written(function)
+
+    def _look_at_class(self, kind: type) -> None:
+        """Watch a class whose methods run; a library's too where layers are of it, for anybody may replace those.
+
+        Raises:
+            Indescribable: somebody said that other classes are this one, or kinds of it.
+        """
+        counts = self._owner.counts(kind.__module__) and not self._is_hosts(kind)
+        if counts or issubclass(kind, torch.nn.Module):
+            self._snapshot.add(kind)
+        if counts:
+            self._reached.identity.add(f"{identity(kind)} of {[identity(base) for base in kind.__mro__]}")
+        if any(self._owner.counts(other.__module__) for other in _registered_as(kind)):
+            raise Indescribable(message("{name}, which other classes were said to be", name=kind.__qualname__))
 
     def _is_hosts(self, kind: type) -> bool:
         return kind.__module__.partition(".")[0] == self._owner.host.package
@@ -124,9 +173,13 @@ class ReachedState:
         Raises:
             Indescribable: it reads what is another at each call, or what a copy of it would not find.
         """
+        inside = frozenset(_INSIDES.split()).intersection(strings(function.__code__) | names(function.__code__))
+        if inside:
+            raise _unforeseen(min(inside), function)
         if id(function) not in self._describer.known:
             self._describer.describe([function.__defaults__, function.__kwdefaults__])
             self._snapshot.add(function)
+            self._reached.identity.add(f"{identity(function)} {text_of(function)}")
             for cell in function.__closure__ or ():
                 self._snapshot.add(cell)
         self._look_at_what_is_set(function)
@@ -139,6 +192,7 @@ class ReachedState:
             if read is None and path.root == "global" and _is_unforeseen(path.name):
                 raise _unforeseen(path.name, function)
             if read is None:
+                self._watch_unset(path, function)
                 continue
             for value in _on_the_way(path, read, function):
                 self._check(path, value, function)
@@ -192,9 +246,12 @@ class ReachedState:
             if not (isinstance(wrapped, types.FunctionType) and self._is_known(wrapped)):
                 raise Indescribable(message("{name}, which remembers what it gave", name=path.text(len(path.steps))))
         origin, name = _origin(value)
-        if origin.partition(".")[0] in _UNFORESEEN_MODULES or origin in _UNFORESEEN_MODULES:
+        package = origin.partition(".")[0]
+        of_python = package in sys.stdlib_module_names and package not in _FORESEEN_OF_PYTHON
+        if of_python or package in _UNFORESEEN_MODULES or origin in _UNFORESEEN_MODULES:
             raise _unforeseen(path.text(len(path.steps)), function)
-        if f"{origin}.{name}" in _UNFORESEEN:
+        of_torch = package in ("torch", "builtins") and getattr(value, "__name__", "") in _STATES_OF_TORCH.split()
+        if of_torch or f"{origin}.{name}" in _UNFORESEEN:
             raise _unforeseen(path.text(len(path.steps)), function)
         if path.root != "cell" and id(value) in self._held.objects:
             what = path.text(len(path.steps))
@@ -214,11 +271,25 @@ class ReachedState:
             else:
                 return
 
+    def _watch_unset(self, path: Path, function: types.FunctionType) -> None:
+        """Watch for a variable that is not there yet, or stands before one of Python's own."""
+        if path.root == "global":
+            for scope in (function.__globals__, vars(builtins)):
+                self._snapshot.add_variable(scope, path.name)
+
     def _watch_variable(self, scope: dict[str, Any], name: str, value: Any) -> None:
-        if callable(value) or self._owner.counts(str(scope.get("__name__") or "")):
+        if callable(value) or type(value) in PLAIN or self._owner.counts(str(scope.get("__name__") or "")):
             self._snapshot.add_variable(scope, name)
             if isinstance(value, (dict, list, set)) and not self._owner.is_library(scope):
                 self._snapshot.add(value)
+
+
+def _registered_as(kind: type) -> list[type]:
+    """Return the classes of which somebody said that they are a kind of this one."""
+    if "_abc_impl" not in vars(kind):
+        return []
+    registered = (reference() for reference in _abc._get_dump(kind)[0])
+    return [other for other in registered if other is not None]
 
 
 def _on_the_way(path: Path, read: Resolved, function: types.FunctionType) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import operator
@@ -18,7 +19,8 @@ from ..fingerprint.value_text import CLASS_BOOKKEEPING, PLAIN
 _MISSING = object()
 _SEQUENCES = (list, set, collections.deque)
 _CONTAINERS = frozenset((dict, collections.OrderedDict, *_SEQUENCES))
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__dict__")
+_bases_of, _table_of = operator.attrgetter("__bases__"), operator.attrgetter("__dict__")
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__doc__", "__name__", "__qualname__")
 
 
 class Snapshot:
@@ -31,10 +33,13 @@ class Snapshot:
     def __init__(self) -> None:
         self._dicts: list[dict[Any, Any]] = []
         self._sequences: list[Any] = []
+        self._classes: list[type] = []
         self._others: list[Any] = []
         self._variables: list[tuple[dict[str, Any], str]] = []
         self._known: dict[object, Any] = {}  # held, so that no other object gets the id meanwhile
         self._held: tuple[list[int], list[Any], list[Any]] = [], [], []
+        self._members: list[Any] = []  # of the classes
+        self._registered: object = None  # classes as others, anywhere
 
     def add(self, value: Any) -> None:
         """Watch an object, but not what it holds in its turn."""
@@ -46,10 +51,11 @@ class Snapshot:
             self._dicts.append(value)
         elif isinstance(value, _SEQUENCES):
             self._sequences.append(value)
-        if kind not in _CONTAINERS and kind not in (tuple, frozenset):
+        if isinstance(value, type):
+            self._classes.append(value)
+        elif kind not in _CONTAINERS and kind not in (tuple, frozenset):
             self._others.append(value)
-            if not isinstance(value, type):
-                self.add(getattr(value, "__dict__", None))
+            self.add(getattr(value, "__dict__", None))
 
     def add_variable(self, scope: dict[str, Any], name: str) -> None:
         """Watch one variable of a Python module, given the module's ``__dict__``."""
@@ -63,21 +69,24 @@ class Snapshot:
 
     def take(self) -> None:
         """Note what is held now."""
-        self._held = self._sizes(), list(self._now()), list(map(_contents, self._others))
+        self._held = self._sizes(), list(self._now()), list(map(_contents, chain(self._classes, self._others)))
+        self._members, self._registered = [*self._members_now(), _MISSING], abc.get_cache_token()
 
     def holds(self) -> bool:
         """Return True if everything holds the very objects that it held."""
         sizes, values, contents = self._held
         return (
-            self._sizes() == sizes
+            self._registered == abc.get_cache_token()
+            and self._sizes() == sizes
             and all(map(operator.is_, self._now(), values))
-            and all(map(_are_same, map(_contents, self._others), contents))
+            and all(map(operator.is_, chain(self._members_now(), (_MISSING,)), self._members))
+            and all(map(_are_same, map(_contents, self._others), contents[len(self._classes) :]))
         )
 
     def changed(self) -> bool:
         """Return True if something holds another object than it held, or a plain value that is another."""
         sizes, values, contents = self._held
-        now = map(_contents, self._others)
+        now = map(_contents, chain(self._classes, self._others))
         return not (
             self._sizes() == sizes
             and all(map(_is_equal, self._now(), values))
@@ -88,7 +97,7 @@ class Snapshot:
         """Return what puts back in place what is held now, where something else is held by then."""
         dicts = [(held, list(held.items())) for held in self._dicts]
         sequences = [(held, list(held)) for held in self._sequences]
-        others = [(held, _contents(held)) for held in self._others]
+        others = [(held, _contents(held)) for held in (*self._classes, *self._others)]
         variables = [(scope, name, scope.get(name, _MISSING)) for scope, name in self._variables]
 
         def restore() -> None:
@@ -114,6 +123,15 @@ class Snapshot:
     def _sizes(self) -> list[int]:
         return [*map(len, self._dicts), *map(len, self._sequences)]
 
+    def _members_now(self) -> Iterator[Any]:
+        """What the classes are derived from, and what they hold: more than ``_contents``, and no step in Python."""
+        tables = list(map(_table_of, self._classes))
+        return chain(
+            chain.from_iterable(map(_bases_of, self._classes)),
+            chain.from_iterable(tables),
+            chain.from_iterable(map(types.MappingProxyType.values, tables)),
+        )
+
     def _now(self) -> Iterator[Any]:
         scopes, names = (scope for scope, _ in self._variables), (name for _, name in self._variables)
         return chain(
@@ -128,19 +146,25 @@ def _contents(value: Any) -> tuple[Any, ...]:
     """What an object holds, other than a dict or a list."""
     kind = type(value)
     if kind is types.FunctionType:
-        return value.__code__, value.__defaults__, value.__kwdefaults__, value.__dict__
+        return _of_function(value)
     if kind is types.CellType:
         try:
             return (value.cell_contents,)
         except ValueError:  # nothing has been assigned
             return ()
     if isinstance(value, type):
-        return tuple(part for pair in vars(value).items() if pair[0] not in CLASS_BOOKKEEPING for part in pair)
+        members = vars(value).items()
+        return value.__bases__, *[part for pair in members if pair[0] not in CLASS_BOOKKEEPING for part in pair]
     if kind is np.ndarray:
         return (value.tobytes(),)
     if kind is functools.partial:
         return value.func, *value.args, *value.keywords, *value.keywords.values()
+    if kind is types.MappingProxyType:
+        return *value, *value.values()
     return (kind, getattr(value, "__dict__", None), *(getattr(value, name, _MISSING) for name in slots_of(kind)))
+
+
+_of_function = operator.attrgetter(*_OF_FUNCTIONS)
 
 
 def _put(value: Any, contents: tuple[Any, ...]) -> None:
@@ -155,6 +179,9 @@ def _put(value: Any, contents: tuple[Any, ...]) -> None:
         else:
             del value.cell_contents
     elif isinstance(value, type):
+        bases, *contents = contents
+        if value.__bases__ != bases:
+            value.__bases__ = bases
         members = dict(zip(contents[::2], contents[1::2], strict=True))
         for name in vars(value).keys() - members.keys() - CLASS_BOOKKEEPING:
             delattr(value, name)
@@ -163,7 +190,7 @@ def _put(value: Any, contents: tuple[Any, ...]) -> None:
                 setattr(value, name, member)
     elif kind is np.ndarray:
         value[...] = np.frombuffer(contents[0], value.dtype).reshape(value.shape)
-    elif kind is not functools.partial:
+    elif kind not in (functools.partial, types.MappingProxyType):
         own, state, *in_slots = contents
         for name, part in (("__class__", own), ("__dict__", state), *zip(slots_of(own), in_slots, strict=True)):
             if part is _MISSING and hasattr(value, name):

@@ -11,6 +11,7 @@ from typing import Any
 
 import comfy.model_management
 import torch
+from comfy.cli_args import args
 from comfy.ldm.modules.attention import attention_pytorch
 from comfy.ldm.modules.diffusionmodules import model as vae_layers
 
@@ -121,8 +122,21 @@ def _identity() -> str:
     return digest.hexdigest()
 
 
+@functools.cache
+def _say_whose_attention() -> None:
+    """Say, once, that graphs do not use the attention that the host was started with."""
+    chosen = next((name for name in ("sage", "flash") if getattr(args, f"use_{name}_attention", False)), None)
+    if chosen is not None:
+        log.warning(
+            "OneDiff: compiled graphs compute attention with PyTorch's own exact kernels, for no graph can look into "
+            "those that --use-%s-attention chooses; these run wherever ComfyUI runs a model itself",
+            chosen,
+        )
+
+
 def host_services() -> HostServices:
     """Return the services of the ComfyUI that this process runs."""
+    _say_whose_attention()
     return HostServices(
         identity=f"{_identity()} {kernels()}",
         options_name="transformer_options",

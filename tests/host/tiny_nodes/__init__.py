@@ -12,7 +12,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
-from . import text_encoders, vaes
+from . import image_prompts, text_encoders, vaes
 
 
 class TinyConditioning(io.ComfyNode):
@@ -188,6 +188,7 @@ NODES = [
     _model_node("NotAModel", lambda model: _NotAModel()),
     _model_node("NothingForAModel", lambda model: None),
     _model_node("CompiledByTorch", _compiled_by_torch),
+    *image_prompts.NODES,
     *text_encoders.NODES,
     *vaes.NODES,
 ]

@@ -1,0 +1,72 @@
+"""A second proof of a graph with functions: of other values in the tensors that they hold.
+
+A graph that is proved serves whatever those tensors hold. A weight of one, or an image of zeros, hides that a trace
+took another way than the host: then the first output is right, and the next image would not be. So copies of the
+functions are called by the host's own code, with other values, and so is the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ...capture.export_lock import running
+from ...engines.base import CompiledGraph
+from ...runtime.cuda_graphs import RecordedGraph
+from ...runtime.step_cache import ReusableGraph
+from ..decision import Serve
+from . import numerics
+
+
+@dataclass(frozen=True)
+class OtherValues:
+    """A call whose functions hold other values.
+
+    Attributes:
+        tensors: of the call, for its graph.
+        args: of the call, for the host's own code.
+        kwargs: likewise.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, serve: Serve) -> OtherValues | None:
+        """Return such a call; None where functions hold no tensors. Ask before eager uses the arguments up."""
+        call, invocation = serve.request.call, serve.request.invocation
+        functions = call.functions
+        if functions is None or not any(map(torch.is_floating_point, functions.held)):
+            return None
+        held, copies = functions.with_other_values(serve.request.device)
+        instead = {id(f): copy for f, copy in zip(functions.functions, copies, strict=True)}
+
+        def other(leaf: Any) -> Any:
+            return leaf.clone() if isinstance(leaf, torch.Tensor) else instead.get(id(leaf), leaf)
+
+        args, kwargs = pytree.tree_map(other, (tuple(invocation.args), dict(invocation.kwargs)))
+        own = [tensor.clone() for tensor in call.tensors[: call.own_tensors]]
+        return cls([*own, *held], args, kwargs)
+
+    def difference(self, serve: Serve) -> float:
+        """Return how far the graph is off; nothing where there is no memory to tell."""
+        try:
+            expected = serve.request.invocation.forward(*self.args, **self.kwargs)
+            with running():
+                flat = _outputs(serve.graph, serve.weights.tensors, self.tensors)
+        except torch.OutOfMemoryError:
+            return 0.0
+        return numerics.difference(pytree.tree_unflatten(flat, serve.graph.binding.output), expected)
+
+
+def _outputs(
+    graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    if isinstance(graph, ReusableGraph):
+        return graph.compute(weights, tensors)[0]
+    return (graph.inner if isinstance(graph, RecordedGraph) else graph)(weights, tensors)
