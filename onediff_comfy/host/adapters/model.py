@@ -29,6 +29,7 @@ from ...runtime.step_cache import StepCache
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options, no_sizes
 from ..preparation.latents import latent_ratio
+from ..process.host_compiler import calls_blocks_unplanned
 from ..process.process import NodeOrigin, accelerated, set_budget
 from ..report.owners import owners_of
 from ..report.status import status_of
@@ -244,9 +245,14 @@ class ForwardWrapper:
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return what ``forward``, of a diffusion model or an image of it, gives: whole or block by block."""
-        by_blocks = self._by_blocks is not None and self._by_blocks.is_needed(module)
-        serve = self._by_blocks if self._by_blocks is not None and by_blocks else self.dispatcher
-        return serve(module, forward, args, kwargs)
+        if self._by_blocks is None or not self._by_blocks.is_needed(module):
+            return self.dispatcher(module, forward, args, kwargs)
+        if calls_blocks_unplanned(forward):
+            self.dispatcher.passed_by(
+                module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
+            )
+            return forward(*args, **kwargs)
+        return self._by_blocks(module, forward, args, kwargs)
 
 
 class _ApplyWrapper:
