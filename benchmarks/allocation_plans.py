@@ -23,9 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Plan(Protocol):
-    """What is used of ``comfy_aimdo.malloc_graph.MallocGraph``."""
+    """What is used of ``comfy_aimdo.malloc_graph.MallocGraph``, and what the host notes on it."""
 
     rogue_count: int
+    _comfy_active: bool
 
     def push(self) -> None: ...
     def pop(self) -> bool: ...
@@ -51,7 +52,7 @@ class Opened:
     """
 
     record: Callable[[torch.device], Plan]
-    plans: dict[int, Any] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
     forwards: int = 0
     breaks: int = 0
     rogues: int = 0
@@ -102,7 +103,7 @@ class Opened:
                 self.errors += 1
         self.rogues += plan.rogue_count
 
-    def active(self) -> Any | None:
+    def active(self) -> Plan | None:
         """Return the plan that this thread's forward follows now."""
         plan = self.plans.get(threading.get_ident())
         return plan if plan is not None and plan._comfy_active else None
@@ -165,7 +166,7 @@ def start_aimdo(device: torch.device) -> None:
         raise RuntimeError("comfy-aimdo found no device that it supports")
 
 
-class CountingPlan:
+class CountingPlan(Plan):
     """Stands for a plan of comfy-aimdo's where there is no GPU: it counts, by ``watched``, and plans nothing.
 
     Attributes:
@@ -177,7 +178,7 @@ class CountingPlan:
 
     def __init__(self) -> None:
         self.planned = self.rogue_count = self.freed_in_pause = 0
-        self._paused = False
+        self._comfy_active = self._paused = False
         self._open: list[dict[int, str]] = [{}]  # what is alive of each scope
         self._scopes: list[str] = []
         self._events: list[object] = []

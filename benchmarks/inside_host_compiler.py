@@ -4,8 +4,8 @@
     ... python -m benchmarks.inside_host_compiler --model tiny,tiny-wan --steps 3       on a CPU, to see that it runs
 
 Newer hosts plan what a model's forward allocates (comfy-aimdo from 0.5 on) and open the plan before wrappers of the
-diffusion model are called, so ours runs inside. That is how it is here, by ``allocation_plans``, around every forward of
-a model of real size with random weights. Pictures of three sizes are made, then with one LoRA, with another, and
+diffusion model are called, so ours runs inside. That is how it is here, by ``allocation_plans``, around every forward
+of a model of real size with random weights. Pictures of three sizes are made, then with one LoRA, with another, and
 without; each first by the host alone, inside a plan as well, and then by ours. Each model has a process of its own, so
 one that is ended is seen.
 
