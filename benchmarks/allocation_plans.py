@@ -89,6 +89,23 @@ class Opened:
             if plan is not None:
                 plan.resume(sync=sync)
 
+    def pop(
+        self,
+        queue: Any,
+        device: Any,
+        module: Any,
+        *rest: Any,
+        core: Callable[[], None] | None = None,
+        malloc_scope: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Begin a block, after whose weights the host asks for those of the next, and run what it is given of it."""
+        plan = self.active()
+        if plan is not None and malloc_scope is not None:
+            self.breaks += bool(plan.iterate(malloc_scope if module is not None else None))
+        if core is not None:
+            core()
+
     def clean_up(self) -> None:
         """Drop this thread's plan, as the host does behind each node."""
         plan = self.plans.pop(threading.get_ident(), None)
@@ -123,6 +140,7 @@ def install(record: Callable[[torch.device], Plan]) -> Opened:
     opened = Opened(record)
     prefetch.MALLOC_GRAPHS = opened.plans
     prefetch.malloc_graph_begin, prefetch.malloc_graph_end = opened.begin, opened.end
+    prefetch.prefetch_queue_pop = opened.pop
     prefetch.pause_malloc_graph, prefetch.cleanup_malloc_graph = opened.pause, opened.clean_up
     return opened
 

@@ -62,6 +62,7 @@ class HostServices:
         fused: operators that its models call, in the form that a compiler for a device fuses.
         unplanned: in this context the host's plan of what its models allocate takes no notice of what is allocated.
             Raises NotCovered where there is a plan that cannot be told so. The host's own forward runs outside of it.
+        tracing: in this context its forwards are traced. What a trace has begun of such a plan ends with it.
     """
 
     identity: str
@@ -80,6 +81,7 @@ class HostServices:
     formats: Sequence[WeightFormat] = (TensorSubclasses(),)
     fused: Callable[[torch.device], Forms] = lambda _device: {}
     unplanned: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    tracing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +195,7 @@ class Maker:
             self._substitutions(),
             host.side_multiple(target.module, call.signature.function),
             host.prepare,
+            host.tracing,
         )
         with library.builder.while_no_graph_is_made(self._telling(show, None)):
             show(message("capturing"))

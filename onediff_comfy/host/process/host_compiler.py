@@ -36,21 +36,14 @@ _PAUSE = "pause_malloc_graph"
 def unplanned() -> Iterator[None]:
     """Have the host's compiler take no notice of what this thread allocates and frees inside.
 
-    Do not free anything inside that was allocated outside of it in the same forward.
+    Do not free anything inside that was allocated outside of it in the same forward. A pause in a pause ends both.
 
     Raises:
         NotCovered: the compiler is at work here, and this host cannot have it pause.
     """
     prefetch = _prefetch()
-    if prefetch is None:  # a host without such a compiler
+    if prefetch is None or _plan(prefetch) is None:
         yield
-        return
-    before = _plan(prefetch)
-    if before is None:
-        try:
-            yield
-        finally:
-            _close_left_open(prefetch)
         return
     pause = getattr(prefetch, _PAUSE, None)
     if pause is None:
@@ -60,13 +53,32 @@ def unplanned() -> Iterator[None]:
                 "it with --disable-comfy-compiler"
             )
         )
-    depth = _depth(before)
     with pause():
-        try:
-            yield
-        finally:
-            for _ in range(_depth(before) - depth):  # blocks that a capture had begun when it was given up
+        yield
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Trace a forward inside, which may begin a plan or blocks of one. End in the end what it has not ended itself.
+
+    A trace ends wherever something cannot be captured. The host's own forward, which is next, would fail on what is
+    left open.
+    """
+    prefetch = _prefetch()
+    if prefetch is None:
+        yield
+        return
+    before = _plan(prefetch)
+    depth = _depth(before)
+    try:
+        yield
+    finally:
+        if before is not None:
+            for _ in range(_depth(before) - depth):
                 before.iterate()
+        elif _plan(prefetch) is not None:
+            log.debug("a trace left a plan of the host's open")
+            prefetch.cleanup_malloc_graph()
 
 
 def calls_blocks_unplanned(forward: Callable[..., Any]) -> bool:
@@ -98,13 +110,6 @@ def _plan(prefetch: ModuleType) -> Any | None:
     return None
 
 
-def _close_left_open(prefetch: ModuleType) -> None:
-    """Drop a plan that a forward began while it was captured, and did not end, for the capture was given up."""
-    if _plan(prefetch) is not None:
-        log.debug("a capture left a plan of the host's open")
-        prefetch.cleanup_malloc_graph()
-
-
-def _depth(plan: Any) -> int:
+def _depth(plan: Any | None) -> int:
     """Return how many blocks of a plan are open."""
     return len(getattr(plan, "_scopes", ()))
