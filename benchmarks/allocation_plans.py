@@ -192,12 +192,16 @@ class CountingPlan(Plan):
         rogue_count: of those, how many outlived what they were made in.
         freed_in_pause: of those, how many were freed while it paused, in the forward that they were made in. With
             comfy-aimdo that ends the process.
+
+    As comfy-aimdo's it fails at the end of a forward in which something was freed in another block than it was made in.
     """
 
     def __init__(self) -> None:
         self.planned = self.rogue_count = self.freed_in_pause = 0
         self._comfy_active = self._paused = False
         self._open: list[dict[int, str]] = [{}]  # what is alive of each scope
+        self._left: list[dict[int, str]] = []  # of scopes of this forward that were left, what outlived them
+        self._failed = False
         self._scopes: list[str] = []
         self._events: list[object] = []
         self._known: set[tuple[object, ...]] = set()
@@ -205,10 +209,12 @@ class CountingPlan(Plan):
     def push(self) -> None:
         if self._open:
             raise RuntimeError("aimdo memory compile error")
-        self._open, self._events = [{}], []
+        self._open, self._left, self._events = [{}], [], []
 
     def pop(self) -> bool:
         self._leave()
+        if self._failed:
+            raise RuntimeError("aimdo memory compile error")
         if self._open:
             return False
         events = tuple(self._events)
@@ -217,7 +223,7 @@ class CountingPlan(Plan):
         return broken
 
     def abort(self) -> None:
-        self._open, self._scopes = [], []
+        self._open, self._left, self._scopes = [], [], []
 
     def pause(self, sync: bool = False) -> None:
         self._paused = True
@@ -245,12 +251,18 @@ class CountingPlan(Plan):
         weakref.finalize(storage, self._freed, key, scope)
 
     def _freed(self, key: int, scope: dict[int, str]) -> None:
-        if scope.pop(key, None) is not None and any(scope is each for each in self._open):
+        if scope.pop(key, None) is None or not self._open:
+            return
+        if any(scope is each for each in self._open):
             self._events.append(None)
             self.freed_in_pause += self._paused
+            self._failed |= not self._paused and scope is not self._open[-1]
+        else:
+            self._failed |= any(scope is each for each in self._left)
 
     def _leave(self) -> None:
-        self.rogue_count += len(self._open.pop())
+        self._left.append(self._open.pop())
+        self.rogue_count += len(self._left[-1])
 
 
 class _Watch(TorchDispatchMode):

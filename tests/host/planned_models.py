@@ -120,6 +120,23 @@ class Cores(AroundWrappers):
         return state * 2
 
 
+class PausesItself(Model):
+    # Blocks are called in the host's own pause, too, for tensors that are kept from one block to the next.
+    def _forward(self, x, transformer_options={}):
+        x = x * 0.5
+        prefix = x[:2].clone()
+        comfy.model_prefetch.malloc_graph_begin(x.device)
+        for block in self.blocks:
+            comfy.model_prefetch.prefetch_queue_pop(None, x.device, block, malloc_scope="block")
+            with comfy.model_prefetch.pause_malloc_graph():
+                prefix = block(prefix) * 1.0
+            x.add_(prefix.mean())
+            x = block(x)
+        comfy.model_prefetch.prefetch_queue_pop(None, x.device, None, malloc_scope="block")
+        comfy.model_prefetch.malloc_graph_end()
+        return x * 2
+
+
 class GivenUpAround(AroundWrappers):
     # Nothing can be captured of it, which is found out in its second block.
     def _forward(self, x, transformer_options={}):
@@ -169,8 +186,20 @@ def followed(call: Call, opened: plans.Opened) -> tuple[torch.Tensor, dict[str, 
     return output, {**found, **opened.counted(), "left_open": int(opened.active() is not None) + len(plan._scopes)}
 
 
-def looked_at(kind: type, opened: plans.Opened, paused: bool) -> dict[str, Any]:
-    """Return what some calls of a model planned: without us first, then served."""
+class Streamed:
+    """The host's model object of a model that is not wholly on the device."""
+
+    model_lowvram, device = True, torch.device("cpu")
+
+    def __init__(self, diffusion_model: torch.nn.Module) -> None:
+        self.diffusion_model = diffusion_model
+
+    def get_dtype_inference(self) -> torch.dtype:
+        return torch.float32
+
+
+def looked_at(kind: type, opened: plans.Opened, paused: bool, streamed: bool = False) -> dict[str, Any]:
+    """Return what some calls of a model planned: without us first, then served, whole or block by block."""
     torch.manual_seed(0)
     model = kind().eval().requires_grad_(False)
     alone: Call = model
@@ -182,7 +211,8 @@ def looked_at(kind: type, opened: plans.Opened, paused: bool) -> dict[str, Any]:
         services = dataclasses.replace(services, unplanned=contextlib.nullcontext, tracing=contextlib.nullcontext)
     metrics = Metrics()
     dispatcher = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), metrics), services)
-    options = {"wrappers": {WrappersMP.DIFFUSION_MODEL: {"onediff": [ForwardWrapper(dispatcher, None)]}}}
+    host_model = Streamed(model) if streamed else None
+    options = {"wrappers": {WrappersMP.DIFFUSION_MODEL: {"onediff": [ForwardWrapper(dispatcher, host_model)]}}}
     calls = []
     failed = None
     with plans.watched(opened):
@@ -208,11 +238,16 @@ def looked_at(kind: type, opened: plans.Opened, paused: bool) -> dict[str, Any]:
 def main() -> None:
     opened = plans.install(lambda _device: plans.CountingPlan())
     written(_MODELS, models)
-    kinds = ("AroundWrappers", "InsideForward", "Cores", "GivenUpAround", "GivenUpInside")
+    whole = ("AroundWrappers", "InsideForward", "Cores", "PausesItself", "GivenUpAround", "GivenUpInside")
+    in_blocks = ("AroundWrappers", "InsideForward", "PausesItself")
     with torch.inference_mode():
         found = {
-            name: {how: looked_at(getattr(models, name), opened, how == "paused") for how in ("paused", "not paused")}
-            for name in kinds
+            f"{name}{' in blocks' if streamed else ''}": {
+                how: looked_at(getattr(models, name), opened, how == "paused", streamed)
+                for how in ("paused", "not paused")
+            }
+            for streamed, names in ((False, whole), (True, in_blocks))
+            for name in names
         }
     sys.stdout.write(json.dumps(found) + "\n")
 
