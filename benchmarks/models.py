@@ -31,6 +31,7 @@ class Family:
         cfg: the guidance scale; 1 means one model call per image and step, more means two.
         extra: further conditioning values.
         size: of the images to measure at, width x height in pixels.
+        frames: of a video's latent; 0 for images.
     """
 
     build: Callable[[torch.dtype], torch.nn.Module]
@@ -41,6 +42,7 @@ class Family:
     cfg: float
     extra: dict[str, float]
     size: str = "1024x1024"
+    frames: int = 0
 
 
 _UNET: dict[str, Any] = {
@@ -165,13 +167,26 @@ _TINY: dict[str, Any] = {
     "depth_single_blocks": 4,
 }
 
+
+def _wan(dtype: torch.dtype, **sizes: int) -> torch.nn.Module:
+    from comfy.ldm.wan.model import WanModel
+
+    return WanModel(image_model="wan2.1", model_type="t2v", dtype=dtype, operations=_operations(), **sizes)
+
+
+_WAN: dict[str, Any] = {"dim": 1536, "ffn_dim": 8960, "num_heads": 12, "num_layers": 30}
+_TINY_WAN: dict[str, Any] = {"dim": 128, "ffn_dim": 256, "num_heads": 1, "num_layers": 2}
+
 _GUIDANCE: dict[str, float] = {"guidance": 3.5}
 FAMILIES = {
     "sd15": Family(_sd15, torch.float16, 4, (77, 768), 0, 7.0, {}, "512x512"),
     "sdxl": Family(_sdxl, torch.float16, 4, (77, 2048), 1280, 7.0, {}),
     "flux": Family(partial(_flux, **_FLUX), torch.bfloat16, 16, (512, 4096), 768, 1.0, _GUIDANCE),
-    # For a CPU, to see that something runs: Flux with few and narrow blocks.
+    # Wan 2.1 of 1.3 billion weights, two seconds at 16 frames a second.
+    "wan": Family(partial(_wan, **_WAN), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
+    # For a CPU, to see that something runs: Flux and Wan with few and narrow blocks.
     "tiny": Family(partial(_flux, **_TINY), torch.bfloat16, 16, (16, 64), 32, 1.0, _GUIDANCE, "128x128"),
+    "tiny-wan": Family(partial(_wan, **_TINY_WAN), torch.bfloat16, 16, (16, 4096), 0, 6.0, {}, "128x128", 2),
     # The same for what changes a UNet.
     "tiny_unet": Family(_sd15_tiny, torch.float32, 4, (77, 768), 0, 7.0, {}, "128x128"),
 }
@@ -221,3 +236,18 @@ def conditioning(family: Family, seed: int, tokens: int | None = None) -> list[A
     if family.pooled:
         extras["pooled_output"] = torch.randn(1, family.pooled, generator=generator)
     return [[torch.randn(1, tokens or length, width, generator=generator), extras]]
+
+
+def random_lora(model: Any, seed: int, rank: int = 16) -> dict[str, torch.Tensor]:
+    """A LoRA of random weights for every matrix of a MODEL's attention."""
+    generator = torch.Generator().manual_seed(seed)
+    lora = {}
+    for name, weight in model.model.diffusion_model.state_dict().items():
+        if "attn" in name and name.endswith(".weight") and weight.ndim == 2:
+            layer = f"diffusion_model.{name.removesuffix('.weight')}"
+            up = torch.randn(weight.shape[0], rank, generator=generator) * 0.1 / math.sqrt(rank)
+            lora[f"{layer}.lora_up.weight"] = up
+            lora[f"{layer}.lora_down.weight"] = torch.randn(rank, weight.shape[1], generator=generator) / math.sqrt(
+                weight.shape[1]
+            )
+    return lora

@@ -81,7 +81,8 @@ class Sampler:
         self.size = size or self.family.size
         self.steps = steps
         width, height = map(int, self.size.split("x"))
-        self._latent = torch.zeros(batch, self.family.latent_channels, height // 8, width // 8)
+        frames = [self.family.frames] if self.family.frames else []
+        self._latent = torch.zeros(batch, self.family.latent_channels, *frames, height // 8, width // 8)
         self._prompts = [
             tuple(conditioning(self.family, 2 * prompt + which) for which in (1, 2)) for prompt in range(prompts)
         ]

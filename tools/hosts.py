@@ -3,9 +3,9 @@
     python -m tools.hosts COMFY_DIR...
 
 Prints a table in Markdown: a column for each folder, a row for whatever is not the same in all of them, and how much
-is there. What is relied on is ``RELIED_ON``, and ``BRINGS_WEIGHTS`` and ``PINS_WEIGHTS`` where there is Dynamic VRAM. A running host is
-looked at by ``onediff_comfy/host/compatibility.py``, which also tries things out. Reading says less: a name that is
-made at run time is not found.
+is there. What is relied on is ``RELIED_ON``, and where there is Dynamic VRAM ``BRINGS_WEIGHTS`` and ``PINS_WEIGHTS``.
+A running host is looked at by ``onediff_comfy/host/compatibility.py``, which also tries things out. Reading says less:
+a name that is made at run time is not found.
 """
 
 from __future__ import annotations

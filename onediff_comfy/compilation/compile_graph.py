@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -58,6 +60,9 @@ class HostServices:
             CUDA graph. Graphs with any others are launched kernel by kernel.
         formats: the ways in which one weight of its models may be several tensors.
         fused: operators that its models call, in the form that a compiler for a device fuses.
+        unplanned: in this context the host's plan of what its models allocate takes no notice of what is allocated.
+            Raises NotCovered where there is a plan that cannot be told so. The host's own forward runs outside of it.
+        tracing: in this context its forwards are traced. What a trace has begun of such a plan ends with it.
     """
 
     identity: str
@@ -75,6 +80,8 @@ class HostServices:
     recordable: frozenset[str] = frozenset()
     formats: Sequence[WeightFormat] = (TensorSubclasses(),)
     fused: Callable[[torch.device], Forms] = lambda _device: {}
+    unplanned: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    tracing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +195,7 @@ class Maker:
             self._substitutions(),
             host.side_multiple(target.module, call.signature.function),
             host.prepare,
+            host.tracing,
         )
         with library.builder.while_no_graph_is_made(self._telling(show, None)):
             show(message("capturing"))

@@ -76,6 +76,12 @@ def _copy(source: Sequence[torch.Tensor], destination: Sequence[torch.Tensor]) -
         own.copy_(given)
 
 
+def _renew_workspace(device: torch.device) -> None:
+    """Have cuBLAS take its workspace again now, and not in a forward of the host's, whose allocations it may plan."""
+    some = torch.empty((2, 2), device=device)
+    torch.addmm(some[0], some, some)
+
+
 class RecordedGraph(CompiledGraph):
     """``inner``, replayed through CUDA graphs where that can be done.
 
@@ -225,6 +231,7 @@ class RecordedGraph(CompiledGraph):
                 torch._C._cuda_clearCublasWorkspaces()
                 graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(pool.stream)
+        _renew_workspace(device)
         return _Recording(graph, addresses, own, outputs)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:

@@ -79,17 +79,18 @@ class CallServer:
     def decide(self, invocation: Invocation, run: RunContext) -> Serve | BatchSplit | Eager | Output:
         """Return what answers an invocation, or the answer. Whatever goes wrong with us, the host can do without."""
         try:
-            pending = None if run.wait else self.resolver.pending(invocation, run.reusing)
-            if pending is not None:
-                return Eager(pending.reason, expected=True)
-            request = self.guard.request(invocation, run)
-            if not request.is_checked:
-                output = self._served_ahead(request, run)
-                if output is not None:
-                    return output
-                if not self.guard.confirms(request):
-                    request = self.guard.request(invocation, run)
-            return self._known(request, run) or self._resolved(request, run)
+            with self.host.unplanned():
+                pending = None if run.wait else self.resolver.pending(invocation, run.reusing)
+                if pending is not None:
+                    return Eager(pending.reason, expected=True)
+                request = self.guard.request(invocation, run)
+                if not request.is_checked:
+                    output = self._served_ahead(request, run)
+                    if output is not None:
+                        return output
+                    if not self.guard.confirms(request):
+                        request = self.guard.request(invocation, run)
+                return self._known(request, run) or self._resolved(request, run)
         except self.host.interruption:
             raise
         except NotCovered as refusal:
@@ -138,7 +139,8 @@ class CallServer:
         settled = self.verifier.settled.get(serve.proof_key)
         due = (settled is None or settled() is not serve.graph) and self.verifier.is_due(serve, run)
         reuse = run.step_cache is not None and self.executor.reuses(serve, run) and not due
-        output = self.executor.run(serve, run, reuse)
+        with self.host.unplanned():
+            output = self.executor.run(serve, run, reuse)
         if isinstance(output, Failed):
             if output.for_good:
                 self.resolver.failed(serve, output.reason)
@@ -180,11 +182,10 @@ class CallServer:
         return None
 
     def _serve_in_parts(self, split: BatchSplit, invocation: Invocation, run: RunContext) -> Any:
-        module, forward = invocation.module, invocation.forward
         output, separable = self.resolver.sources.splitter.run(
             split,
-            bind(forward, invocation.args, invocation.kwargs),
-            serve=lambda part: self.answer(Invocation(module, forward, (), part), run.of_part()),
+            bind(invocation.forward, invocation.args, invocation.kwargs),
+            serve=lambda part: self.answer(replace(invocation, args=(), kwargs=part), run.of_part()),
             eager=invocation.eager,
         )
         if not separable:
@@ -234,7 +235,7 @@ class Dispatcher:
             guard,
             self._resolver,
             Executor(library, self.times, sources.policy, options.record_only_launch_bound),
-            Verifier(library, self.times, self._eager_times),
+            Verifier(library, self.times, self._eager_times, host.unplanned),
             Teller(self.metrics, show),
         )
         self._run = RunContext(self._new_report(), wait=not options.in_background)
@@ -264,8 +265,7 @@ class Dispatcher:
             what: what it made, for people: ``1024×1024 b1``.
         """
         self.end_step_cache()
-        put_off = self._resolver.put_off()
-        if put_off is not None:
+        if (put_off := self._resolver.put_off()) is not None:
             self._server.decide(put_off, self._run)
         self._server.guard.end_run()
         self._server.library.recordings.release_if_short()

@@ -82,6 +82,8 @@ class ModuleGuard:
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise NotCovered(message("ComfyUI records a CUDA graph of its own here"))
         if torch.is_grad_enabled() and any(map(_requires_grad, pytree.tree_leaves(arguments))):
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(device.type):

@@ -77,7 +77,7 @@ def all_away_and_back(model: Any) -> None:
 
 def norms_doubled(model: Any) -> None:
     for name, weight in model.model.diffusion_model.named_parameters():
-        if name.endswith("norm.scale") or name.endswith("norm.weight"):
+        if name.endswith(("norm.scale", "norm.weight")):
             weight.data.mul_(2)
 
 

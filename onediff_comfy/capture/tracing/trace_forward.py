@@ -10,6 +10,7 @@ import contextlib
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ class TraceSettings:
         substitutions: functions that are traced in the place of others.
         multiple: of a general capture, what the sides of images are multiples of; 0 if no tensor is an image.
         prepare: given the target's layers; may set attributes of theirs, which are put back afterwards.
+        around: what a forward has begun outside of its module ends with this context.
     """
 
     options_name: str
@@ -59,6 +61,7 @@ class TraceSettings:
     substitutions: Forms = field(default_factory=dict)
     multiple: int = 1
     prepare: Callable[[Sequence[torch.nn.Module]], None] = lambda _layers: None
+    around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def _traced(
         return rebuilt
 
     wrapper = _Forward(target.module, forward, arguments, watch.forward_ended)
-    with _tracing(target, watch):
+    with settings.around(), _tracing(target, watch):
         try:
             with functions.unchanged() if functions is not None else contextlib.nullcontext():
                 program = _exported(wrapper, target, inputs, settings)

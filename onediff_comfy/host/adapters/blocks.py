@@ -29,6 +29,8 @@ from .module_proxy import ModuleProxy
 from .records import closed, opened
 
 _OPTIONS = "transformer_options"
+_GIVEN = "what was given: "
+"""Before a number in an output: the tensor of that number among those that were given."""
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
@@ -86,7 +88,13 @@ class BlockServer:
         tensors = _tensors(arguments)
         for index, value in written.items():
             tensors[int(index)].copy_(value)
-        return output
+        return pytree.tree_map_only(str, lambda text: _given_back(text, tensors), output)
+
+
+def _given_back(text: str, tensors: Sequence[torch.Tensor]) -> Any:
+    """Return the tensor that a text in an output stands for; any other text as it is."""
+    stands, _, index = text.partition(_GIVEN)
+    return tensors[int(index)] if index and not stands else text
 
 
 def _variadic(forward: Callable[..., Any]) -> str | None:
@@ -101,6 +109,9 @@ def _telling_what_it_writes(forward: Callable[..., Any], variadic: str | None) -
     Blocks add to what they are given in place. A graph cannot, and eager may run on the same tensors after it. So the
     function runs on copies. Tensors of inference mode do not count who writes to them, so the copies are none.
 
+    Where ``forward`` returns what it was given, the caller must be returned that very tensor, too: where the host plans
+    what a block allocates, what comes out of one and is kept ends the forward.
+
     Args:
         forward: of a block.
         variadic: the name under which the function is given all positional arguments, if it takes any number of them.
@@ -114,6 +125,8 @@ def _telling_what_it_writes(forward: Callable[..., Any], variadic: str | None) -
             given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
             output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
             written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
+        given_back = {id(tensor): f"{_GIVEN}{index}" for index, tensor in enumerate(tensors) if index in written}
+        output = pytree.tree_map_only(torch.Tensor, lambda tensor: given_back.get(id(tensor), tensor), output)
         return output, {str(index): tensors[index] for index in written}
 
     telling.__module__ = forward.__module__

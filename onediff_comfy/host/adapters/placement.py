@@ -14,7 +14,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
+from ...messages import message
 from ...serving.dispatcher import Dispatcher
+from ..process.host_compiler import calls_blocks_unplanned
 from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
@@ -58,6 +60,11 @@ class ModelServer:
                     return answered[0]
             except torch.OutOfMemoryError:  # handled outside of this block, which holds the failed call's tensors
                 self._too_large.add(sizes)
+        if calls_blocks_unplanned(forward):
+            self._dispatcher.passed_by(
+                module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
+            )
+            return forward(*args, **kwargs)
         if self._blocks is None or (getattr(model, "dynamic_vbars", None) and not can_bring()):
             return self._dispatcher(module, forward, args, kwargs)
         return self._blocks(module, forward, args, kwargs)

@@ -21,6 +21,7 @@ from ...compilation.compile_graph import HostServices
 from ...messages import message
 from ..preparation.latents import patch_side
 from ..weights.quantised import RECORDABLE_OPERATORS, fused_operators, kernels, weight_formats
+from .host_compiler import tracing, unplanned
 from .host_settings import settings
 
 log = logging.getLogger(__name__)
@@ -153,4 +154,6 @@ def host_services() -> HostServices:
         recordable=RECORDABLE_OPERATORS,
         formats=weight_formats(),
         fused=fused_operators,
+        unplanned=unplanned,
+        tracing=tracing,
     )

@@ -22,6 +22,7 @@ from ...capture.call import NotCovered
 from ...capture.target.held_objects import AttributeGuard
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
+from ..process.host_compiler import unplanned
 from .layer_images import KEYS, LayerImages, put, stored_dtype
 
 _VBAR = "comfy_aimdo.model_vbar"
@@ -81,8 +82,9 @@ class PinnedModule:
             if memory.get_free_memory(device) < room:
                 return False
             self._refuse_functions()
-            self._bring(device)
-            self._show()
+            with unplanned():
+                self._bring(device)
+                self._show()
             self._signature = signature
         self._small.refresh()
         return True

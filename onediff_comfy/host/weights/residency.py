@@ -92,8 +92,10 @@ class StreamedModules:
             self._cast(layers, device)
             yield
             return
+        # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
+        missing = [layer for layer in dynamic if getattr(layer, "_prefetch", None) is None]
         stream = comfy.ops.cast_modules_with_vbar(
-            dynamic, None, device, None, memory.device_supports_non_blocking(device)
+            missing, None, device, None, memory.device_supports_non_blocking(device)
         )
         try:
             memory.sync_stream(device, stream)
@@ -106,7 +108,8 @@ class StreamedModules:
         finally:
             if stream is not None:
                 stream.wait_stream(memory.current_stream(device))
-            take_back(layers[0], dynamic)
+            if missing:
+                take_back(layers[0], missing)
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""

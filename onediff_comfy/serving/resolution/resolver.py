@@ -90,10 +90,11 @@ class Resolver:
         """Have the next call find a better graph than the one that serves this, if there is one. Ask once a run."""
         specializer, request = self.sources.specializer, serve.request
         try:
-            if serve.graph.shapes.general:
-                better = specializer.is_ready(request, serve.route.graph_key, lambda: self._maker(request))
-            else:
-                better = specializer.is_regression(request, serve.route.graph_key, times)
+            with self._host.unplanned():
+                if serve.graph.shapes.general:
+                    better = specializer.is_ready(request, serve.route.graph_key, lambda: self._maker(request))
+                else:
+                    better = specializer.is_regression(request, serve.route.graph_key, times)
         except Exception:  # the call is answered, and the next one will be as well
             log.debug("looking for a better graph failed", exc_info=True)
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +54,21 @@ class Verifier:
         library: remembers what was proved.
         times: of calls.
         eager_times: says which calls are to be timed eager.
+        unplanned: as ``HostServices.unplanned``. Eager runs outside of it, as the host would run it.
 
     Attributes:
         settled: graphs that need not be asked of again in this run, by the kinds of calls. A graph that was made anew
             under the same key is another.
     """
 
-    def __init__(self, library: GraphLibrary, times: CallTimes, eager_times: EagerTimes) -> None:
-        self._library, self._times, self._eager_times = library, times, eager_times
+    def __init__(
+        self,
+        library: GraphLibrary,
+        times: CallTimes,
+        eager_times: EagerTimes,
+        unplanned: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._library, self._times, self._eager_times, self._unplanned = library, times, eager_times, unplanned
         self.settled: dict[Kind, weakref.ref[CompiledGraph]] = {}
 
     def begin_run(self) -> None:
@@ -93,14 +102,17 @@ class Verifier:
             return Verdict(output)
         dtypes = {tensor.dtype for tensor in (*serve.weights.tensors, *request.call.tensors)}
         allowed = numerics.limit(dtypes, request.device, route.variant.fp8)
-        error = numerics.difference(output, expected)
+        with self._unplanned():
+            error = numerics.difference(output, expected)
         if others is not None and error <= allowed:
             error = max(error, others.difference(serve))
         if again is not None and not error <= allowed:
             allowed = max(allowed, again(expected))
         if not error <= allowed:
             return Verdict(expected, self._disproved(serve, error, allowed))
-        if not self._brief_difference(serve, expected, run) <= allowed:
+        with self._unplanned():
+            brief_error = self._brief_difference(serve, expected, run)
+        if not brief_error <= allowed:
             return Verdict(expected, message("a graph that reuses steps differed from eager"), only_when_reusing=True)
         self._eager_times.took(route.proof_key, request.call.signature)
         if not self._is_proved(serve):
