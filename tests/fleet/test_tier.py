@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from machines import CALL, KEY, SHAPES, TIMES, Machine, StoreFleet, graph, until
+from stores import on_one_store
 
 from onediff_comfy.store.remote import tiered_store
 from onediff_comfy.store.remote.lease import DONE, FAILED, HELD, Leases, SeenLease, Watch
@@ -135,6 +136,7 @@ def test_after_two_that_failed_nobody_waits_for_a_third(store_fleet: StoreFleet)
     assert tier.turn(KEY) is None
 
 
+@on_one_store
 def test_a_compiler_that_hangs_does_not_hold_everybody(store_fleet: StoreFleet) -> None:
     machine = store_fleet.machine()
     hung = type(TIMES)(ttl_s=0.3, poll_s=0.05, longest_s=0.5)
@@ -180,6 +182,7 @@ def test_that_a_store_does_not_answer_is_said_once(
     assert store.tier.counters.snapshot()["unreachable"] == 5
 
 
+@on_one_store
 def test_a_graph_that_could_not_be_published_is_published_later(
     store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +203,7 @@ def test_a_graph_that_could_not_be_published_is_published_later(
     assert store_fleet.machine().tier().fetch(KEY) is not None
 
 
+@on_one_store
 def test_a_slow_upload_holds_no_picture_and_the_lease_until_it_is_done(
     store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

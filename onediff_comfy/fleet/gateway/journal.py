@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
-from .prompt import Prompt
+from .prompt import BadPrompt, Prompt, is_id
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,9 @@ class Journal:
 
     async def result(self, prompt_id: str) -> dict[str, Any] | None:
         """Return the result of a prompt, if there is one."""
-        content = await self._read(f"{_RESULTS}/{prompt_id}")
-        return None if content is None else dict(json.loads(content))
+        name = f"{_RESULTS}/{prompt_id}"
+        content = await self._read(name)
+        return None if content is None else _object_in(content, name)
 
     async def forget_result(self, prompt_id: str) -> None:
         """Delete a result and its files."""
@@ -119,12 +120,24 @@ class Journal:
         async def read(name: str) -> dict[str, Any] | None:
             async with limit:
                 content = await self._read(name)
-            return None if content is None else dict(json.loads(content))
+            return None if content is None else _object_in(content, name)
 
         return [value for value in await asyncio.gather(*map(read, names)) if value is not None]
 
     async def _names(self, prefix: str) -> list[tuple[str, Any]]:
         return [(found["path"], found["last_modified"]) async for some in self._store.list(prefix) for found in some]
+
+
+def _object_in(content: bytes, name: str) -> dict[str, Any] | None:
+    """Return the JSON object of a prompt or a result. None of one that is damaged, as by a machine that lost power."""
+    try:
+        found = json.loads(content)
+        if isinstance(found, dict) and isinstance(found.get("entry", {}), dict):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    log.error("%s in the journal is damaged, and is left alone", name)
+    return None
 
 
 class Ledger:
@@ -148,12 +161,17 @@ class Ledger:
     async def recover(self, grace: float) -> None:
         """Take over what an earlier gateway left. No worker is looked for in the first ``grace`` seconds."""
         for kept in await self.journal.unfinished():
-            prompt = Prompt.from_journal(kept)
+            try:
+                prompt = Prompt.from_journal(kept)
+            except BadPrompt as error:
+                log.error("an unfinished prompt in the journal is left alone: %s", error)
+                continue
             prompt.not_before = time.monotonic() + grace
             self.open[prompt.id] = prompt
             self.counts["recovered"] += 1
         for result in await self.journal.newest_results():
-            self.history[result["id"]] = result["entry"]
+            if is_id(result.get("id")) and "entry" in result:
+                self.history[result["id"]] = result["entry"]
 
     def changed(self) -> None:
         """Tell everybody who watches."""
@@ -169,10 +187,11 @@ class Ledger:
         await self.journal.write(prompt.id, prompt.to_journal())
         self.open[prompt.id] = prompt
 
-    async def finish(self, prompt: Prompt, entry: dict[str, Any]) -> None:
-        """Write a result. If there is one already, that one counts."""
-        if prompt.id not in self.open:
-            return
+    async def finish(self, prompt: Prompt, entry: dict[str, Any]) -> bool:
+        """Write a result; if there is one already, that one counts. Return False if the prompt was finished before."""
+        if self.open.get(prompt.id) is not prompt:
+            prompt.take_back()
+            return False
         worker = getattr(prompt.worker, "name", None)
         result: dict[str, Any] = {"id": prompt.id, "entry": entry, "worker": worker, "attempts": prompt.attempts}
         try:
@@ -182,15 +201,15 @@ class Ledger:
             self.counts["journal_errors"] += 1
             log.error("the result of %s is in memory alone: %s", prompt.id, error)
         if self.open.pop(prompt.id, None) is None:
-            return
+            return False
         self.history[prompt.id] = result["entry"]
         if len(self.history) > KEPT_IN_VIEW:
             del self.history[next(iter(self.history))]
         self.counts[(result["entry"].get("status") or {}).get("status_str") or "success"] += 1
-        created = prompt.extra_data.get("create_time")
-        self.seconds(time.time() - created / 1000 if isinstance(created, int) else 0.0)
+        self.seconds(time.monotonic() - prompt.since)
         prompt.take_back()
         self.changed()
+        return True
 
     async def forget(self, prompt: Prompt) -> None:
         """Give up a prompt that gets no result."""
@@ -200,15 +219,16 @@ class Ledger:
         await self.journal.remove(prompt.id)
 
     async def forget_result(self, prompt_id: str) -> None:
-        """Delete a result and its files."""
-        self.history.pop(prompt_id, None)
-        await self.journal.forget_result(prompt_id)
+        """Delete a result and its files, if there is one."""
+        if is_id(prompt_id):
+            self.history.pop(prompt_id, None)
+            await self.journal.forget_result(prompt_id)
 
     async def entry(self, prompt_id: str) -> dict[str, Any] | None:
         """Return the history entry of a prompt, however long ago it was."""
-        if prompt_id in self.open:
+        if prompt_id in self.open or not is_id(prompt_id):
             return None
         if prompt_id not in self.history:
             result = await self.journal.result(prompt_id)
-            return None if result is None else dict(result["entry"])
+            return None if result is None else result.get("entry")
         return self.history[prompt_id]
