@@ -146,15 +146,42 @@ class RecordedGraph(CompiledGraph):
             self.forget_recordings()
         seen = self._seen.get(sizes)
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
-        gains = self._pool.may_grow and (not record_only_launch_bound or self._launching.bound(sizes))
+        gains = not record_only_launch_bound or self._launching.bound(sizes)
         if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
-            recorded = self._record(sizes, addresses, weights, tensors, seen.outputs)
+            recorded = self._record_in_turn(sizes, addresses, weights, tensors, seen.outputs)
             if recorded is not None:
                 return recorded
         with self._launching.measured(sizes, tensors[0].device):
             outputs = self.inner(weights, tensors)
         self._seen[sizes] = _Seen(addresses, calls + 1, [output.to("meta") for output in outputs])
         return outputs
+
+    def _record_in_turn(
+        self,
+        sizes: Sizes,
+        addresses: list[int],
+        weights: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        likes: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor] | None:
+        """As ``_record``; on a thread that does not record leave the call to the one that does, and return None."""
+        turns, name = self._pool.turns, (id(self), sizes)
+        if turns.ours:
+            return self._record(sizes, addresses, weights, tensors, likes)
+        if not turns.is_left(name):
+            own = [tensor.clone() for tensor in tensors]  # any values would be copied over, but not any can be computed
+            turns.leave(name, lambda: self._record_left(sizes, addresses, weights, own))
+        return None
+
+    def _record_left(
+        self, sizes: Sizes, addresses: list[int], weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        seen = self._seen.get(sizes)
+        if seen is None or seen.addresses != addresses:  # weights have moved since
+            return
+        with torch.cuda.device(tensors[0].device):
+            self.inner(weights, tensors)  # makes this thread's handles of cuBLAS and cuDNN for that device
+        self._record(sizes, addresses, weights, tensors, seen.outputs)
 
     def _record(
         self,
@@ -205,8 +232,10 @@ class RecordedGraph(CompiledGraph):
         likes: Sequence[torch.Tensor],
     ) -> _Recording:
         device = tensors[0].device
-        own = [tensor.clone() for tensor in tensors]
-        outputs = [torch.empty_like(like, device=device) for like in likes]
+        # A replay writes to these, and threads of other GPUs are in no inference mode as the one that runs prompts is.
+        with torch.inference_mode(False):
+            own = [tensor.clone() for tensor in tensors]
+            outputs = [torch.empty_like(like, device=device) for like in likes]
         torch._C._cuda_clearCublasWorkspaces()  # those of cuBLAS so far, which are not the recording's
         graph, pool = torch.cuda.CUDAGraph(), self._pool.on_device(device)
         pool.stream.wait_stream(torch.cuda.current_stream(device))

@@ -231,7 +231,8 @@ class Gateway:
         except self.ledger.journal.errors as error:
             if isinstance(error, ConnectionError):  # the client's, who has gone
                 raise
-            text = f"the fleet's journal cannot be written, so nothing is taken: {error}"
+            reason = str(error).strip().partition("\n")[0]
+            text = f"the fleet's journal does not answer, so nothing is taken: {reason}"
             said = {"type": "journal", "message": text, "details": text, "extra_info": {}}
             return web.json_response({"error": said, "node_errors": {}}, status=503)
 

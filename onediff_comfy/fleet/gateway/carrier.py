@@ -74,6 +74,7 @@ class Carrier:
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
         self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         self._ledger, self._clients = ledger, clients
+        self._looked_at: set[Link] = set()
         self._told = Told(ledger, clients, self.lose)
 
     async def start(self) -> None:
@@ -222,19 +223,18 @@ class Carrier:
 
     async def _look_after(self) -> None:
         """Find what no message told: workers that are silent, prompts whose end was missed."""
-        looks = (self._look_at(link) for link in list(self.links.values()))
-        for problem in await asyncio.gather(*looks, return_exceptions=True):
-            if isinstance(problem, Exception):  # what one worker says holds up no other
-                log.error("the gateway goes on: %r", problem)
+        for link in list(self.links.values()):
+            if time.monotonic() - link.seen > LOST_AFTER_S:
+                self.lose(link)
+            elif link not in self._looked_at:  # one that takes its time holds up no other
+                self._looked_at.add(link)
+                self.background.begin(self._look_at(link))
         self.hand_out()
 
     async def _look_at(self, link: Link) -> None:
-        if time.monotonic() - link.seen > LOST_AFTER_S:
-            self.lose(link)
-            return
-        link.listening.keep(self._clients)
-        had = list(link.prompts.values()) if time.monotonic() - link.last_used > _LOOK_EVERY_S else []
-        with contextlib.suppress(WorkerLost):  # busy, or gone: then its heartbeats cease, or a connection breaks
+        try:
+            link.listening.keep(self._clients)
+            had = list(link.prompts.values()) if time.monotonic() - link.last_used > _LOOK_EVERY_S else []
             queued = await link.queued() if had else {}
             for prompt in had:
                 if prompt.id not in queued and not await self._told.complete(prompt, link):
@@ -242,6 +242,10 @@ class Carrier:
                     self._ledger.changed()
             _, report = await link.ask("GET", "/onediff/report", seconds=_LOOK_EVERY_S)
             link.report = report if isinstance(report, dict) else {}
+        except WorkerLost:  # busy, or gone: then its heartbeats cease, or a connection breaks
+            pass
+        finally:
+            self._looked_at.discard(link)
 
 
 async def _errors_of(prompt: Prompt, links: Iterable[Link]) -> Any:
