@@ -59,17 +59,22 @@ def serving(racy: bool = False) -> Iterator[Bucket]:
 
 
 def make_bucket(bucket: Bucket) -> None:
-    """Make the bucket, by the cloud's own client: obstore makes none.
+    """Make the bucket: obstore makes none.
 
     Raises:
         BotoCoreError: the server does not answer.
         ClientError: it refuses.
     """
+    client_of(bucket).create_bucket(Bucket=bucket.name)
+
+
+def client_of(bucket: Bucket) -> Any:
+    """The cloud's own client of a server: it takes every name of an object."""
     from botocore.config import Config
     from botocore.session import get_session
 
     once = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=60)
-    client = get_session().create_client(
+    return get_session().create_client(
         "s3",
         region_name=bucket.environment["AWS_REGION"],
         endpoint_url=bucket.endpoint,
@@ -77,7 +82,6 @@ def make_bucket(bucket: Bucket) -> None:
         aws_secret_access_key=bucket.environment["AWS_SECRET_ACCESS_KEY"],
         config=once,
     )
-    client.create_bucket(Bucket=bucket.name)
 
 
 def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -20,11 +20,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from fleets import Fleet, Server, new_id, nothing, picture
+from fleets import Fleet, new_id, nothing, picture
 from PIL import Image
 
 from dev.environment import repository
 from dev.host import HostError, PromptRejected
+from dev.running_server import RunningServer
 
 MOST_MILLISECONDS = 15
 """That the gateway may add to a prompt that does nothing."""
@@ -34,7 +35,7 @@ ROUNDS = 6
 SECONDS_BETWEEN_ROUNDS = 10
 
 
-def _pictures(server: Server, entry: dict[str, Any]) -> list[bytes]:
+def _pictures(server: RunningServer, entry: dict[str, Any]) -> list[bytes]:
     assert entry["status"]["status_str"] == "success", entry["status"]
     return [server.content(shown) for output in entry["outputs"].values() for shown in output.get("images", ())]
 
@@ -71,7 +72,7 @@ def test_what_comfyui_refuses_is_refused_with_its_own_words(fleet: Fleet) -> Non
         assert _refusal(fleet.gateway, body)["error"]["type"] == _refusal(worker, body)["error"]["type"]
 
 
-def _refusal(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+def _refusal(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(f"{server.url}/prompt", json.dumps(body).encode())
     with pytest.raises(urllib.error.HTTPError) as raised:
         urllib.request.urlopen(request)
@@ -150,7 +151,7 @@ def test_an_uploaded_picture_is_there_for_every_worker(fleet: Fleet) -> None:
     assert _pixels(made[1])[0, 0].tolist() == [200, 30, 30]
 
 
-def _upload(server: Server, content: bytes) -> str:
+def _upload(server: RunningServer, content: bytes) -> str:
     async def upload() -> str:
         form = aiohttp.FormData()
         form.add_field("image", content, filename="red.png", content_type="image/png")
@@ -196,7 +197,7 @@ def _added(measured: tuple[float, float]) -> float:
     return measured[1] - measured[0]
 
 
-def _median(server: Server) -> float:
+def _median(server: RunningServer) -> float:
     async def measure() -> float:
         seconds = []
         client = new_id()

@@ -76,7 +76,7 @@ class Tier:
     ) -> None:
         self.objects, self.keys, self.signer = objects, keys, signer
         self.refusals, self.counters = refusals, counters
-        self._leases = Leases(objects, keys, times or LeaseTimes())
+        self.leases = Leases(objects, keys, times or LeaseTimes())
 
     # -- graphs --------------------------------------------------------------------------------
 
@@ -264,17 +264,17 @@ class Tier:
         Raises:
             Unreachable: the store did not answer.
         """
-        times, begun, waited = self._leases.times, time.monotonic(), False
+        times, begun, waited = self.leases.times, time.monotonic(), False
         watch, refused = Watch(times.ttl_s), Counter[str | None]()
         try:
             # Whoever may write to the store could keep a lease alive for ever by what was signed once.
-            while self.statement(key) is None and time.monotonic() - begun < times.longest_s + times.ttl_s:
-                seen = self._leases.look(key)
+            while self.statement(key) is None and time.monotonic() - begun < times.longest_s + 3 * times.ttl_s:
+                seen = self.leases.look(key)
                 if not watch.alive(seen):
                     version, failures = (seen.version, seen.failures) if seen is not None else (None, 0)
                     if self.signer is None or failures >= _TRIES_BY_OTHERS or refused[version] >= _TRIES:
                         return None
-                    held = self._leases.take(key, seen, self.signer)
+                    held = self.leases.take(key, seen, self.signer)
                     if held is not None:
                         self.counters.count("takeovers", seen is not None and seen.state == HELD)
                         return held
