@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import gateway_attacked
 from aiohttp import web
-from misbehaving import WORKFLOW, Server, register, served, slow
+from misbehaving import WORKFLOW, Server, patient, register, served, slow
 
 from onediff_comfy.fleet.gateway import carrier
 from onediff_comfy.fleet.gateway.api import Gateway
@@ -104,6 +104,7 @@ async def main() -> None:
     for happens in (race, poison, unwritable, silence, *gateway_attacked.ATTACKS):
         folder = Path(sys.argv[1]) / happens.__name__
         folder.mkdir()
+        patient()
         outcomes[happens.__name__] = await happens(folder)
     sys.stdout.write(json.dumps(outcomes))
 

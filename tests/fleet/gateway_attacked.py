@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 from misbehaving import WORKFLOW, Server, register, served, slow
 
-from onediff_comfy.fleet.gateway import carrier, clients, link
+from onediff_comfy.fleet.gateway import carrier, clients, journal, link
 from onediff_comfy.fleet.gateway.api import Gateway
 from onediff_comfy.fleet.gateway.journal import Journal
 from onediff_comfy.fleet.gateway.prompt import parse
@@ -126,7 +126,7 @@ async def requests(folder: Path) -> dict[str, Any]:
 
 async def flood(folder: Path) -> dict[str, Any]:
     """One client sends too much, one reads nothing of what it is told; a third one is served."""
-    too_many, clients._TOO_MANY = clients._TOO_MANY, 100
+    clients._TOO_MANY = 100
     async with _client(folder) as (gateway, session, url):
         large = await session.ws_connect(f"{url}/ws?clientId=large")
         deaf = await session.ws_connect(f"{url}/ws?clientId=deaf")
@@ -141,7 +141,6 @@ async def flood(folder: Path) -> dict[str, Any]:
             await asyncio.sleep(0.001)
         good = await session.ws_connect(f"{url}/ws?clientId=good")
         told = await good.receive_json(timeout=5)
-    clients._TOO_MANY = too_many
     return {"large": gone, "deaf": "deaf" not in gateway.clients, "told": told["type"]}
 
 
@@ -181,7 +180,7 @@ async def frozen(folder: Path) -> dict[str, Any]:
 
 async def half_done(folder: Path) -> dict[str, Any]:
     """A worker is done, and freezes while its picture is fetched. Another one does the prompt."""
-    carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S, link._ANSWER_S = 0.5, 0.1, _SOON_S
+    carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S = 0.5, 0.1
 
     def done(freezes: bool) -> Callable[[Server, web.Request], Awaitable[web.StreamResponse]]:
         async def answer(server: Server, request: web.Request) -> web.StreamResponse:
@@ -221,7 +220,6 @@ async def liar(folder: Path) -> dict[str, Any]:
             return web.json_response({name: {"prompt": [], "outputs": {}, "status": {"status_str": "success"}}})
         return await slow(server, request)
 
-    carrier.LOST_AFTER_S = 60.0
     async with _client(folder) as (gateway, session, url), Server(slow) as honest, Server(lie) as other:
         register(gateway, "honest", honest)
         await _hand_in(session, url)
@@ -238,4 +236,20 @@ async def liar(folder: Path) -> dict[str, Any]:
         return {"open": list(gateway.ledger.open) == [name], "worker": gateway.ledger.open[name].worker is not None}
 
 
-ATTACKS = (collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)
+async def heirs(folder: Path) -> dict[str, Any]:
+    """A gateway takes a prompt while another one runs on the same journal, and ends without it."""
+    journal.LIFE_S = carrier.LIFE_S = 0.1
+    journal._DEAD_AFTER_S = 1.0
+    async with _client(folder) as (heir, _, _):
+        async with _client(folder) as (first, session, url):
+            await _hand_in(session, url)
+            (name,) = first.ledger.open
+            await asyncio.sleep(2.5)
+            early = list(heir.ledger.open)
+        late = await _until(lambda: name in heir.ledger.open)
+        done = await heir.ledger.finish(heir.ledger.open[name], {"outputs": {}})
+        await asyncio.sleep(0.5)
+        return {"early": early, "late": late, "done": done, "again": list(heir.ledger.open)}
+
+
+ATTACKS = (heirs, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from onediff_comfy.fleet.gateway import carrier, clients, journal, link
 from onediff_comfy.fleet.gateway.api import Gateway
 
 WORKFLOW = {"text": {"class_type": "PrimitiveString", "inputs": {"value": "x"}}}
@@ -71,6 +72,24 @@ async def served(gateway: Gateway) -> tuple[web.AppRunner, str]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+_TIMES = [
+    (module, name, getattr(module, name))
+    for module, names in (
+        (carrier, ("LIFE_S", "LOST_AFTER_S", "_LOOK_EVERY_S")),
+        (clients, ("_TOO_MANY",)),
+        (journal, ("LIFE_S", "_DEAD_AFTER_S")),
+        (link, ("_ANSWER_S",)),
+    )
+    for name in names
+]
+
+
+def patient() -> None:
+    """Put back how long the gateway waits for what, and how much it bears, as it is without tests."""
+    for module, name, value in _TIMES:
+        setattr(module, name, value)
 
 
 def register(gateway: Gateway, name: str, server: Server) -> None:

@@ -90,6 +90,10 @@ def test_a_worker_that_freezes_when_it_is_done_holds_nothing_up(outcomes: dict[s
     assert outcomes["half_done"] == {"open": 0, "written": ["two"]}
 
 
+def test_what_a_gateway_leaves_another_one_finishes_and_not_before(outcomes: dict[str, Any]) -> None:
+    assert outcomes["heirs"] == {"early": [], "late": True, "done": True, "again": []}
+
+
 def test_a_worker_answers_for_its_own_prompts_alone(outcomes: dict[str, Any]) -> None:
     assert outcomes["liar"] == {"open": True, "worker": True}
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from .clients import Clients, Told
-from .journal import Ledger
+from .journal import LIFE_S, Ledger, Succession
 from .link import HEARTBEAT_S, LOST_AFTER_S, Link, WorkerLost
 from .prompt import MOST_IN_FLIGHT, Prompt, choose
 
@@ -82,6 +82,7 @@ class Carrier:
         await self._ledger.recover(GRACE_S)
         self._ledger.watchers.append(self.hand_out)
         self.background.every(_LOOK_EVERY_S, self._look_after)
+        self.background.every(LIFE_S, Succession(self._ledger).look)
 
     async def stop(self) -> None:
         """Let go of everything; prompts stay in the journal."""
