@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -337,6 +338,7 @@ PARTS: Mapping[str, Callable[[Fleet], Any]] = {
 def main() -> int:
     """Measure the parts; write JSON. Return 1 if a part failed: the others' figures are kept."""
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whose time is over ends what it started
     environment = json.loads(_python(_ENVIRONMENT).splitlines()[-1])
     options.gpus = 0 if options.cpu else environment["gpus"]
     options.replicas = options.replicas or options.gpus or 2

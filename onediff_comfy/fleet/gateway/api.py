@@ -210,10 +210,11 @@ class Gateway:
         twins = {(method, f"/api{path}"): answer for (method, path), answer in own.items()}
         for (method, path), answer in {**own, **twins, **single}.items():
             app.router.add_route(method, path, answer)
-        app.on_shutdown.append(self._stop)
+        app.on_shutdown.append(lambda _app: self.stop())
         return app
 
-    async def _stop(self, _app: web.Application) -> None:
+    async def stop(self) -> None:
+        """Let go of every connection; prompts stay in the journal."""
         await self.carrier.stop()
         await self._forwarding.close()
 

@@ -140,7 +140,8 @@ class Journal:
 
     async def result(self, prompt_id: str) -> dict[str, Any] | None:
         """Return the result of a prompt, if there is one."""
-        return await self.objects.value(f"{_RESULTS}/{prompt_id}")
+        found = await self.objects.value(f"{_RESULTS}/{prompt_id}")
+        return found if found is not None and "entry" in found else None
 
     async def forget_result(self, prompt_id: str) -> None:
         """Delete a result and its files."""
