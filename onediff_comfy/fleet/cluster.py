@@ -31,6 +31,7 @@ _GATEWAY = "gateway"
 _PROMPTS_OF_A_WORKER = 2  # running and waiting; of more, another worker takes some
 _ASK_S = 5.0
 _TRIES = 3
+_PATIENCE_S = 30.0
 _DRAIN_S = 600.0
 _SILENT_S = 180.0
 _HEAD = "node:__internal_head__"  # a resource that Ray gives to the head node alone
@@ -61,6 +62,7 @@ class GatewayActor:
                 return gateway, await gateway.application()
             except gateway.ledger.journal.errors as error:
                 log.error("the journal at %s cannot be read: %s", self._options.journal_url, error)
+                await gateway.stop()
                 await asyncio.sleep(_ASK_S)
 
     async def register(self, facts: Mapping[str, Any]) -> int:
@@ -198,12 +200,15 @@ def application(args: Mapping[str, Any]) -> Any:
     from ray import serve
 
     options = FleetOptions.of(args)
-    gateway(options)
+    gateway(options, log.info)
     return serve.deployment(**deployment_options(options))(Replica).bind(options.to_dict())
 
 
-def gateway(options: FleetOptions) -> Any:
+def gateway(options: FleetOptions, say: Callable[[str], None]) -> Any:
     """Return the gateway's actor, which is started if it is not there. Ray restarts it where it was, on the head node.
+
+    Args:
+        say: told when it takes long.
 
     Raises:
         ray.exceptions.RayActorError: it could not start.
@@ -214,7 +219,10 @@ def gateway(options: FleetOptions) -> Any:
     placed = {"num_cpus": 0, "resources": {_HEAD: 0.001}, "max_restarts": -1, "max_task_retries": 0}
     named = {"name": _GATEWAY, "namespace": NAME, "lifetime": "detached", "get_if_exists": True}
     actor = ray.remote(GatewayActor).options(**placed, **named, max_concurrency=1000).remote(options.to_dict())
-    ray.get(actor.ready.remote())
+    ready = actor.ready.remote()
+    while not ray.wait([ready], timeout=_PATIENCE_S)[0]:
+        say(f"the gateway is not ready; it waits as long as its journal, {options.journal_url}, cannot be read")
+    ray.get(ready)
     return actor
 
 
@@ -238,7 +246,7 @@ def run(options: FleetOptions, address: str | None, say: Callable[[str], None]) 
             if not tries_left:
                 raise
             say("Ray did not start; once more")
-    gateway(options)
+    gateway(options, say)
     say(f"gateway: http://{options.host}:{options.port}   page: /fleet   metrics: /metrics")
     say(f"journal: {options.journal_url}")
     serve.start(proxy_location="Disabled")

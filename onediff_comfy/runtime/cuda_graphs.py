@@ -20,7 +20,7 @@ import logging
 import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -69,6 +69,29 @@ class _Seen:
     addresses: list[int]
     calls: int
     outputs: list[torch.Tensor]  # without memory
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that is to be recorded.
+
+    Attributes:
+        sizes: of the tensors.
+        addresses: of the weights.
+        weights: inputs that are read where they are.
+        tensors: the other inputs.
+        likes: what the outputs are like, without memory.
+    """
+
+    sizes: Sizes
+    addresses: list[int]
+    weights: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
+    likes: Sequence[torch.Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
 
 
 def _copy(source: Sequence[torch.Tensor], destination: Sequence[torch.Tensor]) -> None:
@@ -152,9 +175,9 @@ class RecordedGraph(CompiledGraph):
             self.forget_recordings()
         seen = self._seen.get(sizes)
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
-        gains = self._pool.may_grow and (not record_only_launch_bound or self._launching.bound(sizes))
+        gains = not record_only_launch_bound or self._launching.bound(sizes)
         if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
-            recorded = self._record(sizes, addresses, weights, tensors, seen.outputs)
+            recorded = self._record_in_turn(_Call(sizes, addresses, weights, tensors, seen.outputs))
             if recorded is not None:
                 return recorded
         with self._launching.measured(sizes, tensors[0].device):
@@ -162,16 +185,28 @@ class RecordedGraph(CompiledGraph):
         self._seen[sizes] = _Seen(addresses, calls + 1, [output.to("meta") for output in outputs])
         return outputs
 
-    def _record(
-        self,
-        sizes: Sizes,
-        addresses: list[int],
-        weights: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        likes: Sequence[torch.Tensor],
-    ) -> list[torch.Tensor] | None:
-        """Return the outputs for ``tensors``, like ``likes``, from a new recording; None if none can be made."""
-        device = tensors[0].device
+    def _record_in_turn(self, call: _Call) -> list[torch.Tensor] | None:
+        """As ``_record``; on a thread that does not record leave the call to the one that does, and return None."""
+        turns, name = self._pool.turns, (id(self), call.sizes)
+        if turns.ours:
+            return self._record(call)
+        if not turns.is_left(name):
+            # Its own values: not any can be computed with.
+            left = replace(call, tensors=[tensor.clone() for tensor in call.tensors])
+            turns.leave(name, lambda: self._record_left(left))
+        return None
+
+    def _record_left(self, call: _Call) -> None:
+        seen = self._seen.get(call.sizes)
+        if seen is None or seen.addresses != call.addresses:  # weights have moved since
+            return
+        with torch.cuda.device(call.device):
+            self.inner(call.weights, call.tensors)  # makes this thread's handles of cuBLAS and cuDNN for that device
+        self._record(call)
+
+    def _record(self, call: _Call) -> list[torch.Tensor] | None:
+        """Return the outputs of a call from a new recording; None if none can be made."""
+        device = call.device
         while len(self._recordings) >= MOST_RECORDINGS:
             self._recordings.popitem(last=False)
         with self._pool.recording(), torch.cuda.device(device):
@@ -179,8 +214,8 @@ class RecordedGraph(CompiledGraph):
             free = torch.cuda.mem_get_info(device)[0]
             random_state = torch.cuda.get_rng_state(device)
             try:
-                recording = self._new_recording(addresses, weights, tensors, likes)
-                result = recording.replay(tensors)
+                recording = self._new_recording(call)
+                result = recording.replay(call.tensors)
             except Exception as error:
                 _renew_generator(device, random_state)
                 if isinstance(error, torch.OutOfMemoryError):
@@ -196,23 +231,19 @@ class RecordedGraph(CompiledGraph):
             nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
             together = self._pool.nbytes + nbytes
             if self._pool.add(recording, device, nbytes):
-                self._recordings[sizes] = recording
+                self._recordings[call.sizes] = recording
             else:
-                self._overflowed(sizes, alone, together)
+                self._overflowed(call.sizes, alone, together)
         self._on_recorded()
-        log.debug("recorded a CUDA graph for %s, %.0f MB", sizes, nbytes / 2**20)
+        log.debug("recorded a CUDA graph for %s, %.0f MB", call.sizes, nbytes / 2**20)
         return result
 
-    def _new_recording(
-        self,
-        addresses: list[int],
-        weights: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        likes: Sequence[torch.Tensor],
-    ) -> _Recording:
-        device = tensors[0].device
-        own = [tensor.clone() for tensor in tensors]
-        outputs = [torch.empty_like(like, device=device) for like in likes]
+    def _new_recording(self, call: _Call) -> _Recording:
+        device = call.device
+        # A replay writes to these, and threads of other GPUs are in no inference mode as the one that runs prompts is.
+        with torch.inference_mode(False):
+            own = [tensor.clone() for tensor in call.tensors]
+            outputs = [torch.empty_like(like, device=device) for like in call.likes]
         torch._C._cuda_clearCublasWorkspaces()  # those of cuBLAS so far, which are not the recording's
         graph, pool = torch.cuda.CUDAGraph(), self._pool.on_device(device)
         pool.stream.wait_stream(torch.cuda.current_stream(device))
@@ -222,7 +253,7 @@ class RecordedGraph(CompiledGraph):
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
             try:
                 with self.inner.recordable():
-                    _copy(self.inner(weights, own), outputs)
+                    _copy(self.inner(call.weights, own), outputs)
             except BaseException as error:
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
                 raise
@@ -232,7 +263,7 @@ class RecordedGraph(CompiledGraph):
                 graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(pool.stream)
         _renew_workspace(device)
-        return _Recording(graph, addresses, own, outputs)
+        return _Recording(graph, call.addresses, own, outputs)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
         """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from .device_memory import memory_is_short, trim_graph_memory
+from .recording_turns import RecordingTurns
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,13 @@ class RecordingPool:
 
     Args:
         budget: bytes that all devices' pools together may hold right now.
+
+    Attributes:
+        turns: which thread records.
     """
 
     def __init__(self, budget: Callable[[], int]) -> None:
+        self.turns = RecordingTurns()
         self._lock = threading.RLock()  # one recording at a time
         self._budget = budget
         self._recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
@@ -67,7 +72,6 @@ class RecordingPool:
         self._devices: dict[torch.device, DevicePool] = {}
         self._recording = False
         self._owes_release = False
-        self._thread: int | None = None
         self._told_of = -1  # the largest budget that was said to be too small
 
     @property
@@ -139,20 +143,6 @@ class RecordingPool:
             self._owners.add(owner)
             weakref.finalize(owner, self.release).atexit = False
 
-    def record_on_this_thread(self) -> None:
-        """Record what this thread calls from now on, and nothing else. What was recorded is replayed on any.
-
-        Under ``cudaMallocAsync`` PyTorch takes whatever any thread allocates and frees while one records for a part of
-        the recording. ComfyUI's MultiGPU CFG Split calls a model, and its ControlNets, in a thread for each GPU beside
-        the one that runs prompts: the process ended.
-        """
-        self._thread = threading.get_ident()
-
-    @property
-    def may_grow(self) -> bool:
-        """Return True if this thread's calls are recorded."""
-        return self._thread is None or self._thread == threading.get_ident()
-
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Have one recording made inside, by this thread.
@@ -179,6 +169,7 @@ class RecordingPool:
 
     def _release(self) -> int:
         released = self.nbytes
+        self.turns.forget()
         for recorder in list(self._recorders):
             recorder.forget_recordings()
         used = [(device, pool) for device, pool in self._devices.items() if pool.handle is not None]

@@ -268,7 +268,7 @@ class Dispatcher:
         if (put_off := self._resolver.put_off()) is not None:
             self._server.decide(put_off, self._run)
         self._server.guard.end_run()
-        self._server.library.recordings.release_if_short()
+        self._server.executor.end_run()
         report = self._run.report
         if not report.calls:
             uncalled = message("the model was not called in this run")

@@ -212,6 +212,15 @@ class Executor:
             return False
         return run.step_cache.reuses(serve.stream)
 
+    def end_run(self) -> None:
+        """Record what threads of other GPUs called in the run that is over, if there is memory for what comes next."""
+        recordings = self._library.recordings
+        with running():
+            if not recordings.turns.record_what_was_left():
+                released = recordings.release()
+                log.warning("OneDiff: no memory to record a run over several GPUs; released %d MB", released >> 20)
+        recordings.release_if_short()
+
     def _make_room(self, run: RunContext) -> None:
         if run.step_cache is not None:
             run.step_cache.forget()

@@ -7,26 +7,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import radosgw
 from machines import StoreFleet
 from stand_in import Bucket, serving
+from stores import EVERY_STORE, FOLDER
 
 
 @pytest.fixture(scope="session")
-def bucket() -> Iterator[Bucket]:
+def s3() -> Iterator[Bucket]:
     """An S3 server, shared; take a prefix of your own."""
     with serving() as running:
         yield running
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Bucket]:
+    """An S3 server that people run, shared; take a prefix of your own."""
+    absent = radosgw.missing()
+    if absent is not None:
+        pytest.skip(absent)
+    with radosgw.serving() as running:
+        yield running
+
+
+@pytest.fixture(params=EVERY_STORE)
 def store_fleet(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StoreFleet]:
-    """A fleet on an empty store: a folder, and S3."""
+    """A fleet on an empty store of each kind."""
     environment = {}
     url = (tmp_path / "shared store").as_uri()
-    if request.param == "s3":
-        bucket: Bucket = request.getfixturevalue("bucket")
+    if request.param != FOLDER:
+        bucket: Bucket = request.getfixturevalue(request.param)
         environment, url = bucket.environment, f"s3://{bucket.name}/{uuid.uuid4().hex}"
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -18,7 +18,8 @@ import pytest
 
 from dev.environment import comfyui_path, repository, venv_python
 from dev.fleet_environment import ensure
-from dev.host import PACK_NAME, ComfyServer, HostError
+from dev.host import PACK_NAME, HostError
+from dev.running_server import RunningServer
 from tools.models.checkpoints import checkpoint_file, ensure_checkpoints
 from tools.workflows import Workflow, text_to_image
 
@@ -56,33 +57,6 @@ def nothing(text: str) -> Workflow:
     }
 
 
-class Server(ComfyServer):
-    """The project's own client of ComfyUI, of one that runs already."""
-
-    def __init__(self, port: int, folder: Path) -> None:
-        super().__init__(comfyui_path(), folder, cpu=True)
-        self.port = port
-
-    def hand_in(self, workflow: Workflow, **more: Any) -> str:
-        """Hand in a workflow and return its prompt's id."""
-        return str(self.post("/prompt", {"prompt": workflow, **more})["prompt_id"])
-
-    def result(self, prompt_id: str, timeout: float = 60) -> dict[str, Any]:
-        """The history entry of a prompt once there is one; also while the gateway is away."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                found = self.get_json(f"/history/{prompt_id}")
-                if prompt_id in found:
-                    return dict(found[prompt_id])
-            time.sleep(0.1)
-        raise AssertionError(f"no result of {prompt_id} after {timeout:.0f} s")
-
-    def content(self, shown: Mapping[str, Any]) -> bytes:
-        """A file as ``/view`` gives it."""
-        return self._request("GET", "/view?" + "&".join(f"{name}={value}" for name, value in shown.items()))
-
-
 class Fleet:
     """``python -m onediff_comfy fleet serve`` as a child process; a context manager.
 
@@ -97,7 +71,7 @@ class Fleet:
         self.log = folder / "serve.log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self.gateway = Server(probe.getsockname()[1], folder)
+            self.gateway = RunningServer(probe.getsockname()[1], folder)
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -144,9 +118,9 @@ class Fleet:
         """The workers that take prompts."""
         return [worker for worker in self.status()["workers"] if worker["state"] == "ready"]
 
-    def worker(self, which: Mapping[str, Any]) -> Server:
+    def worker(self, which: Mapping[str, Any]) -> RunningServer:
         """A worker's ComfyUI, without the gateway."""
-        return Server(int(which["url"].rpartition(":")[2]), self.folder)
+        return RunningServer(int(which["url"].rpartition(":")[2]), self.folder)
 
     def kill(self, pid: int) -> None:
         """End one process at once."""

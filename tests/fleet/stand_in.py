@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,18 +51,37 @@ def serving(racy: bool = False) -> Iterator[Bucket]:
     try:
         bucket = Bucket(f"http://127.0.0.1:{port}", "fleet")
         _wait_until_it_answers(port, process)
-        urllib.request.urlopen(_request(bucket, "PUT"), timeout=30).close()
+        make_bucket(bucket)
         yield bucket
     finally:
         process.kill()
         process.wait()
 
 
-def _request(bucket: Bucket, method: str) -> urllib.request.Request:
-    # moto tells one cloud service from another by these two.
-    signature = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
-    headers = {"Host": "s3.amazonaws.com", "Authorization": signature}
-    return urllib.request.Request(f"{bucket.endpoint}/{bucket.name}", method=method, headers=headers)
+def make_bucket(bucket: Bucket) -> None:
+    """Make the bucket: obstore makes none.
+
+    Raises:
+        BotoCoreError: the server does not answer.
+        ClientError: it refuses.
+    """
+    client_of(bucket).create_bucket(Bucket=bucket.name)
+
+
+def client_of(bucket: Bucket) -> Any:
+    """The cloud's own client of a server: it takes every name of an object."""
+    from botocore.config import Config
+    from botocore.session import get_session
+
+    once = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=60)
+    return get_session().create_client(
+        "s3",
+        region_name=bucket.environment["AWS_REGION"],
+        endpoint_url=bucket.endpoint,
+        aws_access_key_id=bucket.environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=bucket.environment["AWS_SECRET_ACCESS_KEY"],
+        config=once,
+    )
 
 
 def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+import torch
 from pictures import FAMILIES, Counters, assert_same_picture, latent_of
 
 from dev.host import ComfyServer
@@ -14,10 +17,19 @@ from onediff_comfy.store.signing.key_ring import KeyRing
 SD15 = FAMILIES["sd15"]
 
 
-def test_two_cold_builders_compile_once_and_a_worker_not_at_all(
-    start_server: Callable[..., ComfyServer], tmp_path: Path
+@pytest.mark.parametrize(
+    ("builders", "workers"),
+    [
+        (2, 0),
+        # test_once.py says the same of four machines that are library and store without a ComfyUI.
+        pytest.param(4, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_of_cold_builders_one_compiles_and_a_worker_does_not(
+    builders: int, workers: int, start_server: Callable[..., ComfyServer], tmp_path: Path
 ) -> None:
     url = (tmp_path / "shared store").as_uri()
+    KeyRing(tmp_path / "keys").make("the fleet's")
 
     def machine(role: str) -> ComfyServer:
         server = start_server(ONEDIFF_STORE_URL=url, ONEDIFF_STORE_ROLE=role)
@@ -28,22 +40,22 @@ def test_two_cold_builders_compile_once_and_a_worker_not_at_all(
             (config / name).chmod(0o600)
         return server
 
-    KeyRing(tmp_path / "keys").make("the fleet's")
-    with machine("builder") as one, machine("builder") as two, ThreadPoolExecutor() as both:
-        counters = [Counters(server) for server in (one, two)]
-        pictures = list(both.map(lambda server: latent_of(server.run(SD15.workflow(1, "inductor"))), (one, two)))
-        assert sorted((each.compiled, each.loaded) for each in counters) == [(0, 1), (1, 0)]
-        counts = [server.get_json("/onediff/report")["fleet"] for server in (one, two)]
-    assert sorted(count["compiles"] for count in counts) == [0, 1]
-    assert sorted(count["published"] for count in counts) == [0, 1]
-    assert sum(count["fetched"] for count in counts) == 1
-    assert sum(count["alone"] + count["refusals"] + count["unreachable"] for count in counts) == 0
+    def picture(server: ComfyServer) -> torch.Tensor:
+        return latent_of(server.run(SD15.workflow(1, "inductor")))
 
-    with machine("worker") as worker:
-        later = Counters(worker)
-        pictures.append(latent_of(worker.run(SD15.workflow(1, "inductor"))))
-        assert (later.compiled, later.captured, later.loaded) == (0, 0, 1)
-        assert later.served == SD15.steps
-        expected = latent_of(worker.run(SD15.workflow(1)))
-    for picture in pictures:
-        assert_same_picture(picture, expected)
+    roles = ["builder"] * builders + ["worker"] * workers
+    with contextlib.ExitStack() as running, ThreadPoolExecutor() as threads:
+        servers = list(threads.map(lambda role: running.enter_context(machine(role)), roles))
+        counted = [Counters(server) for server in servers]
+        expected = latent_of(servers[-1].run(SD15.workflow(1)))
+        pictures = list(threads.map(picture, servers[:builders]))  # at once
+        pictures += map(picture, servers[builders:])  # afterwards
+        reports = [server.get_json("/onediff/report")["fleet"] for server in servers]
+        assert sorted((each.compiled, each.loaded) for each in counted) == [*[(0, 1)] * (len(servers) - 1), (1, 0)]
+        assert [each.captured for each in counted[builders:]] == [0] * workers
+    total = {name: sum(report[name] for report in reports) for name in reports[0]}
+    assert (total["compiles"], total["published"], total["fetched"]) == (1, 1, len(servers) - 1)
+    assert total["alone"] + total["refusals"] + total["unreachable"] == 0
+    assert len(list((tmp_path / "shared store" / "v1" / "graphs").iterdir())) == 1
+    for each in pictures:
+        assert_same_picture(each, expected)

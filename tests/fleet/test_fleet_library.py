@@ -10,6 +10,7 @@ import pytest
 import torch
 from machines import Machine, StoreFleet, until
 from restarted import HOST, Keeping, Net
+from stores import on_one_store
 from torch import nn
 
 from onediff_comfy import engines
@@ -81,6 +82,7 @@ class Overtaken(Keeping):
         return super().compile(capture)
 
 
+@on_one_store
 def test_who_is_overtaken_serves_by_what_was_published(
     store_fleet: StoreFleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -99,6 +101,7 @@ class Stopped(Exception):
     """The person wants the run to end."""
 
 
+@on_one_store
 def test_a_person_can_stop_waiting_for_another_machine(store_fleet: StoreFleet, tmp_path: Any) -> None:
     kept = GraphStore(tmp_path / "kept", Trust(tmp_path / "its config"))
     served(kept, Net())

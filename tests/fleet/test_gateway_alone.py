@@ -19,25 +19,25 @@ from onediff_comfy.fleet.gateway.prompt import Prompt, choose, parse
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What ``gateway_alone.py`` found."""
     script = Path(__file__).with_name("gateway_alone.py")
     command = [str(ensure()), str(script), str(tmp_path_factory.mktemp("journals"))]
     environment = {**os.environ, "PYTHONPATH": str(repository())}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def test_a_prompt_has_one_result_however_many_are_written(outcomes: list[dict[str, Any]]) -> None:
-    race = outcomes[0]
+def test_a_prompt_has_one_result_however_many_are_written(outcomes: dict[str, Any]) -> None:
+    race = outcomes["race"]
     assert race["workers"] == [race["written"]]
     assert race["unfinished"] == []
 
 
-def test_a_prompt_that_kills_its_workers_is_given_up(outcomes: list[dict[str, Any]]) -> None:
-    poison = outcomes[1]
+def test_a_prompt_that_kills_its_workers_is_given_up(outcomes: dict[str, Any]) -> None:
+    poison = outcomes["poison"]
     assert poison["victims"] == MOST_ATTEMPTS
     assert poison["told"] == ["execution_start", "execution_error", "executing"]
     name, error = poison["messages"][-1]
@@ -45,14 +45,57 @@ def test_a_prompt_that_kills_its_workers_is_given_up(outcomes: list[dict[str, An
     assert error["exception_message"].startswith(f"{MOST_ATTEMPTS} workers died of this prompt")
 
 
-def test_without_a_journal_nothing_is_taken(outcomes: list[dict[str, Any]]) -> None:
-    refused = outcomes[2]
+def test_without_a_journal_nothing_is_taken(outcomes: dict[str, Any]) -> None:
+    refused = outcomes["unwritable"]
     assert (refused["status"], refused["open"]) == (503, 0)
-    assert "journal cannot be written" in refused["message"]
+    assert "journal does not answer" in refused["message"] and "\n" not in refused["message"]
 
 
-def test_what_a_silent_worker_has_is_given_to_another(outcomes: list[dict[str, Any]]) -> None:
-    assert outcomes[3] == {"first": "silent", "last": "other", "attempts": 2}
+def test_what_a_silent_worker_has_is_given_to_another(outcomes: dict[str, Any]) -> None:
+    assert outcomes["silence"] == {"first": "silent", "last": "other", "attempts": 2}
+
+
+# -- attacks ---------------------------------------------------------------------------------------
+
+
+def test_of_one_id_that_many_hand_in_at_once_one_prompt_runs(outcomes: dict[str, Any]) -> None:
+    assert outcomes["collision"] == {"statuses": [200], "handed": 1, "loads": 1}
+
+
+def test_a_checkpoint_whose_name_another_node_gives_is_taken(outcomes: dict[str, Any]) -> None:
+    assert outcomes["linked"] == {"status": 200}
+
+
+def test_what_is_damaged_in_the_journal_keeps_nothing_else_from_being_read(outcomes: dict[str, Any]) -> None:
+    assert outcomes["damaged"] == {"open": True, "found": True}
+
+
+def test_no_request_is_an_error_of_the_gateway_or_takes_what_it_does_not_name(outcomes: dict[str, Any]) -> None:
+    assert outcomes["requests"] == {"failed": [], "left": [{"outputs": {}}, True, 0]}
+
+
+def test_who_floods_the_gateway_is_let_go(outcomes: dict[str, Any]) -> None:
+    assert outcomes["flood"] == {"large": True, "deaf": True, "told": "status"}
+
+
+def test_clients_that_are_not_there_leave_no_connection_open(outcomes: dict[str, Any]) -> None:
+    assert outcomes["unheard"] == {"connections": 20, "left": 0}
+
+
+def test_who_hands_in_to_a_frozen_worker_is_answered(outcomes: dict[str, Any]) -> None:
+    assert outcomes["frozen"] == {"status": 200, "moved": True}
+
+
+def test_a_worker_that_freezes_when_it_is_done_holds_nothing_up(outcomes: dict[str, Any]) -> None:
+    assert outcomes["half_done"] == {"open": 0, "written": ["two"]}
+
+
+def test_what_a_gateway_leaves_another_one_finishes_and_not_before(outcomes: dict[str, Any]) -> None:
+    assert outcomes["heirs"] == {"early": [], "late": True, "done": True, "again": []}
+
+
+def test_a_worker_answers_for_its_own_prompts_alone(outcomes: dict[str, Any]) -> None:
+    assert outcomes["liar"] == {"open": True, "worker": True}
 
 
 # -- who takes a prompt ----------------------------------------------------------------------------

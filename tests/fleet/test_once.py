@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from machines import KEY, TIMES, Machine, StoreFleet, until
+from stores import on_one_store
 
 
 def run_together(machines: list[Machine], **options: Any) -> list[dict[str, Any]]:
@@ -66,6 +67,7 @@ def test_a_leader_that_is_killed_is_taken_over(store_fleet: StoreFleet) -> None:
     assert published(store_fleet) == [KEY]
 
 
+@on_one_store
 def test_of_many_waiters_one_takes_over(store_fleet: StoreFleet) -> None:
     leader = store_fleet.machine()
     leader.start(compile_s=60)
@@ -96,6 +98,7 @@ def test_a_leader_that_was_frozen_does_not_publish_late(store_fleet: StoreFleet)
     assert published(store_fleet) == [KEY]
 
 
+@on_one_store
 def test_a_leader_that_renews_its_lease_is_waited_for(store_fleet: StoreFleet) -> None:
     leader, waiter = store_fleet.machine(), store_fleet.machine()
     leader.start(compile_s=2.5 * TIMES.ttl_s)
@@ -106,6 +109,7 @@ def test_a_leader_that_renews_its_lease_is_waited_for(store_fleet: StoreFleet) -
     assert end["counters"]["wait_seconds"] > TIMES.ttl_s
 
 
+@on_one_store
 def test_a_store_that_is_down_makes_every_machine_compile_for_itself(store_fleet: StoreFleet) -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
@@ -120,12 +124,14 @@ def test_a_store_that_is_down_makes_every_machine_compile_for_itself(store_fleet
     assert len({end["digest"] for end in ends}) == 2
 
 
+@on_one_store
 def test_a_worker_without_a_key_compiles_for_itself_alone(store_fleet: StoreFleet) -> None:
     (end,) = run_together([store_fleet.machine(builder=False)])
     assert end["counters"]["alone"] == 1 and end["counters"]["published"] == 0
     assert published(store_fleet) == []
 
 
+@on_one_store
 def test_a_worker_waits_for_a_builder_that_is_at_it(store_fleet: StoreFleet) -> None:
     builder, worker = store_fleet.machine(), store_fleet.machine(builder=False)
     builder.start(compile_s=3.0)

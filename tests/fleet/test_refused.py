@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines import CALL, FINGERPRINT, KEY, Machine, StoreFleet, graph
+from stand_in import Bucket, client_of
 
 from onediff_comfy.store.artifact import pack
+from onediff_comfy.store.remote import upkeep
 from onediff_comfy.store.remote.tier import MAX_GRAPH
 from onediff_comfy.store.signing.key_ring import KeyRing, Signer
 from onediff_comfy.store.signing.signed import signed
@@ -189,6 +193,36 @@ def test_a_note_by_a_stranger_is_refused(worker: Machine, builder: Machine, tmp_
     path = f"v1/calls/{CALL}/{OTHER}"
     put(builder, path, signed(path, b'{"shapes":{}}', {}, stranger(tmp_path))[0])
     assert worker.store().notes.calls(CALL) == [(KEY, graph().manifest.shapes)]
+
+
+NAMES = ("a b", "%2e%2e", "#1", "x" * 500, "\N{SNOWMAN}", "*", "?")
+
+
+def test_names_that_no_object_of_ours_has_are_no_errors(s3: Bucket, tmp_path: Path, monkeypatch: Any) -> None:
+    """Somebody else's objects, or a stranger's, where ours are listed."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    folder = uuid.uuid4().hex
+    client = client_of(s3)
+    for kind in ("graphs", f"calls/{CALL}", f"options/{FINGERPRINT}", "leases"):
+        for name in NAMES:
+            client.put_object(Bucket=s3.name, Key=f"{folder}/v1/{kind}/{name}", Body=b"x")
+    fleet = StoreFleet(f"s3://{s3.name}/{folder}", tmp_path, s3.environment)
+    builder = fleet.machine()
+    assert builder.tier().publish(graph())
+    store = fleet.machine(builder=False).store()
+    assert store.notes.calls(CALL) == [(KEY, graph().manifest.shapes)]
+    assert store.notes.read("options", FINGERPRINT) == ["sigmas"]
+    assert store.find(KEY) is not None
+    assert store.tier.counters.snapshot()["unreachable"] == 0
+    assert upkeep.status(store.tier)["graphs"] >= 1
+    assert len(upkeep.prune(builder.tier(), None, 0, True)) >= 1
+
+    # These cannot even be listed: as if the store did not answer, which is counted and no error.
+    client.put_object(Bucket=s3.name, Key=f"{folder}/v1/calls/{CALL}/..", Body=b"x")
+    store = fleet.machine(builder=False).store()
+    assert store.notes.calls(CALL) == []
+    assert store.tier.counters.snapshot()["unreachable"] == 1
 
 
 # -- keys ------------------------------------------------------------------------------------------

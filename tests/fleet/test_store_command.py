@@ -194,7 +194,7 @@ sys.exit(main(["store", "status"]))
 """
 
 
-@pytest.mark.parametrize("missing", ["obstore", "cryptography"])
+@pytest.mark.parametrize("missing", ["obstore", pytest.param("cryptography", marks=pytest.mark.slow)])  # of one list
 def test_without_its_packages_graphs_are_kept_here_and_the_command_says_what_to_install(
     missing: str, tmp_path: Path
 ) -> None:

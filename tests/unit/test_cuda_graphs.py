@@ -8,9 +8,9 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,6 +167,9 @@ class Card:
             stream=lambda _stream: nothing,
             synchronize=lambda _device: None,
         )
+        self.inference_mode = torch.inference_mode
+        self.cuda.default_generators = [SimpleNamespace(graphsafe_set_state=lambda _state: None)]
+        self.Generator = lambda _device: SimpleNamespace(set_state=lambda _state: None)
         self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
 
     def empty_like(self, tensor: Any, device: object) -> Any:
@@ -274,18 +277,99 @@ def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> 
     assert other.replays()
 
 
-def test_what_other_threads_call_is_replayed_and_not_recorded(card: Card) -> None:
+# -- threads of other GPUs ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_records() -> RecordingPool:
+    """A pool that this thread alone records in, as that of a host."""
     pool = RecordingPool(lambda: 1000 * MB)
-    pool.record_on_this_thread()
-    before, new = Part(card, pool, 100 * MB), Part(card, pool, 100 * MB)
+    pool.turns.record_on_this_thread()
+    return pool
+
+
+def elsewhere(does: Callable[[], object]) -> Any:
+    """What something gives in another thread, which is gone then."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(does).result()
+
+
+def test_what_other_threads_call_is_recorded_when_they_are_gone(card: Card, one_records: RecordingPool) -> None:
+    before, new = Part(card, one_records, 100 * MB), Part(card, one_records, 100 * MB)
     before.calls(2)
-    replayed = []
-    other = threading.Thread(target=lambda: replayed.append((new.calls(5), before.replays())))
-    other.start()
-    other.join()
-    assert (new.made, replayed) == (0, [(None, True)])
-    new.calls(1)
-    assert new.made == 1 and new.replays()
+    assert elsewhere(lambda: (new.calls(5), before.replays())) == (None, True)
+    assert (new.made, one_records.nbytes) == (0, 100 * MB)
+    assert one_records.turns.record_what_was_left()
+    assert (new.made, one_records.nbytes) == (1, 200 * MB)
+    assert elsewhere(new.replays) and new.replays()
+    assert one_records.turns.record_what_was_left() and new.made == 1, "nothing is left"
+
+
+def test_nothing_is_recorded_while_a_thread_that_left_something_lives(card: Card, one_records: RecordingPool) -> None:
+    part = Part(card, one_records, 100 * MB)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(part.calls, 3).result()
+        assert one_records.turns.record_what_was_left() and part.made == 0
+    assert one_records.turns.record_what_was_left() and part.made == 0, "it was dropped, and comes with the next run"
+    elsewhere(lambda: part.calls(1))
+    assert one_records.turns.record_what_was_left() and part.made == 1
+
+
+def test_another_thread_records_nothing_for_others(card: Card, one_records: RecordingPool) -> None:
+    part = Part(card, one_records, 100 * MB)
+    elsewhere(lambda: part.calls(3))
+    assert elsewhere(one_records.turns.record_what_was_left) and part.made == 0
+
+
+def test_what_a_model_that_goes_has_left_goes_along(card: Card, one_records: RecordingPool) -> None:
+    part = Part(card, one_records, 100 * MB)
+    elsewhere(lambda: part.calls(3))
+    one_records.release()
+    assert one_records.turns.record_what_was_left() and part.made == 0
+
+
+def test_weights_that_moved_after_a_call_was_left_are_not_recorded_where_they_were(
+    card: Card, one_records: RecordingPool
+) -> None:
+    run = Recorded(lambda _weight, x: x, one_records)
+
+    def calls(address: int) -> None:
+        run.graph.run([OnCard(1)], [address], [OnCard(4)])  # type: ignore[list-item]
+
+    elsewhere(lambda: [calls(address) for address in (1, 1, 1, 2)])
+    assert one_records.turns.record_what_was_left() and run.made == 0
+    elsewhere(lambda: [calls(2) for _ in range(2)])
+    assert one_records.turns.record_what_was_left() and run.made == 1
+
+
+def test_want_of_memory_and_errors_are_nothing_to_the_picture(card: Card, one_records: RecordingPool) -> None:
+    """It is there when its run is recorded."""
+    part = Part(card, one_records, 100 * MB)
+    for error, enough in ((torch.OutOfMemoryError("none"), False), (RuntimeError("no kernel image"), True)):
+        elsewhere(lambda: part.calls(3))
+        card.fails = error
+        assert one_records.turns.record_what_was_left() is enough
+        assert part.recordings == 0
+        card.fails = None
+        one_records.release()
+
+
+class NamedAfterACard(torch.Tensor):
+    """A tensor with values that says it is on the card."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+def test_what_is_recorded_in_inference_mode_is_replayed_without_it(card: Card, one_records: RecordingPool) -> None:
+    """The host runs prompts in it, and each thread has a mode of its own."""
+    run = Recorded(lambda _weight, x: x + 1, one_records)
+    weight, x = torch.ones(1), torch.ones(1, 4).as_subclass(NamedAfterACard)
+    with torch.inference_mode():
+        for _ in range(3):
+            run(weight, x)
+    assert run.made == 1
+    elsewhere(lambda: run(weight, x))
+    assert run.inner.calls == 2, "the first call, and the one that is recorded"
 
 
 def test_two_that_exceed_the_budget_together_do_not_take_turns_for_ever(

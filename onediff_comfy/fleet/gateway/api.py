@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -14,10 +17,12 @@ from .clients import Clients
 from .figures import Figures
 from .forwarding import Forwarding, same_origin
 from .journal import Journal, Ledger
-from .prompt import BadPrompt, finished_job, open_job, parse, queue_item
+from .prompt import BadPrompt, Prompt, finished_job, open_job, parse, queue_item
+
+log = logging.getLogger(__name__)
 
 _PAGE = Path(__file__).with_name("page.html")
-_MOST_BYTES = 256 << 20  # of a prompt with pictures in it
+_MOST_BYTES = 100 << 20  # of a request, as in ComfyUI
 _JOB_STATES = ("pending", "in_progress", "completed", "failed", "cancelled")
 
 
@@ -31,6 +36,7 @@ class PromptRoutes:
     def __init__(self, ledger: Ledger, carrier: Carrier) -> None:
         self._ledger, self._carrier = ledger, carrier
         self._counter = 0
+        self._handing_in: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by an id of a client's
 
     def answers(self) -> Answers:
         """Return what this answers."""
@@ -49,14 +55,17 @@ class PromptRoutes:
         body = await request.json()
         prompt = parse(body, self._counter)
         self._counter += 1
-        if body.get("prompt_id") is not None and await self._known(prompt.id):
-            answer = {"prompt_id": prompt.id, "number": prompt.number, "node_errors": {}}
-            return web.json_response(answer)  # handed in again by a client that got no answer
+        if body.get("prompt_id") is None:
+            return await self._submitted(prompt)
+        async with self._handing_in.setdefault(prompt.id, asyncio.Lock()):
+            if prompt.id in self._ledger.open or await self._ledger.entry(prompt.id) is not None:
+                # Handed in again by a client that got no answer.
+                return web.json_response({"prompt_id": prompt.id, "number": prompt.number, "node_errors": {}})
+            return await self._submitted(prompt)
+
+    async def _submitted(self, prompt: Prompt) -> web.Response:
         status, answer = await self._carrier.submit(prompt)
         return web.json_response(answer, status=status)
-
-    async def _known(self, prompt_id: str) -> bool:
-        return prompt_id in self._ledger.open or await self._ledger.entry(prompt_id) is not None
 
     async def _get_queue(self, _request: web.Request) -> web.Response:
         prompts = sorted(self._ledger.open.values(), key=lambda prompt: prompt.number)
@@ -168,7 +177,7 @@ class Gateway:
     def __init__(self, journal: Journal, about: Mapping[str, Any]) -> None:
         self.figures = Figures(about)
         self.ledger = Ledger(journal, self.figures.took)
-        self.clients = Clients(self._status, self._features, self._shown, self._left)
+        self.clients = Clients(self._status, self._features, self._shown)
         self.carrier = Carrier(self.ledger, self.clients)
         self._forwarding = Forwarding(self.carrier.links, journal)
 
@@ -201,10 +210,11 @@ class Gateway:
         twins = {(method, f"/api{path}"): answer for (method, path), answer in own.items()}
         for (method, path), answer in {**own, **twins, **single}.items():
             app.router.add_route(method, path, answer)
-        app.on_shutdown.append(self._stop)
+        app.on_shutdown.append(lambda _app: self.stop())
         return app
 
-    async def _stop(self, _app: web.Application) -> None:
+    async def stop(self) -> None:
+        """Let go of every connection; prompts stay in the journal."""
         await self.carrier.stop()
         await self._forwarding.close()
 
@@ -215,14 +225,15 @@ class Gateway:
             return await handler(request)
         except BadPrompt as error:
             return web.json_response(error.answer, status=400)
-        except (json.JSONDecodeError, AttributeError, TypeError) as error:
-            if request.method != "POST":
-                raise
-            return web.json_response({"error": f"not the JSON that was expected: {error}"}, status=400)
+        except (ValueError, RecursionError, AttributeError, TypeError) as error:
+            log.info("a request was refused", exc_info=True)
+            text = f"{request.method} {request.path} was not understood: {error}"
+            return web.json_response({"error": text}, status=400)
         except self.ledger.journal.errors as error:
             if isinstance(error, ConnectionError):  # the client's, who has gone
                 raise
-            text = f"the fleet's journal cannot be written, so nothing is taken: {error}"
+            reason = str(error).strip().partition("\n")[0]
+            text = f"the fleet's journal does not answer, so nothing is taken: {reason}"
             said = {"type": "journal", "message": text, "details": text, "extra_info": {}}
             return web.json_response({"error": said, "node_errors": {}}, status=503)
 
@@ -235,12 +246,8 @@ class Gateway:
         return await self._forwarding.features()
 
     def _shown(self, client: str) -> list[str]:
-        mine = (prompt for prompt in self.ledger.open.values() if prompt.client == client)
-        return [prompt.shown for prompt in mine if prompt.shown is not None]
-
-    def _left(self, client: str) -> None:
-        for link in self.carrier.links.values():
-            link.listening.leave(client)
+        mine = (prompt.heard.node for prompt in self.ledger.open.values() if prompt.client == client)
+        return [content for content in mine if content is not None]
 
     # -- the fleet itself ----------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 
 from .clients import Clients, Told
-from .journal import Ledger
+from .journal import LIFE_S, Ledger, Succession
 from .link import HEARTBEAT_S, LOST_AFTER_S, Link, WorkerLost
-from .prompt import Prompt, choose
+from .prompt import MOST_IN_FLIGHT, Prompt, choose
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class Carrier:
         # As many connections as there are clients: aiohttp's usual hundred would be a limit on those who listen.
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
         self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
-        self._ledger = ledger
+        self._ledger, self._clients = ledger, clients
+        self._looked_at: set[Link] = set()
         self._told = Told(ledger, clients, self.lose)
 
     async def start(self) -> None:
@@ -81,6 +82,7 @@ class Carrier:
         await self._ledger.recover(GRACE_S)
         self._ledger.watchers.append(self.hand_out)
         self.background.every(_LOOK_EVERY_S, self._look_after)
+        self.background.every(LIFE_S, Succession(self._ledger).look)
 
     async def stop(self) -> None:
         """Let go of everything; prompts stay in the journal."""
@@ -128,11 +130,14 @@ class Carrier:
         status, answer = await self._hand_in(prompt, link)
         if status != 200:
             await self._ledger.forget(prompt)
+            return status, answer or {"error": f"the worker answered {status}", "node_errors": {}}
         return status, answer or taken
 
     def hand_out(self) -> None:
         """Hand what waits to the workers that are free."""
         now = time.monotonic()
+        if all(link.load >= MOST_IN_FLIGHT for link in self.links.values()):
+            return
         for prompt in self._ledger.waiting():
             link = choose(prompt.checkpoint, self.links.values()) if prompt.not_before <= now else None
             if link is not None:
@@ -160,11 +165,13 @@ class Carrier:
     async def interrupt(self, prompt_id: str | None) -> bool:
         """Stop one running prompt, or as ComfyUI does without an id, whatever runs. Return True if one ran."""
         all_ = [(link, prompt) for link in self.links.values() for prompt in link.prompts.values() if prompt.started]
-        chosen = [(link, prompt) for link, prompt in all_ if prompt_id in (None, prompt.id)]
-        for link, prompt in chosen:
-            with contextlib.suppress(WorkerLost):
-                await link.ask("POST", "/interrupt", {"prompt_id": prompt.id})
-        return bool(chosen)
+        asked = [
+            link.ask("POST", "/interrupt", {"prompt_id": prompt.id})
+            for link, prompt in all_
+            if prompt_id in (None, prompt.id)
+        ]
+        await asyncio.gather(*asked, return_exceptions=True)  # one that does not answer keeps no other from stopping
+        return bool(asked)
 
     async def delete(self, prompt_id: str) -> bool:
         """Take a prompt off the queue that does not run yet. Return True if there was one."""
@@ -217,15 +224,18 @@ class Carrier:
 
     async def _look_after(self) -> None:
         """Find what no message told: workers that are silent, prompts whose end was missed."""
-        await asyncio.gather(*(self._look_at(link) for link in list(self.links.values())))
+        for link in list(self.links.values()):
+            if time.monotonic() - link.seen > LOST_AFTER_S:
+                self.lose(link)
+            elif link not in self._looked_at:  # one that takes its time holds up no other
+                self._looked_at.add(link)
+                self.background.begin(self._look_at(link))
         self.hand_out()
 
     async def _look_at(self, link: Link) -> None:
-        if time.monotonic() - link.seen > LOST_AFTER_S:
-            self.lose(link)
-            return
-        had = list(link.prompts.values()) if time.monotonic() - link.last_used > _LOOK_EVERY_S else []
-        with contextlib.suppress(WorkerLost):  # busy, or gone: then its heartbeats cease, or a connection breaks
+        try:
+            link.listening.keep(self._clients)
+            had = list(link.prompts.values()) if time.monotonic() - link.last_used > _LOOK_EVERY_S else []
             queued = await link.queued() if had else {}
             for prompt in had:
                 if prompt.id not in queued and not await self._told.complete(prompt, link):
@@ -233,6 +243,10 @@ class Carrier:
                     self._ledger.changed()
             _, report = await link.ask("GET", "/onediff/report", seconds=_LOOK_EVERY_S)
             link.report = report if isinstance(report, dict) else {}
+        except WorkerLost:  # busy, or gone: then its heartbeats cease, or a connection breaks
+            pass
+        finally:
+            self._looked_at.discard(link)
 
 
 async def _errors_of(prompt: Prompt, links: Iterable[Link]) -> Any:

@@ -25,12 +25,15 @@ _PREVIEW, _PREVIEW_WITH_METADATA = 1, 4  # BinaryEventTypes in ComfyUI's protoco
 _IMAGE_TYPES = {"image/jpeg": 1, "image/png": 2}
 _MOST_WAITING = 200
 """Messages that may wait for a slow client. Of more, previews are left out."""
+_TOO_MANY = 10_000
+"""Messages after which a client that reads nothing is let go: it can connect again."""
 
 
 class Client:
     """One open connection. What is sent waits here, so that a slow client holds up nobody."""
 
-    def __init__(self, socket: web.WebSocketResponse) -> None:
+    def __init__(self, socket: web.WebSocketResponse, connection: asyncio.Transport | None) -> None:
+        self._connection = connection
         self.flags: dict[str, Any] = {}
         self._socket = socket
         self._waiting: asyncio.Queue[str | bytes] = asyncio.Queue()
@@ -38,6 +41,9 @@ class Client:
 
     def send(self, content: str | bytes) -> None:
         """Have a message sent after those that wait."""
+        if self._waiting.qsize() > _TOO_MANY:
+            self.close()
+            return
         if isinstance(content, bytes):
             if self._waiting.qsize() > _MOST_WAITING:
                 return
@@ -58,8 +64,10 @@ class Client:
                     await self._socket.send_bytes(content)
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Send nothing any more, and end the connection."""
         self._writer.cancel()
+        if self._connection is not None:
+            self._connection.abort()  # a farewell would have to wait for what was sent before
 
 
 def without_metadata(content: bytes) -> bytes:
@@ -82,7 +90,6 @@ class Clients:
         status: makes the data of a ``status`` message.
         features: makes that of a ``feature_flags`` message.
         shown: makes the messages for a client that connects again while a prompt of its runs.
-        left: called with the id of a client that has gone.
     """
 
     def __init__(
@@ -90,29 +97,32 @@ class Clients:
         status: Callable[[], dict[str, Any]],
         features: Callable[[], Awaitable[Any]],
         shown: Callable[[str], list[str]],
-        left: Callable[[str], None],
     ) -> None:
-        self._status, self._features, self._shown, self._left = status, features, shown, left
+        self._status, self._features, self._shown = status, features, shown
         self._open: dict[str, Client] = {}
 
     def get(self, client: str | None) -> Client | None:
         """Return the connection of a client that listens now."""
         return self._open.get(client) if client is not None else None
 
+    def __contains__(self, client: object) -> bool:
+        return client in self._open
+
     def __len__(self) -> int:
         return len(self._open)
 
     def tell_status(self) -> None:
         """Tell everybody how many prompts are unfinished."""
+        status = json.dumps({"type": "status", "data": self._status()})
         for client in self._open.values():
-            client.event("status", self._status())
+            client.send(status)
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         """Answer ``GET /ws`` for as long as the client stays."""
-        socket = web.WebSocketResponse(heartbeat=30, max_msg_size=0)
+        socket = web.WebSocketResponse(heartbeat=30)
         await socket.prepare(request)
         name = request.query.get("clientId") or uuid.uuid4().hex
-        client = self._open[name] = Client(socket)
+        client = self._open[name] = Client(socket, request.transport)
         client.event("status", {**self._status(), "sid": name})
         for content in self._shown(name):
             client.send(content)
@@ -124,7 +134,6 @@ class Clients:
             client.close()
             if self._open.get(name) is client:  # and not a newer connection of the same id
                 del self._open[name]
-                self._left(name)
         return socket
 
     async def _hear(self, client: Client, content: str) -> None:
@@ -145,7 +154,7 @@ class Told:
 
     def __init__(self, ledger: Ledger, clients: Clients, lost: Callable[[Link], None]) -> None:
         self._ledger, self._clients, self._lost = ledger, clients, lost
-        self._completing: set[str] = set()
+        self._completing: set[str] = set()  # by worker's run: one that hangs in it holds up no other
 
     async def hear(self, link: Link, client: str, received: Any) -> None:
         """Take a message of a worker for a client, or None when the connection has ended."""
@@ -177,7 +186,7 @@ class Told:
         if prompt is None:  # another worker has it by now
             return
         if kind in _ENDS:
-            prompt.held.append(content)
+            prompt.heard.end.append(content)
         elif kind == "executing" and data.get("node") is None:
             with contextlib.suppress(WorkerLost):  # of which the connection's end tells
                 await self.complete(prompt, link, content)
@@ -191,7 +200,7 @@ class Told:
             prompt.started = True
             self._ledger.changed()
         elif kind == "executing":
-            prompt.shown = content
+            prompt.heard.node = content
         elif kind == "executed" and isinstance(data.get("output"), dict):
             data["output"] = tagged({"": data["output"]}, link.tag(prompt))[""]
             return json.dumps(event)
@@ -209,22 +218,22 @@ class Told:
         Raises:
             WorkerLost: it does not answer.
         """
-        if prompt.id in self._completing:
+        tag = link.tag(prompt)
+        if tag in self._completing:
             return True
-        self._completing.add(prompt.id)
+        self._completing.add(tag)
         try:
             entry = await link.history(prompt.id)
             if entry is None:
                 return False
             await self._keep_files(prompt, link, entry)
-            entry["outputs"] = tagged(entry["outputs"], link.tag(prompt))
-            held, client = list(prompt.held), prompt.client
-            await self._ledger.finish(prompt, entry)
+            entry["outputs"] = tagged(entry["outputs"], tag)
+            held, client = list(prompt.heard.end), prompt.client
+            if not await self._ledger.finish(prompt, entry):
+                return True  # another worker was quicker, and its end is told
         finally:
-            self._completing.discard(prompt.id)
+            self._completing.discard(tag)
         self._tell(client, *held, last or _end_of(prompt))
-        if client is not None and self._clients.get(client) is None:
-            link.listening.leave(client)
         return True
 
     async def fail(self, prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> None:

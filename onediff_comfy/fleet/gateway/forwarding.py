@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16
 _CONNECT_S = 5.0
+_ANSWER_S = 60.0
 # Of one connection, and not of what is carried (RFC 9110, 7.6.1); Origin and its kin are judged here already.
 _OF_A_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
@@ -121,7 +122,7 @@ class Forwarding:
         target = f"{url}?{query}" if isinstance(query, str) and query else url
         options: dict[str, Any] = {} if isinstance(query, str) else {"params": query}
         try:
-            answer = await self._session.request(
+            asking = self._session.request(
                 request.method,
                 URL(target, encoded=True) if not options else target,
                 headers=headers,
@@ -129,6 +130,8 @@ class Forwarding:
                 allow_redirects=False,
                 **options,
             )
+            # A process that was stopped takes connections and says nothing. An upload may take its time.
+            answer = await asyncio.wait_for(asking, _ANSWER_S if body is None else None)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise WorkerLost(f"{link.name} does not answer ({error})") from error
         async with answer:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
 from typing import Any
 
 import aiohttp
@@ -50,7 +50,7 @@ class Link:
         self.report: dict[str, Any] = {}
         self.listening = Listening(session, self, listener)
         self._session = session
-        self._nobody = f"onediff-fleet-{uuid.uuid4().hex}"  # the client of prompts that have none
+        self.nobody = f"onediff-fleet-{uuid.uuid4().hex}"  # the client of prompts that have none
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ class Link:
         Raises:
             WorkerLost: it did not answer; it may have taken the prompt.
         """
-        client = prompt.client or self._nobody
+        client = prompt.client or self.nobody
         await self.listening.to(client)
         return await self.ask("POST", "/prompt", {**prompt.to_worker(), "client_id": client})
 
@@ -117,9 +117,11 @@ class Link:
             return response.status, None
 
     async def history(self, prompt_id: str) -> dict[str, Any] | None:
-        """Return what the worker knows of a prompt that it is done with."""
+        """Return what the worker knows of a prompt that it is done with: nothing, if that is no entry of a history."""
         _, found = await self.ask("GET", f"/history/{prompt_id}")
-        return (found or {}).get(prompt_id)
+        entry = found.get(prompt_id) if isinstance(found, dict) else None
+        whole = isinstance(entry, dict) and isinstance(entry.get("outputs"), dict) and "prompt" in entry
+        return entry if whole else None
 
     async def queued(self) -> dict[str, bool]:
         """Return the ids of the prompts that the worker has, and whether it runs them now."""
@@ -141,15 +143,16 @@ class Link:
             WorkerLost: it did not answer.
         """
         params = {name: str(shown.get(name, "")) for name in ("filename", "subfolder", "type")}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_PING_S, sock_read=_ANSWER_S)
         try:
-            response = await self._session.get(self.url("/view"), params=params)
+            response = await self._session.get(self.url("/view"), params=params, timeout=timeout)
             if response.status != 200:
                 response.release()
                 return None
             if (response.content_length or 0) > _WHOLE_FILE:
                 return response.content.iter_chunked(_CHUNK)
             return await response.read()
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise WorkerLost(f"{self.name} does not answer ({error})") from error
 
 
@@ -170,9 +173,10 @@ class Listening:
         if task is not None and not task.done():
             return
         try:
-            socket = await self._session.ws_connect(
+            connecting = self._session.ws_connect(
                 self._link.url("/ws"), params={"clientId": client}, max_msg_size=0, heartbeat=30
             )
+            socket = await asyncio.wait_for(connecting, _ANSWER_S)  # a process that was stopped takes connections
             # Previews with the prompt's name on them; clients.py makes plain ones of them for who knows no others.
             await socket.send_json({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
@@ -187,12 +191,11 @@ class Listening:
             await socket.close()
         await self._listener(self._link, client, None)
 
-    def leave(self, client: str) -> None:
-        """Stop listening for a client that has gone and has nothing here any more."""
-        if not any(prompt.client == client for prompt in self._link.prompts.values()):
-            task = self._tasks.pop(client, None)
-            if task is not None:
-                task.cancel()
+    def keep(self, clients: Container[str]) -> None:
+        """Stop listening for all clients but some and those that have prompts here."""
+        needed = {prompt.client or self._link.nobody for prompt in self._link.prompts.values()}
+        for client in [client for client in self._tasks if client not in needed and client not in clients]:
+            self._tasks.pop(client).cancel()
 
     def close(self) -> None:
         """Stop listening for everybody."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +33,19 @@ class BadPrompt(ValueError):
         self.answer = {"error": error, "node_errors": {}}
 
 
+@dataclass
+class Heard:
+    """What a worker has told of a prompt.
+
+    Attributes:
+        end: the last messages of the run, held back until the result is written.
+        node: the last message about which node runs, for a client that connects anew.
+    """
+
+    end: list[str] = field(default_factory=list)
+    node: str | None = None
+
+
 @dataclass(eq=False)
 class Prompt:
     """A prompt between its being taken and its result.
@@ -43,8 +59,8 @@ class Prompt:
         started: whether that worker runs it.
         attempts: how many workers have had it.
         not_before: a time (``time.monotonic``) before which no worker is looked for.
-        held: the end of the run as the worker told it, until the result is written.
-        shown: the last message about which node runs, for a client that connects anew.
+        since: when this gateway took it, of the same clock.
+        heard: what that worker has told of it.
     """
 
     id: str
@@ -55,8 +71,8 @@ class Prompt:
     started: bool = False
     attempts: int = 0
     not_before: float = 0.0
-    held: list[str] = field(default_factory=list)
-    shown: str | None = None
+    since: float = field(default_factory=time.monotonic)
+    heard: Heard = field(default_factory=Heard)
 
     @property
     def client(self) -> str | None:
@@ -64,12 +80,12 @@ class Prompt:
         client = self.body.get("client_id")
         return client if isinstance(client, str) else None
 
-    @property
+    @functools.cached_property
     def checkpoint(self) -> tuple[str, ...]:
         """Return the files of weights that the workflow names, in order of their names."""
         nodes = (node.get("inputs") for node in self.body["prompt"].values() if isinstance(node, dict))
-        named = {inputs.get(name) for inputs in nodes if isinstance(inputs, dict) for name in _CHECKPOINT_INPUTS}
-        return tuple(sorted(name for name in named if isinstance(name, str)))
+        values = (inputs.get(name) for inputs in nodes if isinstance(inputs, dict) for name in _CHECKPOINT_INPUTS)
+        return tuple(sorted({value for value in values if isinstance(value, str)}))  # others are links to nodes
 
     @property
     def extra_data(self) -> dict[str, Any]:
@@ -90,14 +106,21 @@ class Prompt:
 
     @staticmethod
     def from_journal(kept: Mapping[str, Any]) -> Prompt:
-        """Return a prompt that an earlier gateway took."""
-        return Prompt(str(kept["id"]), float(kept["number"]), kept["body"])
+        """Return a prompt that an earlier gateway took.
+
+        Raises:
+            BadPrompt: it is none.
+        """
+        body = kept.get("body")
+        if not isinstance(body, dict) or not is_id(kept.get("id")):
+            raise BadPrompt("invalid_prompt", "this is no prompt that a gateway wrote")
+        return parse({**body, "prompt_id": kept["id"], "number": kept.get("number")}, 0)
 
     def take_back(self) -> None:
         """Part from the worker that has it."""
         if self.worker is not None:
             self.worker.prompts.pop(self.id, None)
-        self.worker, self.started, self.held, self.shown = None, False, [], None
+        self.worker, self.started, self.heard = None, False, Heard()
 
 
 def parse(body: Any, counter: int) -> Prompt:
@@ -113,23 +136,39 @@ def parse(body: Any, counter: int) -> Prompt:
     workflow = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(workflow, dict):
         raise BadPrompt("no_prompt", "No prompt provided")
-    extra = dict(body.get("extra_data") or {})
+    extra = body.get("extra_data") or {}
+    if not isinstance(extra, dict):
+        raise BadPrompt("invalid_extra_data", "extra_data must be an object")
+    extra = dict(extra)
     secrets = {name: extra.pop(name) for name in SECRETS if name in extra}
     extra.setdefault("create_time", int(time.time() * 1000))
-    number = float(body["number"]) if "number" in body else float(-counter if body.get("front") else counter)
+    number = _number(body["number"]) if "number" in body else float(-counter if body.get("front") else counter)
     kept = {name: body[name] for name in ("prompt", "client_id", "partial_execution_targets") if name in body}
     return Prompt(_id(body.get("prompt_id")), number, {**kept, "extra_data": extra}, secrets)
+
+
+def is_id(given: Any) -> bool:
+    """Return True if something is a prompt's id: a UUID as Python writes it. Only such ids become names of objects."""
+    try:
+        return isinstance(given, str) and str(uuid.UUID(given)) == given
+    except ValueError:
+        return False
 
 
 def _id(given: Any) -> str:
     if given is None:
         return str(uuid.uuid4())
-    try:
-        if isinstance(given, str) and str(uuid.UUID(given)) == given:
-            return given
-    except ValueError:
-        pass
+    if is_id(given):
+        return str(given)
     raise BadPrompt("invalid_prompt_id", "prompt_id must be a valid UUID")
+
+
+def _number(given: Any) -> float:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = float(given)
+        if math.isfinite(number):  # among others there is no order
+            return number
+    raise BadPrompt("invalid_number", "number must be a number")
 
 
 # -- who takes it ----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def dispatcher_for(
     if not options.in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
         prepare(engine)
     made = dispatcher(engine, library(), host_services(), status_of(node_id), options)
-    library().recordings.record_on_this_thread()
+    library().recordings.turns.record_on_this_thread()
     accelerated()[made] = NodeOrigin(kind, node_id)
     return made
 

@@ -320,7 +320,7 @@ class _RunWrapper:
             step_cache.refuse(message("keyframes of a hook change the weights during the run"))
         on_other_gpus = resident_on_other_gpus(patcher)
         if on_other_gpus:
-            log.info("OneDiff: a run over %d GPUs; no CUDA graphs are recorded in it", on_other_gpus + 1)
+            log.info("OneDiff: a run over %d GPUs; its CUDA graphs are recorded when it is over", on_other_gpus + 1)
         self._dispatcher.begin_run(step_cache)
         try:
             result = executor(*args, **kwargs)

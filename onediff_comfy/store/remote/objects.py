@@ -134,6 +134,14 @@ class Objects:
         with self._asking():
             try:
                 return self._put(path, content, {"e_tag": version})
+            except (NotFoundError, FileNotFoundError):
+                return None
+            except PreconditionError:
+                if self._version(path) != version:
+                    return None
+            # Refused, though it is the same: radosgw (16) compares ETags without their quotes.
+            try:
+                return self._put(path, content, {"e_tag": version.strip('"')})
             except (PreconditionError, NotFoundError, FileNotFoundError):
                 return None
 
@@ -159,6 +167,12 @@ class Objects:
         """
         with self._asking(), contextlib.suppress(NotFoundError, FileNotFoundError):
             obstore.delete(self._quick, path)
+
+    def _version(self, path: str) -> str | None:
+        try:
+            return obstore.head(self._quick, path)["e_tag"]
+        except (NotFoundError, FileNotFoundError):
+            return None
 
     def _put(self, path: str, content: bytes, mode: Any) -> str:
         # One request: of an upload in parts, several writers could each complete one.
@@ -203,11 +217,7 @@ class FolderObjects(Objects):
             lock = self._folder / "locks" / hashlib.sha256(path.encode()).hexdigest()
             lock.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(lock, timeout=_LOCK_S):
-                try:
-                    now = obstore.head(self._quick, path)["e_tag"]
-                except (NotFoundError, FileNotFoundError):
-                    return None
-                return self._put(path, content, "overwrite") if now == version else None
+                return self._put(path, content, "overwrite") if self._version(path) == version else None
 
 
 def open_store(url: str, pause_s: float = _PAUSE_S) -> Objects:

@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class Tier:
     ) -> None:
         self.objects, self.keys, self.signer = objects, keys, signer
         self.refusals, self.counters = refusals, counters
-        self._leases = Leases(objects, keys, times or LeaseTimes())
+        self.leases = Leases(objects, keys, times or LeaseTimes())
 
     # -- graphs --------------------------------------------------------------------------------
 
@@ -263,22 +264,26 @@ class Tier:
         Raises:
             Unreachable: the store did not answer.
         """
-        watch, begun, waited = Watch(self._leases.times.ttl_s), time.monotonic(), False
+        times, begun, waited = self.leases.times, time.monotonic(), False
+        watch, refused = Watch(times.ttl_s), Counter[str | None]()
         try:
-            while self.statement(key) is None:
-                seen = self._leases.look(key)
+            # Whoever may write to the store could keep a lease alive for ever by what was signed once.
+            while self.statement(key) is None and time.monotonic() - begun < times.longest_s + 3 * times.ttl_s:
+                seen = self.leases.look(key)
                 if not watch.alive(seen):
-                    if self.signer is None or (seen is not None and seen.failures >= _TRIES_BY_OTHERS):
+                    version, failures = (seen.version, seen.failures) if seen is not None else (None, 0)
+                    if self.signer is None or failures >= _TRIES_BY_OTHERS or refused[version] >= _TRIES:
                         return None
-                    held = self._leases.take(key, seen, self.signer)
+                    held = self.leases.take(key, seen, self.signer)
                     if held is not None:
                         self.counters.count("takeovers", seen is not None and seen.state == HELD)
                         return held
+                    refused[version] += 1  # of one version more than once: this store replaces nothing
                 elif not waited and seen is not None:
                     waited = True
                     self.counters.count("waits")
                     log.info("OneDiff: %s compiles a graph that is wanted here; waiting for it", seen.owner)
-                time.sleep(self._leases.times.poll_s * random.uniform(0.5, 1.5))
+                time.sleep(times.poll_s * random.uniform(0.5, 1.5))
             return None
         finally:
             if waited:

@@ -96,7 +96,7 @@ def _replacing(objects: Objects, path: str, version: str) -> Callable[[int], str
     versions = {0: version}
 
     def replace(number: int) -> str | None:
-        written = objects.replace(path, secrets.token_bytes(8), versions[number])
+        written = objects.replace(path, secrets.token_bytes(8), versions.get(number, ""))  # nobody won the round before
         if written is not None:
             versions[number + 1] = written
         return written

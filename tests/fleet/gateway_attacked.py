@@ -1,0 +1,255 @@
+"""Hostile clients, damaged journals and frozen workers, against the gateway alone; see ``gateway_alone``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from misbehaving import WORKFLOW, Server, register, served, slow
+
+from onediff_comfy.fleet.gateway import carrier, clients, journal, link
+from onediff_comfy.fleet.gateway.api import Gateway
+from onediff_comfy.fleet.gateway.journal import Journal
+from onediff_comfy.fleet.gateway.prompt import parse
+
+_SOON_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def _client(folder: Path) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession, str]]:
+    """A gateway on a journal in a folder, a client's session, and the gateway's address."""
+    gateway = Gateway(Journal(folder.as_uri()), {})
+    runner, url = await served(gateway)
+    async with aiohttp.ClientSession() as session:
+        yield gateway, session, url
+    await runner.cleanup()
+
+
+async def _until(condition: Callable[[], object]) -> bool:
+    with contextlib.suppress(asyncio.TimeoutError):
+        async with asyncio.timeout(_SOON_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+    return bool(condition())
+
+
+async def _hand_in(session: aiohttp.ClientSession, url: str, **more: Any) -> int:
+    async with session.post(f"{url}/prompt", json={"prompt": WORKFLOW, **more}) as answer:
+        return answer.status
+
+
+async def collision(folder: Path) -> dict[str, Any]:
+    """Ten clients hand in a prompt of one id at once, while two workers are free."""
+    async with _client(folder) as (gateway, session, url), Server(slow) as one, Server(slow) as two:
+        register(gateway, "one", one)
+        register(gateway, "two", two)
+        name = uuid.uuid4()
+        statuses = await asyncio.gather(*(_hand_in(session, url, prompt_id=str(name)) for _ in range(10)))
+        handed = [*one.asked, *two.asked].count("/prompt")
+        loads = sum(worker.load for worker in gateway.carrier.links.values())
+    return {"statuses": sorted(set(statuses)), "handed": handed, "loads": loads}
+
+
+async def linked(folder: Path) -> dict[str, Any]:
+    """The checkpoint's name comes from another node."""
+    loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": ["text", 0]}}
+    async with _client(folder) as (_, session, url):
+        return {"status": await _hand_in(session, url, prompt={**WORKFLOW, "loader": loader})}
+
+
+async def damaged(folder: Path) -> dict[str, Any]:
+    """The journal has rubbish beside one prompt and one result that are whole."""
+    good = parse({"prompt": WORKFLOW}, 3)
+    kept = {"id": str(uuid.uuid4()), "entry": {"prompt": [0, "", {}, {}, []], "outputs": {}, "status": {}}}
+    for kind, whole in (("prompts", good.to_journal()), ("results", kept)):
+        (folder / "v1" / kind).mkdir(parents=True)
+        wrong = [whole | {"id": "../x"}, whole | {"id": 7}, {}, [1], "x", {"id": good.id, "number": 0, "body": {}}]
+        wrong += [whole | {"entry": 5, "body": 5}, good.to_journal() | {"number": float("nan")}]
+        texts = [json.dumps(each) for each in wrong] + ["", "{", "[" * 100_000, "\0"]
+        for text in texts:
+            (folder / "v1" / kind / str(uuid.uuid4())).write_text(text)
+        (folder / "v1" / kind / whole["id"]).write_text(json.dumps(whole))
+    async with _client(folder) as (gateway, session, url):
+        async with session.get(f"{url}/history/{kept['id']}") as answer:
+            found = await answer.json()
+        for damaged_one in (folder / "v1" / "results").iterdir():
+            async with session.get(f"{url}/history/{damaged_one.name}") as answer:
+                assert answer.status == 200, damaged_one.read_text()[:100]
+        return {"open": list(gateway.ledger.open) == [good.id], "found": list(found) == [kept["id"]]}
+
+
+async def requests(folder: Path) -> dict[str, Any]:
+    """What no client of ComfyUI sends. Each is answered, none with 500, and nothing is lost by it."""
+    kept, file = str(uuid.uuid4()), folder / "v1" / "files" / "a"
+    async with _client(folder) as (gateway, session, url):
+        await gateway.ledger.journal.finish(kept, {"id": kept, "entry": {"outputs": {}}})
+        await gateway.ledger.journal.keep_file("a", b"a person's")
+        prompt, deep = {"prompt": WORKFLOW}, "[" * 100_000
+        bodies: list[Any] = [
+            [],
+            "x",
+            None,
+            7,
+            {"prompt": 5},
+            prompt | {"extra_data": "x"},
+            prompt | {"extra_data": [1]},
+        ]
+        bodies += [prompt | {"number": number} for number in ("x", [], None, float("nan"), float("inf"), 10**400)]
+        bodies += [prompt | {"prompt_id": name} for name in (7, "../x", str(uuid.uuid4()).upper(), "")]
+        texts = [json.dumps(body) for body in bodies] + [deep, "{", "\0", ""]
+        asked = [("POST", "/prompt", text) for text in texts]
+        names: list[Any] = ["", "../results", f"../results/{kept}", "x" * 5000, 7, None, [kept], {}]
+        for path in ("/history", "/queue"):
+            asked += [("POST", path, json.dumps({"delete": [name]})) for name in names]
+            asked += [("POST", path, text) for text in (deep, "[]", '"x"', '{"delete": 7}')]
+        asked += [("GET", f"/history/{name}", "") for name in ("%2e%2e%2fprompts%2fx", "x" * 5000, "%00", "..%2f")]
+        asked += [("GET", f"/history?{query}", "") for query in ("max_items=x", "offset=-9", "max_items=-5")]
+        asked += [("GET", "/api/jobs?limit=x", ""), ("POST", "/api/jobs/cancel", "[]")]
+        tag = f"{uuid.uuid4()}.abc"
+        for name in ("../../prompts/x", "a%00b", "x" * 5000):
+            asked += [("GET", f"/view?subfolder={tag}&filename={name}", "")]
+            asked += [("GET", f"/view?subfolder={tag}/{name}&filename=x&type=../results", "")]
+        statuses = {}
+        for method, path, text in asked:
+            async with session.request(method, url + path, data=text.encode()) as answer:
+                statuses[f"{method} {path[:60]} {text[:60]}"] = answer.status
+        left = (await gateway.ledger.entry(kept), file.exists(), len(gateway.ledger.open))
+    return {"failed": [line for line, status in statuses.items() if status == 500], "left": left}
+
+
+async def flood(folder: Path) -> dict[str, Any]:
+    """One client sends too much, one reads nothing of what it is told; a third one is served."""
+    clients._TOO_MANY = 100
+    async with _client(folder) as (gateway, session, url):
+        large = await session.ws_connect(f"{url}/ws?clientId=large")
+        deaf = await session.ws_connect(f"{url}/ws?clientId=deaf")
+        assert deaf._response.connection is not None
+        deaf._response.connection.transport.pause_reading()
+        with contextlib.suppress(ConnectionError):
+            await large.send_str("x" * (8 << 20))
+        gone = await _until(lambda: "large" not in gateway.clients)
+        one = gateway.clients.get("deaf")
+        while "deaf" in gateway.clients and one is not None:
+            one.event("status", "x" * 100_000)
+            await asyncio.sleep(0.001)
+        good = await session.ws_connect(f"{url}/ws?clientId=good")
+        told = await good.receive_json(timeout=5)
+    return {"large": gone, "deaf": "deaf" not in gateway.clients, "told": told["type"]}
+
+
+async def unheard(folder: Path) -> dict[str, Any]:
+    """Clients that are not there hand in what a worker refuses. No connection to it stays open."""
+
+    async def refuse(server: Server, request: web.Request) -> web.StreamResponse:
+        return await slow(server, request) if request.path != "/prompt" else web.json_response({}, status=400)
+
+    carrier._LOOK_EVERY_S = 0.1
+    async with _client(folder) as (gateway, session, url), Server(refuse) as worker:
+        register(gateway, "worker", worker)
+        for number in range(20):
+            assert await _hand_in(session, url, client_id=str(number)) == 400
+        most = worker.asked.count("/ws")
+        await _until(lambda: not worker.sockets)
+        return {"connections": most, "left": len(worker.sockets)}
+
+
+async def frozen(folder: Path) -> dict[str, Any]:
+    """A worker takes connections and says nothing, as one that was stopped. Another is there."""
+
+    async def nothing(_server: Server, _request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(_SOON_S)
+        return web.Response()
+
+    link._ANSWER_S = 0.3
+    async with _client(folder) as (gateway, session, url), Server(nothing) as stopped, Server(slow) as other:
+        register(gateway, "stopped", stopped)
+        handing_in = asyncio.create_task(_hand_in(session, url))
+        await asyncio.sleep(0.1)
+        register(gateway, "other", other)
+        status = await asyncio.wait_for(handing_in, _SOON_S)
+        moved = await _until(lambda: other.queue)
+    return {"status": status, "moved": moved}
+
+
+async def half_done(folder: Path) -> dict[str, Any]:
+    """A worker is done, and freezes while its picture is fetched. Another one does the prompt."""
+    carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S = 0.5, 0.1
+
+    def done(freezes: bool) -> Callable[[Server, web.Request], Awaitable[web.StreamResponse]]:
+        async def answer(server: Server, request: web.Request) -> web.StreamResponse:
+            if request.path.startswith("/history/") and server.queue:
+                name = request.path.rpartition("/")[2]
+                shown = {"filename": "x.png", "type": "output", "subfolder": ""}
+                return web.json_response({name: {"prompt": [], "outputs": {"n": {"images": [shown]}}, "status": {}}})
+            if request.path == "/view":
+                await asyncio.sleep(2 * _SOON_S if freezes else 0)
+                return web.Response(body=b"picture")
+            if request.path == "/queue":
+                return web.json_response({"queue_running": []})
+            return await slow(server, request)
+
+        return answer
+
+    async with _client(folder) as (gateway, session, url), Server(done(True)) as one, Server(done(False)) as two:
+        register(gateway, "one", one)
+        await _hand_in(session, url)
+        await _until(lambda: "/view" in one.asked)
+
+        def finished() -> bool:
+            register(gateway, "two", two)
+            return not gateway.ledger.open
+
+        await _until(finished)
+        written = [json.loads(path.read_text())["worker"] for path in (folder / "v1" / "results").iterdir()]
+        return {"open": len(gateway.ledger.open), "written": written}
+
+
+async def liar(folder: Path) -> dict[str, Any]:
+    """A worker tells the end of a prompt that it was not given, and has a history of it."""
+
+    async def lie(server: Server, request: web.Request) -> web.StreamResponse:
+        if request.path.startswith("/history/"):
+            name = request.path.rpartition("/")[2]
+            return web.json_response({name: {"prompt": [], "outputs": {}, "status": {"status_str": "success"}}})
+        return await slow(server, request)
+
+    async with _client(folder) as (gateway, session, url), Server(slow) as honest, Server(lie) as other:
+        register(gateway, "honest", honest)
+        await _hand_in(session, url)
+        (name,) = gateway.ledger.open
+        register(gateway, "other", other)
+        await gateway.carrier.links["other"].listening.to("somebody")
+        await _until(lambda: other.sockets)
+        for socket in other.sockets:
+            for data in ({"node": None, "prompt_id": name}, {"node": None, "prompt_id": [name]}, [], None):
+                await socket.send_json({"type": "executing", "data": data})
+            await socket.send_str("[]")
+            await socket.send_bytes(b"\0")
+        await asyncio.sleep(0.3)
+        return {"open": list(gateway.ledger.open) == [name], "worker": gateway.ledger.open[name].worker is not None}
+
+
+async def heirs(folder: Path) -> dict[str, Any]:
+    """A gateway takes a prompt while another one runs on the same journal, and ends without it."""
+    journal.LIFE_S = carrier.LIFE_S = 0.1
+    journal._DEAD_AFTER_S = 1.0
+    async with _client(folder) as (heir, _, _):
+        async with _client(folder) as (first, session, url):
+            await _hand_in(session, url)
+            (name,) = first.ledger.open
+            await asyncio.sleep(2.5)
+            early = list(heir.ledger.open)
+        late = await _until(lambda: name in heir.ledger.open)
+        done = await heir.ledger.finish(heir.ledger.open[name], {"outputs": {}})
+        await asyncio.sleep(0.5)
+        return {"early": early, "late": late, "done": done, "again": list(heir.ledger.open)}
+
+
+ATTACKS = (heirs, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)

@@ -1,0 +1,97 @@
+"""Workers' servers and journals that misbehave, for what runs in the environment of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from onediff_comfy.fleet.gateway import carrier, clients, journal, link
+from onediff_comfy.fleet.gateway.api import Gateway
+
+WORKFLOW = {"text": {"class_type": "PrimitiveString", "inputs": {"value": "x"}}}
+
+
+class Server:
+    """A worker's server, given by what it answers; an asynchronous context manager.
+
+    Attributes:
+        url: its address.
+        asked: the paths of all requests.
+        queue: what ``/queue`` shows as running.
+        sockets: connections of ``/ws`` that are open.
+    """
+
+    def __init__(self, answer: Callable[[Server, web.Request], Awaitable[web.StreamResponse]]) -> None:
+        self._answer = answer
+        self.asked: list[str] = []
+        self.queue: list[Any] = []
+        self.sockets: set[web.WebSocketResponse] = set()
+
+    async def __aenter__(self) -> Server:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.path)
+        return await self._answer(self, request)
+
+    async def listened_to(self, request: web.Request) -> web.WebSocketResponse:
+        """Answer ``/ws`` and say nothing."""
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self.sockets.add(socket)
+        async for _ in socket:
+            pass
+        self.sockets.discard(socket)
+        return socket
+
+
+async def slow(server: Server, request: web.Request) -> web.StreamResponse:
+    """Answer as a ComfyUI does that never gets to the end of a prompt."""
+    if request.path == "/ws":
+        return await server.listened_to(request)
+    if request.path == "/prompt":
+        server.queue.append([0, (await request.json())["prompt_id"]])
+    return web.json_response({"queue_running": server.queue} if request.path == "/queue" else {})
+
+
+async def served(gateway: Gateway) -> tuple[web.AppRunner, str]:
+    """Start a gateway. Return what to end it by, and its address."""
+    runner = web.AppRunner(await gateway.application(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+_TIMES = [
+    (module, name, getattr(module, name))
+    for module, names in (
+        (carrier, ("LIFE_S", "LOST_AFTER_S", "_LOOK_EVERY_S")),
+        (clients, ("_TOO_MANY",)),
+        (journal, ("LIFE_S", "_DEAD_AFTER_S")),
+        (link, ("_ANSWER_S",)),
+    )
+    for name in names
+]
+
+
+def patient() -> None:
+    """Put back how long the gateway waits for what, and how much it bears, as it is without tests."""
+    for module, name, value in _TIMES:
+        setattr(module, name, value)
+
+
+def register(gateway: Gateway, name: str, server: Server) -> None:
+    """Have a worker say that it is ready."""
+    gateway.carrier.register({"name": name, "run": name, "url": server.url, "state": "ready"})
