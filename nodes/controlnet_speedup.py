@@ -19,9 +19,10 @@ class OneDiffControlNetSpeedup(io.ComfyNode):
             display_name="OneDiff ControlNet Speedup",
             category="OneDiff",
             description=(
-                "Makes a ControlNet or Control LoRA faster, with the same pixels. Put it between the loader and Apply "
-                "ControlNet. The first image compiles the ControlNet; every later one, of any size, strength or range "
-                "of steps, uses the compiled graph. The diffusion model is made faster by OneDiff Model Speedup."
+                "Makes a ControlNet or Control LoRA faster without visibly changing the image. Put it between the "
+                "loader and Apply ControlNet. The first image compiles the ControlNet; every later one, of any size, "
+                "strength or range of steps, uses the compiled graph. OneDiff Model Speedup does the same for the "
+                "diffusion model."
             ),
             search_aliases=["torch compile", "tensorrt", "control", "speed", "accelerate", "faster", "加速"],
             inputs=[

@@ -21,9 +21,9 @@ class OneDiffModelSpeedup(io.ComfyNode):
             display_name="OneDiff Model Speedup",
             category="OneDiff",
             description=(
-                "Makes every image from this model faster, with the same pixels. Put it between the loader (or the "
-                "last LoRA) and the sampler. The first image compiles the model, once ever, which takes up to a few "
-                "minutes; every later one uses the compiled graph."
+                "Makes every image from this model faster without visibly changing it. Put it between the loader (or "
+                "the last LoRA) and the sampler. The first image compiles the model, once ever, which takes up to a "
+                "few minutes; every later one uses the compiled graph."
             ),
             search_aliases=["torch compile", "tensorrt", "speed", "accelerate", "faster", "加速"],
             inputs=[
@@ -37,8 +37,8 @@ class OneDiffModelSpeedup(io.ComfyNode):
                     max=1 << 20,
                     optional=True,
                     tooltip=(
-                        "Memory in MB that compiled graphs may hold, for all nodes together and without the models' "
-                        "weights. Beyond it the least recently used go. 0: an eighth of the memory there is."
+                        "Memory in MB that compiled graphs may use, for all nodes together and without the models' "
+                        "weights. Beyond it, the least recently used are dropped. 0: an eighth of all memory."
                     ),
                 ),
                 Buckets.Input(
@@ -55,9 +55,10 @@ class OneDiffModelSpeedup(io.ComfyNode):
                     default=PRECISIONS[0],
                     optional=True,
                     tooltip=(
-                        "lossless: the same pixels as without the node, up to rounding. fp8: large layers in 8 bits, "
-                        "faster and not the same picture: every input of such a layer is rounded to 3 significant "
-                        "bits. Needs a GeForce RTX 40, Hopper or later; elsewhere graphs stay lossless and say so."
+                        "lossless: the same image as without the node, up to rounding. fp8: large layers in 8 bits, "
+                        "which is faster but changes the image: every input of such a layer is rounded to 4 "
+                        "significant bits. Needs a GeForce RTX 40, Hopper or later; elsewhere graphs stay lossless and "
+                        "the node says so."
                     ),
                 ),
             ],

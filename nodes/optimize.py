@@ -19,9 +19,9 @@ class OneDiffOptimize(io.ComfyNode):
             display_name="OneDiff Optimize",
             category="OneDiff",
             description=(
-                "Makes model, VAE and text encoders faster by one choice. Put it behind the loader, or behind the last "
-                "LoRA. The first image compiles them, once ever, which takes up to a few minutes; every later one uses "
-                "the compiled graphs. The other OneDiff nodes do the same one by one, with more to choose."
+                "Makes the model, VAE and text encoders faster with a single setting. Put it after the loader or the "
+                "last LoRA. The first image compiles them, once ever, which takes up to a few minutes; every later one "
+                "uses the compiled graphs. The other OneDiff nodes do this one at a time, with more choices."
             ),
             search_aliases=[
                 *(
@@ -44,13 +44,15 @@ class OneDiffOptimize(io.ComfyNode):
                     options=list(GOALS),
                     default=GOALS[0],
                     tooltip=(
-                        "exact: the same picture as without the node, up to rounding. faster: deep layers are left out "
-                        "in steps where they would hardly find anything new, which changes the picture; it pays from "
-                        "about 20 steps on. fastest: and large layers in 8 bits, for models and GPUs where that is "
+                        "exact: the same image as without the node, up to rounding. faster: skips deep layers in steps "
+                        "where they would hardly change anything, which changes the image; worth it from about 20 "
+                        "steps on. fastest: also computes large layers in 8 bits, for models and GPUs where that is "
                         "faster (Flux on a GeForce RTX 40, Hopper or later); elsewhere it is the same as faster."
                     ),
                 ),
-                io.Vae.Input("vae", optional=True, tooltip="The VAE to make faster, if there is one to be."),
+                io.Vae.Input(
+                    "vae", optional=True, tooltip="The VAE to make faster. Leave it out to keep ComfyUI's own."
+                ),
                 io.Clip.Input(
                     "clip",
                     optional=True,

@@ -19,9 +19,9 @@ class OneDiffStepCache(io.ComfyNode):
             display_name="OneDiff Step Cache",
             category="OneDiff",
             description=(
-                "Skips the deep layers of a model in steps where they would hardly find anything new. Much faster from "
-                "about 20 steps on, and not the same picture: compare with and without it. Put it between OneDiff "
-                "Model Speedup and the sampler. The first image compiles the model for it, once ever."
+                "Skips a model's deep layers in steps where they would hardly change anything. Much faster from about "
+                "20 steps on, but the image is not the same: compare with and without it. Put it between OneDiff Model "
+                "Speedup and the sampler. The first image compiles the model for it, once ever."
             ),
             search_aliases=["first block cache", "fbcache", "teacache", "deepcache", "easycache", "faster", "缓存"],
             inputs=[
@@ -34,8 +34,8 @@ class OneDiffStepCache(io.ComfyNode):
                     step=0.01,
                     tooltip=(
                         "How much the result of the model's first block may change, relative to its size, before all "
-                        "layers are computed again. Higher is faster and further from the picture without the cache; 0 "
-                        "computes every step, for the same pixels. The node shows how many calls were reused."
+                        "layers are computed again. Higher is faster and further from the image without the cache; 0 "
+                        "computes every step in full. The node shows how many calls were reused."
                     ),
                 ),
             ],

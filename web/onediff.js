@@ -83,7 +83,7 @@ app.registerExtension({
     {
       id: DEFAULTS.engine,
       category: ["OneDiff", "New nodes", "Engine"],
-      name: "Engine of new nodes",
+      name: "Engine for new nodes",
       type: "combo",
       options: ["auto", "inductor", "oneflow", "cudagraph", "eager"],
       defaultValue: "auto",
@@ -91,7 +91,7 @@ app.registerExtension({
     {
       id: DEFAULTS.compile,
       category: ["OneDiff", "New nodes", "Compile"],
-      name: "Who waits for compiling, of new nodes",
+      name: "Who waits for compilation in new nodes",
       type: "combo",
       options: ["wait", "background"],
       defaultValue: "wait",
@@ -99,16 +99,16 @@ app.registerExtension({
     {
       id: "OneDiff.CacheFolder",
       category: ["OneDiff", "Graphs on disk", "Folder"],
-      name: "Folder of compiled graphs, from ComfyUI's next start on",
-      tooltip: "Empty: the usual one. The environment variable ONEDIFF_CACHE_DIR goes first.",
+      name: "Folder for compiled graphs (after a restart of ComfyUI)",
+      tooltip: "Empty: the default folder. The environment variable ONEDIFF_CACHE_DIR takes precedence.",
       type: "text",
       defaultValue: "",
     },
     {
       id: "OneDiff.CacheLimitMB",
       category: ["OneDiff", "Graphs on disk", "Limit"],
-      name: "Megabytes that compiled graphs may take on disk, from ComfyUI's next start on",
-      tooltip: "0: 20 GB. The environment variable ONEDIFF_CACHE_LIMIT_MB goes first.",
+      name: "Disk space for compiled graphs, in MB (after a restart of ComfyUI)",
+      tooltip: "0: 20 GB. The environment variable ONEDIFF_CACHE_LIMIT_MB takes precedence.",
       type: "number",
       attrs: { min: 0, step: 1000 },
       defaultValue: 0,

@@ -31,7 +31,7 @@ def choose(name: str, device: torch.device) -> Engine:
     """
     if name not in ENGINE_NAMES:
         raise EngineError(
-            message("there is no engine {name!r}; choose one of {names}", name=name, names=", ".join(ENGINE_NAMES))
+            message("there is no engine “{name}”; choose one of {names}", name=name, names=", ".join(ENGINE_NAMES))
         )
     reasons = []
     for candidate in _AUTO_ORDER if name == "auto" else (name,):

@@ -337,7 +337,7 @@ def _path_for(name: str) -> Path:
     if not name.strip() or not path.is_relative_to(folder.resolve()) or path.name == SUFFIX:
         raise ValueError(
             message(
-                "{name!r} cannot be the name of a file in models/{folder}; use letters, digits and spaces",
+                "“{name}” cannot be the name of a file in models/{folder}; use letters, digits and spaces",
                 name=name,
                 folder=FOLDER,
             )

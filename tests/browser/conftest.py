@@ -28,6 +28,13 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def server(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
+    """The server of this folder. Its graphs are removed and its language changes, so it is not that of tests/host."""
+    with start_server() as running:
+        yield running
+
+
 @pytest.fixture
 def open_editor(
     browser: Browser, server: ComfyServer, request: pytest.FixtureRequest

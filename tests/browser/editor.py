@@ -105,7 +105,7 @@ class Editor:
             .flatMap(node => node.widgets ?? []).find(found => found.name === widget)?.value"""
         return self.page.evaluate(script, [node_type, _TEXT_ON_NODE])
 
-    def wait_for_text(self, node_type: str, part: str, timeout: float = 600) -> str:
+    def wait_for_text(self, node_type: str, part: str, timeout: float = 120) -> str:
         """What a node shows once it has ``part`` in it."""
         deadline = time.monotonic() + timeout
         while part not in (text := self.text_on(node_type) or ""):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,22 @@ _SETTLED_MS = 800
 
 
 @pytest.fixture(scope="module")
-def replaced(open_for_all: Callable[..., Editor], server: ComfyServer) -> Callable[[str], Editor]:
-    """Opens a workflow where the files are that it names, and presses the button. Each once: a page takes seconds."""
+def editor(open_for_all: Callable[..., Editor], server: ComfyServer) -> Editor:
+    """One page for all, where the files are that the workflows name."""
     install_controls(server)
+    return open_for_all()
 
-    @functools.cache
-    def editor_of(name: str) -> Editor:
-        editor = open_for_all()
-        editor.open_text(editor_form(name))
-        assert any(node["class_type"] is None for node in _sent(editor.page).values()), "nothing was missing"
-        _replace_all(editor.page)
-        return editor
 
-    return editor_of
+@pytest.fixture(scope="module", params=NAMES)
+def replaced(request: pytest.FixtureRequest, editor: Editor) -> tuple[str, Page]:
+    """A workflow after the button was pressed, by name. Each once, so its tests only look."""
+    editor.open_text(editor_form(request.param))
+    assert any(node["class_type"] is None for node in _sent(editor.page).values()), "nothing was missing"
+    _replace_all(editor.page)
+    return request.param, editor.page
+
+
+_OF_LOADERS = pytest.mark.parametrize("replaced", ["loaders"], indirect=True, scope="module")
 
 
 def _replace_all(page: Page) -> None:
@@ -55,10 +57,10 @@ def _sent(page: Page) -> dict[str, Any]:
     return {name: {"class_type": node["class_type"], "inputs": node["inputs"]} for name, node in prompt.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_node_is_replaced_and_values_and_wires_stay(replaced: Callable[[str], Editor], name: str) -> None:
+def test_every_node_is_replaced_and_values_and_wires_stay(replaced: tuple[str, Page]) -> None:
     """The editor makes of its form what the host makes of the API's, which tests/host/test_old_workflows.py runs."""
-    sent, expected = _sent(replaced(name).page), migrated(api_form(name))
+    name, page = replaced
+    sent, expected = _sent(page), migrated(api_form(name))
     assert {node: content["class_type"] for node, content in sent.items()} == {
         node: content["class_type"] for node, content in expected.items()
     }
@@ -69,9 +71,22 @@ def test_every_node_is_replaced_and_values_and_wires_stay(replaced: Callable[[st
         assert wires == {given for given, value in content["inputs"].items() if isinstance(value, list)}, node
 
 
-def test_every_wire_is_known_at_both_ends(replaced: Callable[[str], Editor]) -> None:
+def test_each_replaced_node_has_the_size_that_it_needs(replaced: tuple[str, Page]) -> None:
+    """The editor gives it the size of the node that was there."""
+    _, page = replaced
+    sizes = page.evaluate(
+        """() => window.app.graph.nodes.filter(node => node.type.startsWith("OneDiff"))
+            .map(node => [node.type, [...node.size], [...node.computeSize()]])"""
+    )
+    assert len(sizes) > 3
+    assert [size for size in sizes if size[1][1] != size[2][1]] == []
+    assert [size for size in sizes if size[1][0] < size[2][0]] == [], "its title or fields would be cut"
+
+
+@_OF_LOADERS
+def test_every_wire_is_known_at_both_ends(replaced: tuple[str, Page]) -> None:
     """An input alone is enough to run; without the output's end a wire stays behind when its node goes."""
-    ends = replaced("loaders").page.evaluate(
+    ends = replaced[1].evaluate(
         """() => window.app.graph.nodes.flatMap(node => node.inputs ?? []).filter(input => input.link != null)
             .map(input => window.app.graph.links.get(input.link))
             .map(link => {
@@ -83,9 +98,10 @@ def test_every_wire_is_known_at_both_ends(replaced: Callable[[str], Editor]) -> 
     assert all(wire in known for wire, known in ends), ends
 
 
-def test_a_note_is_drawn_on_the_node_at_once(replaced: Callable[[str], Editor]) -> None:
+@_OF_LOADERS
+def test_a_note_is_drawn_on_the_node_at_once(replaced: tuple[str, Page]) -> None:
     """Fields of several lines are elements beside the canvas, and those of a replaced node are not shown."""
-    notes = replaced("loaders").page.evaluate(
+    notes = replaced[1].evaluate(
         """() => window.app.graph.nodes.flatMap(node => node.widgets ?? [])
             .filter(widget => widget.name === "note" && widget.value)
             .map(widget => [widget.value, widget.element === undefined])"""
@@ -98,33 +114,15 @@ def test_a_note_is_drawn_on_the_node_at_once(replaced: Callable[[str], Editor]) 
     assert all(drawn for _, drawn in notes)
 
 
-def test_what_was_saved_afterwards_opens_without_a_question(replaced: Callable[[str], Editor]) -> None:
-    """The last of this file: what it opens takes the place of what the others look at."""
-    editor = replaced("loaders")
-    page = editor.page
+@_OF_LOADERS
+def test_what_was_saved_afterwards_opens_without_a_question(replaced: tuple[str, Page], editor: Editor) -> None:
+    """The last of these: what it opens takes the place of what the others look at."""
+    _, page = replaced
     before = _sent(page)
     editor.open_text(json.dumps(page.evaluate("() => window.app.graph.serialize()")))
     assert page.get_by_role("button", name="View details").count() == 0
     assert page.get_by_role("button", name="Replace All").count() == 0
     assert _sent(page) == before
-
-
-def test_each_replaced_node_has_the_size_that_it_needs(replaced: Callable[[str], Editor]) -> None:
-    """The editor gives it the size of the node that was there."""
-    for name in NAMES:
-        sizes = replaced(name).page.evaluate(
-            """() => window.app.graph.nodes.filter(node => node.type.startsWith("OneDiff"))
-                .map(node => [node.type, [...node.size], [...node.computeSize()]])"""
-        )
-        assert len(sizes) > 3
-        assert [size for size in sizes if size[1][1] != size[2][1]] == []
-        assert [size for size in sizes if size[1][0] < size[2][0]] == [], "its title or fields would be cut"
-
-
-@pytest.fixture(scope="module")
-def editor(open_for_all: Callable[..., Editor], server: ComfyServer) -> Editor:
-    install_controls(server)
-    return open_for_all()
 
 
 @pytest.mark.parametrize("form", ["json", "png"])
@@ -161,10 +159,15 @@ def test_a_picture_with_the_editors_form_is_offered_replacements(editor: Editor,
     )
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_file_of_the_earlier_onediff_opens_with_its_nodes(editor: Editor, tmp_path: Path, name: str) -> None:
+_CASES = {case: [name for name, other in FILES.items() if other == case] for case in FILES.values()}
+"""The files of each form and set of old nodes: to the editor they are the same."""
+
+
+@pytest.mark.parametrize(("form", "old"), [pytest.param(*case, id=", ".join(names)) for case, names in _CASES.items()])
+def test_every_file_of_the_earlier_onediff_opens_with_its_nodes(
+    editor: Editor, tmp_path: Path, form: str, old: Sequence[str]
+) -> None:
     """Written here with the nodes of each; what is wired to them is still wired to what took their places."""
-    form, old = FILES[name]
     workflow = with_nodes(old)
     if form == API:
         editor.open_text(json.dumps(workflow))

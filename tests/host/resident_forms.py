@@ -35,14 +35,13 @@ from comfy.model_patcher import ModelPatcher  # noqa: E402
 from text_encoders import TinyTextEncoder  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
-from onediff_comfy.host.adapters import model as model_adapter  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
 from onediff_comfy.host.adapters.module_proxy import module_behind  # noqa: E402
 from onediff_comfy.host.adapters.text_encoder import accelerate_clip, stacks_of  # noqa: E402
 from onediff_comfy.host.adapters.vae import accelerate_vae  # noqa: E402
 from onediff_comfy.host.weights import dynamic_vram  # noqa: E402
 
-model_adapter.can_pin = lambda: False  # as in hosts where the weights of a MODEL cannot be pinned
+dynamic_vram.can_pin = lambda: False  # as in hosts where the weights of a MODEL cannot be pinned
 
 SHORT, LONG = 1.0, 300.0  # seconds that a form is kept
 

@@ -86,8 +86,8 @@ _NO_HOARDING = {
 }
 
 
-MOST_SERVERS = 2
-"""Shared ones at a time: that of tests/host and that of tests/browser (``spreading.ByWhatIsShared``)."""
+MOST_SERVERS = 1
+"""Shared ones at a time: that of tests/host (``spreading.ByWhatIsShared``). tests/browser has its own."""
 
 
 @pytest.fixture(scope="session")

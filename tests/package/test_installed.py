@@ -45,6 +45,18 @@ def _serve(base: Path, environment: Environment) -> ComfyServer:
     )
 
 
+def _assert_it_is_not_in_the_way(server: ComfyServer) -> None:
+    """A workflow without our nodes leaves its picture and nothing of ours; the log has the host's line on the pack."""
+    picture = {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 0}}
+    saved = {"class_type": "SaveImage", "inputs": {"images": ["picture", 0], "filename_prefix": "plain"}}
+    before = set(server.base_dir.rglob("*"))
+    assert server.run({"picture": picture, "save": saved}).status == "success"
+    assert [path.name for path in set(server.base_dir.rglob("*")) - before] == ["plain_00001_.png"]
+    assert not list(server.base_dir.glob("onediff-*"))
+    (line,) = (line for line in server.log_text().splitlines() if "onediff" in line.lower())
+    assert line.endswith(PACK_NAME), "ComfyUI's own, of how long each pack took"
+
+
 def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environment, tmp_path: Path) -> None:
     base = tmp_path / "ComfyUI"
     pack = base / "custom_nodes" / PACK_NAME
@@ -59,6 +71,7 @@ def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environ
         }
         assert offered == dict.fromkeys(NODE_IDS, f"custom_nodes.{PACK_NAME}")
         assert set(server.get_json("/workflow_templates")[PACK_NAME]) == {TITLES[name] for name in workflows()}
+        _assert_it_is_not_in_the_way(server)
     assert not any(path.name.startswith(f"{PACK_NAME}-new") for path in pack.parent.iterdir())
 
     done = environment.run("onediff-comfy", "uninstall", "--comfyui", str(base))

@@ -649,7 +649,7 @@ def test_an_uncovered_argument_runs_eager_counted_and_warned_once(
     [
         ("cudagraph", "the cudagraph engine is not available: CUDA graphs need an NVIDIA GPU"),
         ("oneflow", "the oneflow engine is not available: "),
-        ("tensorrt", "there is no engine 'tensorrt'; choose one of auto, inductor"),
+        ("tensorrt", "there is no engine “tensorrt”; choose one of auto, inductor"),
     ],
 )
 def test_an_engine_that_cannot_run_here_says_so(engine: str, words: str, library: GraphLibrary) -> None:

@@ -158,6 +158,11 @@ def test_a_translation_has_the_same_fields_and_is_chinese(chinese: dict[str, str
             assert any("\u4e00" <= character <= "\u9fff" for character in translation), template
 
 
+def test_no_message_has_pythons_repr_in_it(root: Path) -> None:
+    """Quotes and escapes of Python's are for programmers."""
+    assert [template for template in _templates(root) if any(how == "r" for *_, how in _fields(template))] == []
+
+
 def test_what_people_read_is_a_message(root: Path) -> None:
     """No literal and no f-string goes where people read: it would stay English."""
     wrong = []

@@ -33,8 +33,7 @@ from ..process.process import NodeOrigin, accelerated, set_budget
 from ..report.owners import owners_of
 from ..report.status import status_of
 from ..report.unused import say_if_unused
-from ..weights.dynamic_vram import is_dynamic, resident_clone, resident_on_other_gpus
-from ..weights.pinned_module import can_pin
+from ..weights.dynamic_vram import needs_resident_form, resident_clone, resident_on_other_gpus
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .conditioning import keep_on_device
@@ -83,7 +82,7 @@ def accelerate(
     options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
     dispatcher = dispatcher_for("MODEL", engine, node_id, options)
     accelerated()[dispatcher] = NodeOrigin("MODEL", node_id, latent_ratio(model))
-    resident = resident_clone(model, "MODEL") if is_dynamic(model) and not can_pin() else None
+    resident = resident_clone(model, "MODEL") if needs_resident_form(model) else None
     clone = model.clone() if resident is None else resident
     _serve_by(clone, dispatcher, in_blocks=not in_background)
     release_on_detach(clone)

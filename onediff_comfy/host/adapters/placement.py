@@ -17,6 +17,7 @@ from ...capture.call import NotCovered
 from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import calls_blocks_unplanned
+from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
@@ -52,6 +53,12 @@ class ModelServer:
         ours = model is not None and module._modules is model.diffusion_model._modules
         if not (ours and is_streamed(model) and isinstance(forward, types.MethodType) and forward.__self__ is module):
             return self._dispatcher(module, forward, args, kwargs)
+        if not library().recordings.turns.ours:
+            # What such a thread calls is recorded when it is gone, and then other weights are in these places.
+            self._dispatcher.passed_by(
+                module, message("its weights move, and a run over several GPUs needs weights that stay on each of them")
+            )
+            return forward(*args, **kwargs)
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         if getattr(model, "dynamic_vbars", None) and can_pin() and sizes not in self._too_large:
             try:

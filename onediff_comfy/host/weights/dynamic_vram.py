@@ -16,10 +16,12 @@ import weakref
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import comfy.model_management as memory
 import torch
 
 from ..adapters.attach import release_on_detach
 from ..process.prompts import between_prompts
+from .pinned_module import can_pin
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,14 @@ _ON_OTHER_GPUS = "multigpu"  # by this name the host keeps them on a patcher
 def is_dynamic(patcher: Any) -> bool:
     """Whether layers fetch their weights one by one while they run."""
     return hasattr(patcher, "is_dynamic") and bool(patcher.is_dynamic())
+
+
+def needs_resident_form(patcher: Any) -> bool:
+    """Return True for a MODEL in Dynamic VRAM that cannot be served from there.
+
+    So it is where the host has nothing that pins weights, and on several GPUs, for threads of a split run may call it.
+    """
+    return is_dynamic(patcher) and not (can_pin() and len(memory.get_all_torch_devices()) == 1)
 
 
 def resident_on_other_gpus(patcher: Any) -> int:
