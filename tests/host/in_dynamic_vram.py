@@ -8,6 +8,7 @@ Prints as JSON of each picture how far it is from one of an ordinary model, and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import Any
 comfyui, checkpoint = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
 sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
-from comfy.cli_args import args  # noqa: E402 - the host's path first
+import torch  # noqa: E402 - the host's path first
+from comfy.cli_args import args  # noqa: E402
 
-args.cpu = args.use_pytorch_cross_attention = True
+args.cpu = not torch.cuda.is_available()
+args.use_pytorch_cross_attention = True
 import comfy.model_management as memory  # noqa: E402
 import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
-import torch  # noqa: E402
 from pages_of_cpu import PAGE, Pages  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
@@ -47,7 +49,7 @@ def case(name: str, model: Any, expected: torch.Tensor, seed: int = 1) -> dict[s
         "served": after["served"] - before["served"],
         "eager": {reason: count for reason, count in fell.items() if count},
         "captured": metrics().snapshot()["captured"] - captured,
-        "pinned": pages_of_cpu.pinned(),
+        "pinned": pinned(model),
         "loaded_models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
     }
 
@@ -67,7 +69,7 @@ def taken_away(model: Any, between: Callable[[Any], None]) -> Any:
 
 
 def a_page_less(model: Any) -> None:
-    model.partially_unload(None, PAGE)
+    model.partially_unload(None, 32 << 20 if torch.cuda.is_available() else PAGE)
 
 
 def all_away_and_back(model: Any) -> None:
@@ -82,44 +84,69 @@ def norms_doubled(model: Any) -> None:
 
 
 def main() -> None:
+    """With a GPU in the real Dynamic VRAM, whose eager pictures are then what is expected; else in its double."""
+    on_gpu = torch.cuda.is_available()
+    engine = os.environ.get("ENGINE", "eager")
     with torch.inference_mode():
+        if on_gpu:
+            begin_on_gpu()
         plain = loaded()
         models = {0.0: plain, 0.8: with_lora(plain, 0.8), 0.3: with_lora(plain, 0.3)}
         expected = {strength: sampled(model, 1) for strength, model in models.items()}
         other_seed = sampled(plain, 2)
-        doubled = loaded().clone()
-        norms = sampled(taken_away(doubled, norms_doubled), 1)
+        norms = sampled(taken_away(loaded(), norms_doubled), 1)
         memory.unload_all_models()
-
-        pages_of_cpu.begin()
-        base = loaded()
+        if not on_gpu:
+            pages_of_cpu.begin()
+        base = plain if on_gpu else loaded()
         assert base.is_dynamic()
-        fast = accelerate(base, "eager")
+        fast = accelerate(base, engine)
         cases = [case("first", fast, expected[0.0]), case("again", fast, other_seed, seed=2)]
         for strength in (0.8, 0.3, 0.0, 0.8):
             model = with_lora(fast, strength) if strength else fast
             cases.append(case(f"LoRA {strength}", model, expected[strength]))
-        cases.append(case("LoRA before the node", accelerate(with_lora(base, 0.3), "eager"), expected[0.3]))
+        cases.append(case("LoRA before the node", accelerate(with_lora(base, 0.3), engine), expected[0.3]))
         cases.append(case("all taken away and back", taken_away(fast, all_away_and_back), expected[0.0]))
         cases.append(case("norms changed meanwhile", taken_away(fast, norms_doubled), norms))
-        weights = sum(sum(pages.there) for pages in Pages.all)
+        weights = pages_there(fast)
         cases.append(case("a page less", taken_away(fast, a_page_less), expected[0.0]))
-        Pages.room = weights // 2
-        for pages in Pages.all:
-            pages.free_memory(1e30)
-        cases.append(case("half of the pages", fast, expected[0.0]))
-        Pages.room = 1 << 20
+        if not on_gpu:
+            Pages.room = weights // 2
+            fast.partially_unload(None, 1e30)
+            cases.append(case("half of the pages", fast, expected[0.0]))
+            Pages.room = 1 << 20
         cases.append(case("room again", fast, expected[0.0]))
         free = memory.get_free_memory
         memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024
-        for pages in Pages.all:
-            pages.free_memory(1e30)
+        fast.partially_unload(None, 1e30)
         cases.append(case("no room to compute", fast, expected[0.0]))
         memory.get_free_memory = free
         memory.unload_all_models()
         cases.append(case("unloaded", fast, expected[0.0]))
-        left = {"pinned": pages_of_cpu.pinned(), "notes": sorted(_notes(base))}
-    sys.stdout.write(json.dumps({"cases": cases, "left": left}) + "\n")
+        apart = float((expected[0.8] - expected[0.3]).abs().max() / (expected[0.0].max() - expected[0.0].min()))
+        left = {"pinned": pinned(base), "notes": sorted(_notes(base))}
+    sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart}) + "\n")
+
+
+def begin_on_gpu() -> None:
+    """As the host's main.py does, which is not imported here for it is the server."""
+    import comfy.memory_management
+    import comfy.model_patcher
+    import comfy_aimdo.control
+
+    comfy_aimdo.control.init()
+    assert comfy_aimdo.control.init_devices((device.index, 0) for device in memory.get_all_torch_devices())
+    comfy.memory_management.aimdo_enabled = True
+    comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
+
+
+def pinned(model: Any) -> int:
+    """How many pages are pinned now."""
+    return sum(bool(page & 2) for vbar in model.model.dynamic_vbars.values() for page in vbar.get_residency())
+
+
+def pages_there(model: Any) -> int:
+    return sum(page & 1 for vbar in model.model.dynamic_vbars.values() for page in vbar.get_residency())
 
 
 def _notes(model: Any) -> set[str]:

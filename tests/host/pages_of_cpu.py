@@ -78,6 +78,9 @@ class Pages:
             if page >= self.watermark and not self.pins[page]:
                 self.there[page] = False
 
+    def get_residency(self) -> list[int]:
+        return [there | (pins > 0) << 1 for there, pins in zip(self.there, self.pins, strict=True)]
+
     def loaded_size(self) -> int:
         return sum(self.there) * PAGE
 
@@ -115,8 +118,3 @@ def begin() -> None:
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
     memory.is_device_cpu = lambda _device: False
     memory.get_torch_device = lambda: DEVICE
-
-
-def pinned() -> int:
-    """How many pages are pinned now."""
-    return sum(count > 0 for pages in Pages.all for count in pages.pins)

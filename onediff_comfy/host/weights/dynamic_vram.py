@@ -16,7 +16,6 @@ import weakref
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import comfy.model_management as memory
 import torch
 
 from ..adapters.attach import release_on_detach
@@ -41,7 +40,7 @@ def needs_resident_form(patcher: Any) -> bool:
 
     So it is where the host has nothing that pins weights, and on several GPUs, for threads of a split run may call it.
     """
-    return is_dynamic(patcher) and not (can_pin() and len(memory.get_all_torch_devices()) == 1)
+    return is_dynamic(patcher) and not (can_pin() and torch.cuda.device_count() <= 1)
 
 
 def resident_on_other_gpus(patcher: Any) -> int:
