@@ -17,11 +17,15 @@ from typing import Any
 comfyui, checkpoint = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
 sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
-import torch  # noqa: E402 - the host's path first
-from comfy.cli_args import args  # noqa: E402
+import comfy_aimdo.control  # noqa: E402
+import torch  # noqa: E402
+from comfy.cli_args import args  # noqa: E402 - the host's path first
 
-args.cpu = not torch.cuda.is_available()
+ON_GPU = torch.cuda.is_available()
+args.cpu = not ON_GPU
 args.use_pytorch_cross_attention = True
+if ON_GPU:
+    comfy_aimdo.control.init()  # whoever is imported next looks for what it has loaded
 import comfy.model_management as memory  # noqa: E402
 import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
@@ -69,7 +73,7 @@ def taken_away(model: Any, between: Callable[[Any], None]) -> Any:
 
 
 def a_page_less(model: Any) -> None:
-    model.partially_unload(None, 32 << 20 if torch.cuda.is_available() else PAGE)
+    model.partially_unload(None, 32 << 20 if ON_GPU else PAGE)
 
 
 def all_away_and_back(model: Any) -> None:
@@ -85,10 +89,9 @@ def norms_doubled(model: Any) -> None:
 
 def main() -> None:
     """With a GPU in the real Dynamic VRAM, whose eager pictures are then what is expected; else in its double."""
-    on_gpu = torch.cuda.is_available()
     engine = os.environ.get("ENGINE", "eager")
     with torch.inference_mode():
-        if on_gpu:
+        if ON_GPU:
             begin_on_gpu()
         plain = loaded()
         models = {0.0: plain, 0.8: with_lora(plain, 0.8), 0.3: with_lora(plain, 0.3)}
@@ -96,9 +99,9 @@ def main() -> None:
         other_seed = sampled(plain, 2)
         norms = sampled(taken_away(loaded(), norms_doubled), 1)
         memory.unload_all_models()
-        if not on_gpu:
+        if not ON_GPU:
             pages_of_cpu.begin()
-        base = plain if on_gpu else loaded()
+        base = plain if ON_GPU else loaded()
         assert base.is_dynamic()
         fast = accelerate(base, engine)
         cases = [case("first", fast, expected[0.0]), case("again", fast, other_seed, seed=2)]
@@ -110,7 +113,7 @@ def main() -> None:
         cases.append(case("norms changed meanwhile", taken_away(fast, norms_doubled), norms))
         weights = pages_there(fast)
         cases.append(case("a page less", taken_away(fast, a_page_less), expected[0.0]))
-        if not on_gpu:
+        if not ON_GPU:
             Pages.room = weights // 2
             fast.partially_unload(None, 1e30)
             cases.append(case("half of the pages", fast, expected[0.0]))
@@ -132,9 +135,7 @@ def begin_on_gpu() -> None:
     """As the host's main.py does, which is not imported here for it is the server."""
     import comfy.memory_management
     import comfy.model_patcher
-    import comfy_aimdo.control
 
-    comfy_aimdo.control.init()
     assert comfy_aimdo.control.init_devices((device.index, 0) for device in memory.get_all_torch_devices())
     comfy.memory_management.aimdo_enabled = True
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
