@@ -84,7 +84,7 @@ def _image_prompt(color: int = 0x3366CC, weight: float = 0.8, start_at: float = 
     return {
         "encoder": _node("TinyClipVision"),
         "adapter": _node("IPAdapterModelLoader", ipadapter_file=checkpoint_file("tiny_image_prompt")),
-        "picture": _node("EmptyImage", width=28, height=28, batch_size=1, color=color),
+        "picture": _node("EmptyImage", width=224, height=224, batch_size=1, color=color),
         "patch": _node(
             "IPAdapterAdvanced",
             ipadapter=["adapter", 0],

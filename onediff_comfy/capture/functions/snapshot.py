@@ -179,10 +179,10 @@ def _put(value: Any, contents: tuple[Any, ...]) -> None:
         else:
             del value.cell_contents
     elif isinstance(value, type):
-        bases, *contents = contents
+        bases, *own = contents
         if value.__bases__ != bases:
             value.__bases__ = bases
-        members = dict(zip(contents[::2], contents[1::2], strict=True))
+        members = dict(zip(own[::2], own[1::2], strict=True))
         for name in vars(value).keys() - members.keys() - CLASS_BOOKKEEPING:
             delattr(value, name)
         for name, member in members.items():

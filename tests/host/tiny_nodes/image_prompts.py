@@ -24,8 +24,8 @@ _CLIP = {
     "intermediate_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
+    "image_size": 224,
+    "patch_size": 56,
     "projection_dim": 32,
     "hidden_act": "quick_gelu",
     "num_channels": 3,
@@ -144,10 +144,13 @@ def _imported(variable: str, name: str) -> types.ModuleType:
     module = sys.modules[f"{package}.{name}"] = importlib.util.module_from_spec(spec)
     absent = {missing: mock.MagicMock() for missing in (*_NOT_NEEDED, f"{package}.encoders", f"{package}.eva_clip")}
     absent[f"{package}.eva_clip.constants"] = mock.MagicMock()
-    with mock.patch.dict(sys.modules, absent):
+    absent = {missing: stands_in for missing, stands_in in absent.items() if missing not in sys.modules}
+    sys.modules.update(absent)
+    try:
         spec.loader.exec_module(module)
-        own = {known: found for known, found in sys.modules.items() if known.startswith(f"{package}.")}
-    sys.modules.update({known: found for known, found in own.items() if known not in absent})  # what was imported
+    finally:
+        for missing in absent:
+            del sys.modules[missing]
     return module
 
 
