@@ -235,6 +235,14 @@ BRINGS_WEIGHTS = (
 )
 """By these the weights of a whole block in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
 
+PAUSES_COMPILER = (
+    Use("comfy.model_prefetch", "malloc_graph_begin"),
+    Use("comfy.model_prefetch", "pause_malloc_graph", ()),
+    Use("comfy.model_prefetch", "cleanup_malloc_graph", ()),
+)
+"""By these the host's own compiler, where there is one, takes no notice of what is ours. Without them ours steps aside
+while it is at work."""
+
 _MEANWHILE = {
     "everything": "nothing is accelerated",
     "MODEL": "no MODEL is accelerated",
