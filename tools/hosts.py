@@ -3,9 +3,10 @@
     python -m tools.hosts COMFY_DIR...
 
 Prints a table in Markdown: a column for each folder, a row for whatever is not the same in all of them, and how much
-is there. What is relied on is ``RELIED_ON``, and where there is Dynamic VRAM ``BRINGS_WEIGHTS`` and ``PINS_WEIGHTS``.
-A running host is looked at by ``onediff_comfy/host/compatibility.py``, which also tries things out. Reading says less:
-a name that is made at run time is not found.
+is there. What is relied on is ``RELIED_ON``, where there is Dynamic VRAM ``BRINGS_WEIGHTS`` and ``PINS_WEIGHTS``, and
+where the host has a compiler of its own ``PAUSES_COMPILER``. A running host is looked at by
+``onediff_comfy/host/compatibility.py``, which also tries things out. Reading says less: a name that is made at run time
+is not found.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onediff_comfy.host.compatibility import BRINGS_WEIGHTS, PINS_WEIGHTS, RELIED_ON, Use
+from onediff_comfy.host.compatibility import BRINGS_WEIGHTS, PAUSES_COMPILER, PINS_WEIGHTS, RELIED_ON, Use
 
 THERE, ABSENT = "yes", "no"
 EVERYTHING = {
     **RELIED_ON,
     "Dynamic VRAM, block by block": BRINGS_WEIGHTS,
     "Dynamic VRAM, whole": PINS_WEIGHTS,
+    "its own compiler": PAUSES_COMPILER,
 }
+WHERE_IT_IS = frozenset({"its own compiler"})
+"""Of these, what a release needs not that has nothing of it."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -64,6 +68,10 @@ class Source:
                 return f"takes ({', '.join(_parameters(function))})"
         gone = [name for name in use.mentions if name not in _names_in(self._called(found) or found.node)]
         return f"without {', '.join(gone)}" if gone else None
+
+    def has(self, use: Use) -> bool:
+        """Return True if there is such a thing, in whatever form."""
+        return self.defined(use.module, use.path) is not None
 
     def defined(self, module: str, path: str) -> Definition | None:
         """Return what a dotted path in a module leads to, through classes, their bases, and imports."""
@@ -192,7 +200,10 @@ def table(sources: Sequence[Source], relied_on: Mapping[str, Sequence[Use]] = EV
     there = [0] * len(columns)
     for kind, uses in relied_on.items():
         for use in uses:
-            problems = [source.problem(use) for source in sources]
+            problems = [
+                None if kind in WHERE_IT_IS and not any(map(source.has, uses)) else source.problem(use)
+                for source in sources
+            ]
             there = [count + (problem is None) for count, problem in zip(there, problems, strict=True)]
             if any(problems):
                 lines.append(f"| {kind} | `{use}` | {' | '.join(problem or THERE for problem in problems)} |")

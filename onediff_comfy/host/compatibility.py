@@ -248,6 +248,14 @@ PINS_WEIGHTS = (
 )
 """By these all weights of a model in Dynamic VRAM are brought and stay, while it runs. As above without them."""
 
+PAUSES_COMPILER = (
+    Use("comfy.model_prefetch", "malloc_graph_begin"),
+    Use("comfy.model_prefetch", "pause_malloc_graph", ()),
+    Use("comfy.model_prefetch", "cleanup_malloc_graph", ()),
+)
+"""By these the host's own compiler, where there is one, takes no notice of what is ours. Without them ours steps aside
+while it is at work."""
+
 _MEANWHILE = {
     "everything": "nothing is accelerated",
     "MODEL": "no MODEL is accelerated",

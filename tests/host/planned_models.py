@@ -21,6 +21,7 @@ from comfy.cli_args import args  # noqa: E402 - the host's path first
 
 args.cpu = True
 import comfy.ldm.lightricks.av_model as models  # noqa: E402
+import comfy.model_prefetch as prefetch  # noqa: E402
 import torch  # noqa: E402
 from comfy.patcher_extension import WrappersMP  # noqa: E402
 
@@ -28,6 +29,7 @@ from benchmarks import allocation_plans as plans  # noqa: E402
 from onediff_comfy.cache.memory import GraphCache  # noqa: E402
 from onediff_comfy.compilation.library import GraphLibrary  # noqa: E402
 from onediff_comfy.host.adapters.model import ForwardWrapper  # noqa: E402
+from onediff_comfy.host.process.host_compiler import can_pause  # noqa: E402
 from onediff_comfy.host.process.services import host_services  # noqa: E402
 from onediff_comfy.metrics import Metrics  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
@@ -249,6 +251,9 @@ def main() -> None:
             for streamed, names in ((False, whole), (True, in_blocks))
             for name in names
         }
+        del prefetch.pause_malloc_graph
+        can_pause.cache_clear()
+        found["cannot be paused"] = looked_at(models.AroundWrappers, opened, paused=True)  # type: ignore[attr-defined]
     sys.stdout.write(json.dumps(found) + "\n")
 
 

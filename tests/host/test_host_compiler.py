@@ -61,3 +61,10 @@ def test_blocks_that_the_host_calls_in_a_pause_of_its_own_run_as_it_calls_them(m
     assert found["served"] == 0
     assert all("compiler is paused" in reason for reason in found["eager"])
     assert all(call["planned"] == found["alone"] for call in found["calls"])
+
+
+def test_where_the_compiler_cannot_be_paused_the_host_computes_alone(models: Any) -> None:
+    found = models["cannot be paused"]
+    assert found["served"] == 0
+    assert all("--disable-comfy-compiler" in reason for reason in found["eager"])
+    assert all(call["planned"] == found["alone"] and call["right"] for call in found["calls"])

@@ -24,12 +24,12 @@ from typing import Any
 
 from ...capture.call import NotCovered
 from ...messages import message
+from ..compatibility import PAUSES_COMPILER
 
 log = logging.getLogger(__name__)
 
 _PLANS = ("MALLOC_GRAPHS", "ACTIVE_MALLOC_GRAPHS")
 """Where the host has the plan of each thread, by the thread's number. The second name is of its first days."""
-_PAUSE = "pause_malloc_graph"
 
 
 @contextlib.contextmanager
@@ -45,15 +45,14 @@ def unplanned() -> Iterator[None]:
     if prefetch is None or _plan(prefetch) is None:
         yield
         return
-    pause = getattr(prefetch, _PAUSE, None)
-    if pause is None:
+    if not can_pause():
         raise NotCovered(
             message(
                 "this ComfyUI's own compiler plans the model's memory and cannot be paused; update ComfyUI, or start "
                 "it with --disable-comfy-compiler"
             )
         )
-    with pause():
+    with prefetch.pause_malloc_graph():
         yield
 
 
@@ -78,7 +77,7 @@ def tracing() -> Iterator[None]:
                 before.iterate()
         elif _plan(prefetch) is not None:
             log.debug("a trace left a plan of the host's open")
-            prefetch.cleanup_malloc_graph()
+            (prefetch.cleanup_malloc_graph if can_pause() else prefetch.malloc_graph_end)()
 
 
 def calls_blocks_unplanned(forward: Callable[..., Any]) -> bool:
@@ -88,7 +87,7 @@ def calls_blocks_unplanned(forward: Callable[..., Any]) -> bool:
     own forward makes would be planned where it must not be.
     """
     code = getattr(forward, "__code__", None)
-    return code is not None and _PAUSE in code.co_names
+    return code is not None and PAUSES_COMPILER[1].path in code.co_names
 
 
 @functools.cache
@@ -99,6 +98,12 @@ def _prefetch() -> ModuleType | None:
     except ImportError:
         return None
     return found if hasattr(found, "malloc_graph_begin") else None
+
+
+@functools.cache
+def can_pause() -> bool:
+    """Return True if this host's compiler can be told to take no notice, as we tell it."""
+    return all(use.problem() is None for use in PAUSES_COMPILER)
 
 
 def _plan(prefetch: ModuleType) -> Any | None:
