@@ -1,11 +1,7 @@
 """onediff-comfy: compiled graphs for ComfyUI's models.
 
-The package is split by what each part may know:
-
-* ``capture`` turns one call of a module into an FX graph whose weights are inputs;
-* ``engines`` turn a captured graph into something fast;
-* ``graphs`` names compiled graphs, keeps them, and decides which one serves a call;
-* ``host`` is the only part that imports ComfyUI.
+Each folder is a layer; docs/design.md says what each does and which may import which. ``host`` is the only one that
+imports ComfyUI.
 
 Importing this package imports neither torch nor ComfyUI, so it costs milliseconds.
 """

@@ -168,9 +168,13 @@ class Card:
             synchronize=lambda _device: None,
         )
         self.inference_mode = torch.inference_mode
+        self.addmm = lambda *_matrices: None
         self.cuda.default_generators = [SimpleNamespace(graphsafe_set_state=lambda _state: None)]
         self.Generator = lambda _device: SimpleNamespace(set_state=lambda _state: None)
         self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
+
+    def empty(self, _shape: tuple[int, int], device: object) -> Any:
+        return (None, None)
 
     def empty_like(self, tensor: Any, device: object) -> Any:
         return tensor.clone()
