@@ -16,6 +16,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils._pytree as pytree
@@ -45,6 +46,7 @@ class BlockServer:
     def __init__(self, model: Any, dispatcher: Dispatcher) -> None:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._kinds: dict[Hashable, StreamedModules] = {}
+        self._streamed: WeakKeyDictionary[torch.nn.Module, StreamedModules] = WeakKeyDictionary()
         self._skeleton: Skeleton | None = None
 
     def __call__(
@@ -64,13 +66,16 @@ class BlockServer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        model, kind = self._model(), kind_of(block)
+        model, streamed = self._model(), self._streamed.get(block)
         assert model is not None  # it is being called
-        if kind not in self._kinds:
-            self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
+        if streamed is None or not streamed.knows(block):
+            kind = kind_of(block)
+            if kind not in self._kinds:
+                self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
+            streamed = self._streamed[block] = self._kinds[kind]
         with contextlib.ExitStack() as stack:
             try:
-                image = stack.enter_context(self._kinds[kind].in_place(block, model.device))
+                image = stack.enter_context(streamed.in_place(block, model.device))
             except NotCovered as refusal:
                 self._dispatcher.passed_by(block, refusal.reason)
                 return forward(*args, **kwargs)
@@ -99,8 +104,14 @@ def _given_back(text: str, tensors: Sequence[torch.Tensor]) -> Any:
 
 def _variadic(forward: Callable[..., Any]) -> str | None:
     """Return the name of the parameter that takes all positional arguments, as SD3's blocks have; None if none does."""
-    first = next(iter(inspect.signature(forward).parameters.values()), None)
-    return first.name if first is not None and first.kind is first.VAR_POSITIONAL else None
+    function = getattr(forward, "__func__", forward)
+    return _first_if_variadic(function, getattr(function, "__code__", None), function is not forward)
+
+
+@functools.lru_cache(maxsize=64)  # reading a signature takes as long as all else that is asked of a block
+def _first_if_variadic(function: Callable[..., Any], _code: object, is_method: bool) -> str | None:
+    parameters = list(inspect.signature(function).parameters.values())[is_method:]
+    return parameters[0].name if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL else None
 
 
 def _telling_what_it_writes(forward: Callable[..., Any], variadic: str | None) -> Callable[..., Any]:

@@ -51,9 +51,13 @@ class ModuleImage:
                 own[name] = value
         own.update(self._instead)
 
-    def put_back(self) -> None:
-        """Set and delete on the module what was set and deleted on the image since it was shown."""
-        own, theirs = vars(self.image), vars(self.module)
+    def put_back(self, module: torch.nn.Module | None = None) -> None:
+        """Set and delete on the module what was set and deleted on the image since it was shown.
+
+        Args:
+            module: another one that looks like the image's, and is meant in its place.
+        """
+        own, theirs = vars(self.image), vars(module or self.module)
         theirs.update((name, value) for name, value in own.items() if name not in self._own)
         for name in [name for name in theirs if name not in own and name not in self._own]:
             del theirs[name]

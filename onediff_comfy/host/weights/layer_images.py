@@ -5,6 +5,7 @@ The host's layers say where their weights are, and how they are to be brought. A
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ KEYS = ("weight", "bias")
 """What a layer's weights are called that the host moves."""
 
 # What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
-_NOTES = frozenset(
+NOTES = frozenset(
     (
         *("comfy_cast_weights", "prev_comfy_cast_weights", "comfy_patched_weights", "seed_key"),
         *("_v", "_v_signature", "_v_weight", "_v_bias", "_prefetch", "_pins", "_pin_state"),
@@ -24,9 +25,11 @@ _NOTES = frozenset(
         *(f"{key}{function}" for key in KEYS for function in ("_function", "_lowvram_function")),
     )
 )
+"""Their names."""
 # What nn.Module keeps weights, buffers and hooks in. An image has its own, of the same content.
-_HOLDERS = {name: kept for name, kept in vars(torch.nn.Module()).items() if isinstance(kept, dict)}
+_HOLDERS = {name: kept for name, kept in vars(torch.nn.Module()).items() if isinstance(kept, dict | set)}
 del _HOLDERS["_modules"]
+_APART = NOTES | _HOLDERS.keys() | {"_modules"}
 
 
 class LayerImages:
@@ -37,38 +40,99 @@ class LayerImages:
 
     Attributes:
         root: the image of ``module``.
+        look: what the images look like now.
         parameters: of each layer's image, in the order of ``module.modules()``: its weights by name.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         layers = tuple(module.modules())
-        self._held = [{name: type(holder)() for name, holder in _HOLDERS.items()} for _ in layers]
+        self._held: list[dict[str, Any]] = [{name: type(holder)() for name, holder in _HOLDERS.items()} for _ in layers]
         images: dict[torch.nn.Module, ModuleImage] = {}
         for layer, held in reversed(list(zip(layers, self._held, strict=True))):  # children first
             children = {name: None if child is None else images[child].image for name, child in layer._modules.items()}
-            images[layer] = ModuleImage(layer, _NOTES, {**held, "_modules": children})
+            images[layer] = ModuleImage(layer, NOTES, {**held, "_modules": children})
         self._images = [images[layer] for layer in layers]
         self.root = self._images[0].image
+        self.look = Look([])
         self.parameters: list[dict[str, Any]] = [held["_parameters"] for held in self._held]
 
-    def show(self, layers: Sequence[torch.nn.Module]) -> None:
-        """Show these layers, of a module of the same kind, as they are now, with the weights that they hold."""
-        for layer, image, held in zip(layers, self._images, self._held, strict=True):
+    def show(self, layers: Sequence[torch.nn.Module]) -> Look:
+        """Show these layers, of a module of the same kind, as they are now, with the weights that they hold.
+
+        Returns:
+            What the images look like now. It is the very same for modules that differ in nothing but their weights.
+        """
+        for layer, image in zip(layers, self._images, strict=True):
+            image.show(layer)
+        self.show_weights(layers)
+        shown = _attributes(self.layers())
+        if not _same(shown, self.look.attributes):
+            self.look = Look(shown)
+        return self.look
+
+    def show_weights(self, layers: Sequence[torch.nn.Module]) -> None:
+        """Show the weights, buffers and hooks that these layers hold now. All else stays as it was shown."""
+        for layer, held in zip(layers, self._held, strict=True):
             theirs = vars(layer)
             for name, holder in held.items():
                 if holder or theirs[name]:
                     holder.clear()
                     holder.update(theirs[name])
-            image.show(layer)
 
-    def put_back(self) -> None:
-        """Set and delete on the layers what was set and deleted on their images since they were shown."""
-        for image in self._images:
-            image.put_back()
+    def put_back(self, layers: Sequence[torch.nn.Module]) -> None:
+        """Set and delete on these layers what was set and deleted on their images since they were shown."""
+        if _same(_attributes(self.layers()), self.look.attributes):
+            return
+        for layer, image in zip(layers, self._images, strict=True):
+            image.put_back(layer)
+        self.look = Look([])
 
     def layers(self) -> list[torch.nn.Module]:
         """Return the image of each layer."""
         return [image.image for image in self._images]
+
+
+class Look:
+    """What images look like, but for their weights. Compared by identity.
+
+    Args:
+        attributes: of all images, in their order.
+    """
+
+    def __init__(self, attributes: list[Any]) -> None:
+        self.attributes = attributes
+
+
+class SeenLayers:
+    """A module's layers as they were shown: the images need not look at them again while they are the same objects.
+
+    Args:
+        layers: the module and all its submodules.
+        look: what the images look like since.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Module], look: Look) -> None:
+        self.layers, self.look = layers, look
+        self._attributes = _attributes(layers)
+
+    def are_same(self) -> bool:
+        """Return True if the layers hold the very objects that they held, weights and what notes of them apart."""
+        return _same(_attributes(self.layers), self._attributes)
+
+
+def _attributes(layers: Sequence[torch.nn.Module]) -> list[Any]:
+    """Return what layers hold, but for weights, buffers and what the host notes of them; a name before each value."""
+    found: list[Any] = []
+    for layer in layers:
+        for name, value in vars(layer).items():
+            if name not in _APART:
+                found += (name, value)
+        found += vars(layer).get("_modules", {}).values()  # an image that was never shown has nothing
+    return found
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def put(weights: dict[str, Any], found: tuple[Any, Any]) -> None:

@@ -19,11 +19,10 @@ import comfy.ops
 import torch
 
 from ...capture.call import NotCovered
-from ...capture.target.held_objects import AttributeGuard
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
 from ..process.host_compiler import unplanned
-from .layer_images import KEYS, LayerImages, put, stored_dtype
+from .layer_images import KEYS, NOTES, LayerImages, SeenLayers, put, stored_dtype
 
 _VBAR = "comfy_aimdo.model_vbar"
 
@@ -48,7 +47,8 @@ class PinnedModule:
         self._images = LayerImages(module)
         self._small = _SmallWeights()
         self._signature: bytes | None = None  # of the pages with all weights in them
-        self._seen: _Seen | None = None
+        self._seen: SeenLayers | None = None
+        self._held: list[Any] = []  # notes of the layers' weights and pages, when they were shown
 
     def is_of(self, module: torch.nn.Module) -> bool:
         """Return True if it is an image of ``module``, with the layers that it has now."""
@@ -73,21 +73,35 @@ class PinnedModule:
         try:
             yield self._images.root if self._is_shown(signature, pages, device, room) else None
         finally:
-            self._put_back()
+            self._images.put_back(self._layers)
             pages.unpin()
 
     def _is_shown(self, signature: bytes, pages: _Pages, device: torch.device, room: float) -> bool:
         """Show the layers as they are now. Return False if there is no room for what they compute."""
-        if signature != self._signature or self._seen is None or not self._seen.layers_hold():
+        if signature != self._signature or not self._is_current():
             if memory.get_free_memory(device) < room:
                 return False
             self._refuse_functions()
             with unplanned():
                 self._bring(device)
                 self._show()
-            self._signature = signature
+            self._signature, self._held = signature, self._weights()
         self._small.refresh()
         return True
+
+    def _is_current(self) -> bool:
+        """Return True if the layers, their weights, and what the host notes of these are the very same objects."""
+        now, seen = self._weights(), self._seen
+        same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        return same and seen is not None and seen.look is self._images.look and seen.are_same()
+
+    def _weights(self) -> list[Any]:
+        found: list[Any] = []
+        for state in map(vars, self._layers):
+            found += state["_parameters"].values()
+            found += state["_buffers"].values()
+            found += map(state.get, NOTES)
+        return found
 
     def _refuse_functions(self) -> None:
         for layer in map(vars, self._layers):
@@ -113,7 +127,7 @@ class PinnedModule:
             comfy.ops.uncast_bias_weight(layer, *brought)
 
     def _show(self) -> None:
-        self._images.show(self._layers)
+        look = self._images.show(self._layers)
         small: list[_Place] = []
         for layer, weights in zip(self._layers, self._images.parameters, strict=True):
             theirs = vars(layer)
@@ -123,13 +137,7 @@ class PinnedModule:
             names = [name for name in weights if name not in kept and type(weights[name]) in _PLAIN]
             small += [_Place(weights, name, stored_dtype(layer, name)) for name in names]
         self._small.stand_in(small)
-        self._seen = _Seen(self._layers, self._images.layers())
-
-    def _put_back(self) -> None:
-        """Set on the module what a forward has set on the image, which is shown anew in the next call."""
-        if self._seen is not None and not self._seen.images_hold():
-            self._images.put_back()
-            self._seen = None
+        self._seen = SeenLayers(self._layers, look)
 
 
 class _Pages(NamedTuple):
@@ -166,28 +174,6 @@ class _Pages(NamedTuple):
     def unpin(self) -> None:
         """Let the host take the pages away again."""
         _vbar().vbar_unpin(self)
-
-
-class _Seen:
-    """Layers and their images as they were when the images were shown."""
-
-    def __init__(self, layers: Sequence[torch.nn.Module], images: Sequence[torch.nn.Module]) -> None:
-        self._layers, self._images = AttributeGuard(layers), AttributeGuard(images)
-        self._holders = [holder for layer in layers for holder in (layer._parameters, layer._buffers) if holder]
-        self._weights = self._now()
-
-    def layers_hold(self) -> bool:
-        """Return True if attributes, weights and buffers of the layers are the same objects."""
-        now = self._now()
-        same = len(now) == len(self._weights) and all(map(operator.is_, now, self._weights))
-        return same and self._layers.holds()
-
-    def images_hold(self) -> bool:
-        """Return True if no forward has set anything on an image."""
-        return self._images.holds()
-
-    def _now(self) -> list[Any]:
-        return [weight for holder in self._holders for weight in holder.values()]
 
 
 class _Place(NamedTuple):

@@ -14,6 +14,7 @@ import importlib
 import inspect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import comfy.model_management as memory
 import comfy.ops
@@ -22,7 +23,7 @@ import torch
 from ...capture.call import NotCovered
 from ...messages import message
 from ..compatibility import BRINGS_WEIGHTS
-from .layer_images import KEYS, LayerImages, convert, put, stored_dtype
+from .layer_images import KEYS, LayerImages, SeenLayers, convert, put, stored_dtype
 
 _PREFETCH = "comfy.model_prefetch"
 
@@ -63,6 +64,18 @@ class StreamedModules:
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
         self._dtype = compute_dtype
         self._images = LayerImages(module)
+        self._seen: WeakKeyDictionary[torch.nn.Module, SeenLayers] = WeakKeyDictionary()
+
+    def knows(self, module: torch.nn.Module) -> bool:
+        """Return True if ``module`` was shown before, and has the layers and attributes that it had. Else forget it.
+
+        Ask before each ``in_place``: a module with other layers may be of another kind.
+        """
+        seen = self._seen.get(module)
+        if seen is not None and seen.are_same():
+            return True
+        self._seen.pop(module, None)
+        return False
 
     @contextlib.contextmanager
     def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[torch.nn.Module]:
@@ -74,15 +87,19 @@ class StreamedModules:
         Raises:
             NotCovered: the host has a weight in a form that no layer can hold in place.
         """
-        layers = tuple(module.modules())
-        self._images.show(layers)
-        with self._brought(layers, device):
+        seen = self._seen.get(module)
+        if seen is not None and seen.look is self._images.look:
+            self._images.show_weights(seen.layers)
+        else:
+            layers = tuple(module.modules())
+            seen = self._seen[module] = SeenLayers(layers, self._images.show(layers))
+        with self._brought(seen.layers, device):
             try:
                 yield self._images.root
             finally:
                 for parameters in self._images.parameters:
                     parameters.clear()
-                self._images.put_back()
+                self._images.put_back(seen.layers)
 
     @contextlib.contextmanager
     def _brought(self, layers: Sequence[Any], device: torch.device) -> Iterator[None]:
