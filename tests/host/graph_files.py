@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dev.environment import repository
@@ -16,12 +17,17 @@ from onediff_comfy.store.artifact import Artifact
 
 def put(server: ComfyServer, name: str, content: bytes) -> str:
     """Drop a file into a running server's folder, as a person would; its name for the Load node."""
-    folder = server.base_dir / "models" / "onediff_graphs"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(content)
+    file = server.base_dir / "models" / "onediff_graphs" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
     options = server.get_json("/object_info/OneDiffLoadCompiledGraph")["OneDiffLoadCompiledGraph"]
     assert name in options["input"]["required"]["file"][1]["options"], "the list did not refresh"
     return name
+
+
+def saved_graph(server: ComfyServer, name: str) -> Path:
+    """Return the file of a graph that was saved as ``name``."""
+    return server.base_dir / "models" / "onediff_graphs" / f"{name}.graph"
 
 
 def command_line(server: ComfyServer, *arguments: str) -> subprocess.CompletedProcess[str]:

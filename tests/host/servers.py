@@ -46,7 +46,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comf
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start_process(
     start_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[ComfyServer], ComfyServer]:
@@ -64,16 +64,26 @@ def start_process(
 
 
 @pytest.fixture(scope="session")
-def restarted(
-    server: ComfyServer, start_server: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ComfyServer]:
+def restarted(server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer]) -> Iterator[ComfyServer]:
     """Another process of the shared server's installation, for tests of what it finds there. Each has its own graphs.
 
     What is kept while it runs it finds too: it asks the disk for every graph that it does not have.
     """
-    other = start_server(server.base_dir)
-    other.log_file = tmp_path_factory.mktemp("log") / "server.log"
-    with other:
+    with start_process(server) as other:
+        yield other
+
+
+@pytest.fixture(scope="session")
+def emptied(server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer]) -> Iterator[ComfyServer]:
+    """A third process of the installation, for tests that take graphs and models out of memory; each expects none."""
+    with start_process(server) as other:
+        yield other
+
+
+@pytest.fixture(scope="session")
+def elsewhere(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
+    """Another installation: other folders, another signing key. Saved graphs in it are test_compile_once.py's alone."""
+    with start_server() as other:
         yield other
 
 

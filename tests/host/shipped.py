@@ -53,7 +53,8 @@ def small(name: str, seed: int) -> Workflow:
             "class_type": "EmptyImage",
             "inputs": {"width": 128, "height": 128, "batch_size": 1, "color": 0x8040C0},
         }
-        workflow["net_speedup"]["inputs"]["engine"] = "eager"
+        # Of the model too, whose graph takes control as inputs.
+        workflow["speedup"]["inputs"]["engine"] = workflow["net_speedup"]["inputs"]["engine"] = "eager"
     if "step_cache" in workflow:  # for which the model gets two graphs more, here in no time
         workflow["speedup"]["inputs"]["engine"] = "eager"
     if "lora" in workflow:

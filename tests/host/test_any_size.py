@@ -1,4 +1,4 @@
-"""Any size, any batch, any prompt: one compilation, the same pictures, no memory piling up."""
+"""Any size, any batch, any prompt: one compilation, ever; the same pictures, no memory piling up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ import random
 from collections.abc import Callable
 
 import pytest
-from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, compiled_twice, pair_of
+import torch
+from pictures import (
+    FAMILIES,
+    OTHER_SDXL,
+    Counters,
+    TinyFamily,
+    assert_same_picture,
+    compiled_twice,
+    latent_of,
+    pair_of,
+)
 from processes import megabytes_of, process_of
 
 from dev.host import ComfyServer
@@ -100,21 +110,37 @@ def test_sizes_that_are_no_multiples_share_one_more_graph(server: ComfyServer, n
     assert counters.compiled <= 1
 
 
-def test_a_new_process_serves_new_sizes_without_capturing_or_compiling(
-    server: ComfyServer, restarted: ComfyServer
+@pytest.mark.parametrize("name", MULTIPLE)
+def test_a_new_process_serves_new_sizes_and_other_weights_without_capturing_or_compiling(
+    server: ComfyServer, restarted: ComfyServer, name: str, tally: Callable[[str], None]
 ) -> None:
-    old = Change((192, 160), 2, 154, 77, 1.0)
-    for name in MULTIPLE:
-        family, dice, counters = FAMILIES[name], random.Random(5), Counters(restarted)
-        old.assert_served(server, family, seed=3000)
-        old.assert_served(restarted, family, seed=3001)
-        assert (counters.captured, counters.compiled, counters.loaded, counters.proved) == (0, 0, 1, 0)
-        for seed in range(3002, 3005):
-            change = dataclasses.replace(Change.any(dice, name), batch=5)  # which nobody had
-            change.assert_served(restarted, family, seed)
-        assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
-        assert counters.proved >= 1
-        assert counters.fallbacks == {}
+    """Inductor's own cache folder is empty there."""
+    old, family, dice, counters = (
+        Change((192, 160), 2, 154, 77, 1.0),
+        FAMILIES[name],
+        random.Random(5),
+        Counters(restarted),
+    )
+    old.assert_served(server, family, seed=3000)
+    old.assert_served(restarted, family, seed=3001)
+    assert (counters.captured, counters.compiled, counters.loaded, counters.proved) == (0, 0, 1, 0)
+    assert "OneDiff: loaded" in restarted.log_text()
+    (loaded,) = counters.graphs
+    everything = server.get_json("/onediff/report")["graphs"]
+    (compiled,) = [made for made in everything if (made["key"], made["how"]) == (loaded["key"], "compiled")]
+    tally(f"tiny {name}: compiled in {compiled['seconds']} s, loaded in {loaded['seconds']} s")
+    assert loaded["seconds"] < 0.15 * compiled["seconds"]
+    for seed in range(3002, 3005):
+        change = dataclasses.replace(Change.any(dice, name), batch=5)  # which nobody had
+        change.assert_served(restarted, family, seed)
+    if name == "sdxl":
+        other, seed = dataclasses.replace(family, checkpoint=OTHER_SDXL), 3006
+        expected = latent_of(restarted.run(other.workflow(seed)))
+        assert not torch.allclose(expected, latent_of(restarted.run(family.workflow(seed))), rtol=1e-2)
+        assert_same_picture(latent_of(restarted.run(other.workflow(seed, "inductor"))), expected)
+    assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
+    assert counters.proved >= 1
+    assert counters.fallbacks == {}
 
 
 @pytest.mark.slow

@@ -1,50 +1,23 @@
-"""Compile once, ever: a graph outlives its process, serves other checkpoints, and travels as a file."""
+"""Compile once, ever: a graph travels as a file. (That it outlives its process: ``test_any_size.py``.)"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_files import command_line, doctored, error_of, put
-from pictures import FAMILIES, OTHER_SDXL, Counters, assert_same_picture, latent_of
+from pictures import FAMILIES, Counters, assert_same_picture, latent_of
 
 from dev.host import ComfyServer
 from onediff_comfy.store.artifact import pack, unpack
 from onediff_comfy.store.trust import Trust
 from tools.workflows import Workflow
 
-SDXL = FAMILIES["sdxl"]
-OTHER = dataclasses.replace(SDXL, checkpoint=OTHER_SDXL)
 FLUX = FAMILIES["flux"]
-
-
-def test_a_new_process_compiles_nothing_even_for_another_checkpoint(
-    server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer], tally: Callable[[str], None]
-) -> None:
-    expected = latent_of(server.run(SDXL.workflow(1)))
-    expected_other = latent_of(server.run(OTHER.workflow(1)))
-    assert not torch.allclose(expected, expected_other, rtol=1e-2)
-    assert_same_picture(latent_of(server.run(SDXL.workflow(1, "inductor"))), expected)
-
-    # Inductor's own cache folder is empty.
-    with start_process(server) as second:
-        counters = Counters(second)
-        assert_same_picture(latent_of(second.run(OTHER.workflow(1, "inductor"))), expected_other)
-        assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
-        assert counters.served == SDXL.steps
-        (loaded,) = counters.graphs
-        everything = server.get_json("/onediff/report")["graphs"]
-        (compiled,) = [made for made in everything if (made["key"], made["how"]) == (loaded["key"], "compiled")]
-        tally(f"tiny SDXL, CPU: compiled in {compiled['seconds']} s, loaded in {loaded['seconds']} s")
-        assert loaded["seconds"] < 0.15 * compiled["seconds"]
-        assert "OneDiff: loaded" in second.log_text()
-        assert_same_picture(latent_of(second.run(SDXL.workflow(1, "inductor"))), expected)
-        assert (counters.compiled, counters.captured, counters.loaded) == (0, 0, 1)
 
 
 # -- Save and Load Compiled Graph --------------------------------------------------------------
@@ -82,13 +55,6 @@ def saved(server: ComfyServer) -> Saved:
     assert any(node == "keep" and "Flux, all sizes" in text for node, text in result.texts), "nothing shown on the node"
     folder = server.base_dir / "models" / "onediff_graphs"
     return Saved(folder / "a graph für 図.graph", result.outputs["keep"]["text"][0], expected)
-
-
-@pytest.fixture(scope="module")
-def elsewhere(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
-    """Another installation: other folders, another signing key."""
-    with start_server() as other:
-        yield other
 
 
 def test_save_writes_one_file_and_says_what_is_inside(saved: Saved) -> None:

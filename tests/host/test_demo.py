@@ -43,7 +43,7 @@ def test_the_demo_compiles_once_and_makes_the_same_pictures(tmp_path: Path, caps
     assert "largest pixel difference" in table and "onediff (inductor)" in table
 
 
-@pytest.mark.slow  # test_compile_once.py restarts the server; unit/test_restarted.py has two hash seeds
+@pytest.mark.slow  # test_any_size.py restarts the server; unit/test_restarted.py has two hash seeds
 def test_two_clones_that_share_a_cache_folder_compile_once(tmp_path: Path) -> None:
     """With Flux, whose graphs hold functions of Python; with other hash seeds, addresses, and folders of the pack."""
     shared = {"ONEDIFF_CACHE_DIR": str(tmp_path / "cache"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}

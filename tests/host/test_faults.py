@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,24 +34,35 @@ def _interrupt_when(server: ComfyServer, said: str, seen_at: list[float]) -> thr
     return thread
 
 
-def test_interrupting_a_compilation_works_and_loses_nothing(start_server: Callable[..., ComfyServer]) -> None:
-    with start_server() as server:
-        expected = latent_of(server.run(FLUX.workflow(1)))
-        counters = Counters(server)
-        interrupted_at: list[float] = []
-        watcher = _interrupt_when(server, "OneDiff: compiling", interrupted_at)
-        result = server.run(FLUX.workflow(1, "inductor"))
-        ended_at = time.monotonic()
-        watcher.join()
-        assert result.interrupted
-        assert ended_at - interrupted_at[0] < 3  # seconds; the compilation itself takes far longer
-        assert counters.compiled == 0
+@pytest.fixture(scope="module")
+def inductor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inductor's cache folder in ``own_server``."""
+    return tmp_path_factory.mktemp("inductor")
 
-        # The compilation went on behind the scenes; the next image uses it.
-        assert_same_picture(latent_of(server.run(FLUX.workflow(1, "inductor"))), expected)
-        assert counters.fallbacks == {}
-        assert (counters.compiled, counters.served) == (1, FLUX.steps)
-        assert server.log_text().count("OneDiff: compiling Flux") == 1
+
+@pytest.fixture(scope="module")
+def own_server(start_server: Callable[..., ComfyServer], inductor_folder: Path) -> Iterator[ComfyServer]:
+    with start_server(TORCHINDUCTOR_CACHE_DIR=str(inductor_folder)) as running:
+        yield running
+
+
+def test_interrupting_a_compilation_works_and_loses_nothing(own_server: ComfyServer) -> None:
+    expected = latent_of(own_server.run(FLUX.workflow(1)))
+    counters = Counters(own_server)
+    interrupted_at: list[float] = []
+    watcher = _interrupt_when(own_server, "OneDiff: compiling", interrupted_at)
+    result = own_server.run(FLUX.workflow(1, "inductor"))
+    ended_at = time.monotonic()
+    watcher.join()
+    assert result.interrupted
+    assert ended_at - interrupted_at[0] < 3  # seconds; the compilation itself takes far longer
+    assert counters.compiled == 0
+
+    # The compilation went on behind the scenes; the next image uses it.
+    assert_same_picture(latent_of(own_server.run(FLUX.workflow(1, "inductor"))), expected)
+    assert counters.fallbacks == {}
+    assert (counters.compiled, counters.served) == (1, FLUX.steps)
+    assert own_server.log_text().count("OneDiff: compiling Flux") == 1
 
 
 @pytest.mark.slow
@@ -75,18 +85,17 @@ def test_without_a_compiler_the_picture_is_made_and_the_remedy_is_said(
         assert "Traceback" not in server.log_text()
 
 
-def test_a_cache_folder_that_cannot_be_written_to_is_named(
-    start_server: Callable[..., ComfyServer], tmp_path: Path
-) -> None:
-    folder = tmp_path / "inductor"
-    with start_server(TORCHINDUCTOR_CACHE_DIR=str(folder)) as server:
-        expected = latent_of(server.run(FLUX.workflow(1)))
-        # torch makes the folder when it is imported. A file in its place stops everybody from
-        # writing there, root included.
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.write_text("")
-        counters = Counters(server)
-        assert torch.equal(latent_of(server.run(FLUX.workflow(1, "inductor"))), expected)
-        (reason,) = counters.fallbacks
-        assert str(folder) in reason and "TORCHINDUCTOR_CACHE_DIR" in reason
+def test_a_cache_folder_that_cannot_be_written_to_is_named(own_server: ComfyServer, inductor_folder: Path) -> None:
+    """Of SD 1.5, for which no graph is there yet."""
+    expected = latent_of(own_server.run(SD15.workflow(1)))
+    # A file in its place stops everybody from writing there, root included.
+    aside = inductor_folder.rename(inductor_folder.with_name("aside"))
+    inductor_folder.write_text("")
+    counters = Counters(own_server)
+    try:
+        assert torch.equal(latent_of(own_server.run(SD15.workflow(1, "inductor"))), expected)
+    finally:
+        inductor_folder.unlink()
+        aside.rename(inductor_folder)
+    (reason,) = counters.fallbacks
+    assert str(inductor_folder) in reason and "TORCHINDUCTOR_CACHE_DIR" in reason

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pictures import FAMILIES, latent_of
+from pictures import FAMILIES, Counters, latent_of
 from scripts import checkpoint_of, printed_by
 
 from benchmarks import memory_modes
@@ -16,6 +16,7 @@ from dev.environment import comfyui_path
 from dev.host import ComfyServer
 
 FLUX = FAMILIES["flux"]
+SD15 = FAMILIES["sd15"]
 ON_GPU = torch.cuda.is_available()
 MODES: Mapping[str, tuple[str, ...]] = memory_modes.MODES if ON_GPU else memory_modes.CPU_MODES
 ENGINES = memory_modes.ENGINES if ON_GPU else ("eager",)
@@ -44,23 +45,25 @@ def test_loras_reloads_and_turns_are_right_in_every_memory_mode(folder: Path, mo
     assert "Traceback" not in log
 
 
-def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(
-    start_process: Callable[[ComfyServer], ComfyServer], server: ComfyServer
-) -> None:
-    """In a process of its own: the models of other tests come and go in the shared one."""
-    with start_process(server) as own:
-        expected = latent_of(own.run(FLUX.workflow(1, "eager")))
-        assert [thing["kind"] for thing in own.get_json("/onediff/report")["objects"]] == ["MODEL"]
-        for _ in range(2):
-            own.free()
-            own.run({"collect": {"class_type": "CollectGarbage", "inputs": {}}})
-            found = own.get_json("/onediff/report")
-            assert found["objects"] == [], "something keeps what was unloaded"
-            assert found["graphs_in_memory"] == 1
-            assert torch.equal(latent_of(own.run(FLUX.workflow(1, "eager"))), expected)
-        found = own.get_json("/onediff/report")
-        assert (found["captured"], found["compiled"], found["fallbacks"]) == (1, 1, {})
-        assert found["recording_bytes"] == 0 or ON_GPU
+def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(emptied: ComfyServer) -> None:
+    _unload(emptied)
+    emptied.post("/onediff/panel/free")
+    counters = Counters(emptied)
+    expected = latent_of(emptied.run(SD15.workflow(1, "eager")))
+    assert [thing["kind"] for thing in emptied.get_json("/onediff/report")["objects"]] == ["MODEL"]
+    for _ in range(2):
+        _unload(emptied)
+        found = emptied.get_json("/onediff/report")
+        assert found["objects"] == [], "something keeps what was unloaded"
+        assert found["graphs_in_memory"] == 1
+        assert torch.equal(latent_of(emptied.run(SD15.workflow(1, "eager"))), expected)
+    assert (counters.captured, counters.compiled, counters.fallbacks) == (1, 1, {})
+    assert emptied.get_json("/onediff/report")["recording_bytes"] == 0 or ON_GPU
+
+
+def _unload(server: ComfyServer) -> None:
+    server.free()
+    server.run({"collect": {"class_type": "CollectGarbage", "inputs": {}}})
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -136,17 +135,16 @@ def test_the_api_tells_the_same_of_everything_that_is_accelerated(server: ComfyS
     assert {name: answer[name] for name in process} == process
 
 
-def test_an_evicted_graph_is_told(server: ComfyServer, start_process: Callable[[ComfyServer], ComfyServer]) -> None:
-    """In a process of its own, because a budget is everybody's; on graphs that the other has compiled."""
+def test_an_evicted_graph_is_told(server: ComfyServer, emptied: ComfyServer) -> None:
+    """In a process of which nobody expects a graph, because a budget is everybody's; the other has compiled them."""
     # Nothing fits into one megabyte beside the newest graph; Inductor's have sizes, the eager engine's have none.
     flux, sd15 = (FAMILIES[name].workflow(1, "inductor", cache_budget_mb=1) for name in ("flux", "sd15"))
     for workflow in (flux, sd15):
         latent_of(server.run({**workflow, "speedup": FLUX.workflow(1, "inductor")["speedup"]}))
-    with start_process(server) as own:
-        again = FLUX.workflow(2, "inductor", cache_budget_mb=1)
-        for workflow in (flux, sd15, _with_report(again, model=["speedup", 0])):
-            result = own.run(workflow)
-            latent_of(result)
+    again = FLUX.workflow(2, "inductor", cache_budget_mb=1)
+    for workflow in (flux, sd15, _with_report(again, model=["speedup", 0])):
+        result = emptied.run(workflow)
+        latent_of(result)
     (model,) = _data(result)["objects"]
     (graph,) = model["graphs"]
     assert (graph["engine"], graph["compile_s"], graph["recompiled"]) == ("inductor", 0, 0)

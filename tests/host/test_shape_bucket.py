@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,6 @@ from tools.workflows import Workflow
 
 SD15 = FAMILIES["sd15"]
 FLUX = FAMILIES["flux"]
-
-
-@pytest.fixture(scope="module")
-def own_server(start_server: Callable[..., ComfyServer]) -> Iterator[ComfyServer]:
-    """A server of this module's own: here counts which graphs exist."""
-    with start_server() as running:
-        yield running
 
 
 def _bucketed(workflow: Workflow, *, wired: bool = True, **inputs: Any) -> Workflow:
@@ -168,10 +161,10 @@ def test_the_nodes_explain_themselves(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("family", [SD15, FLUX], ids=["sd15", "flux"])
-def test_after_a_warm_up_no_image_waits(own_server: ComfyServer, family: TinyFamily) -> None:
+def test_after_a_warm_up_no_image_waits(elsewhere: ComfyServer, family: TinyFamily) -> None:
     buckets = "64x64 b1-2\n96x64"
-    counters = Counters(own_server)
-    result = own_server.run(_only(_warmed(family, buckets), "warm"))
+    counters = Counters(elsewhere)
+    result = elsewhere.run(_only(_warmed(family, buckets), "warm"))
     assert result.status == "success", result.error
     assert (counters.captured, counters.compiled, counters.fallbacks) == (4, 4, {})
     figures = result.outputs["warm"]["warm_up"]
@@ -189,33 +182,33 @@ def test_after_a_warm_up_no_image_waits(own_server: ComfyServer, family: TinyFam
     ]
     progress = [data["value"] for kind, data in result.events if kind == "progress" and data["node"] == "warm"]
     assert progress[0] == 1 and progress[-1] == 3
-    assert "OneDiff: warm-up 2 of 3: 64×64 b2 in " in own_server.log_text()
+    assert "OneDiff: warm-up 2 of 3: 64×64 b2 in " in elsewhere.log_text()
 
-    warm = Counters(own_server)
+    warm = Counters(elsewhere)
     for seed, (width, height, batch) in enumerate([(64, 64, 1), (64, 64, 2), (96, 64, 1)], start=50):
         workflow = _warmed(family, buckets, seed, batch=batch)
         workflow["latent"]["inputs"] |= {"width": width, "height": height}
-        assert latent_of(own_server.run(workflow)).shape[0] == batch
+        assert latent_of(elsewhere.run(workflow)).shape[0] == batch
     assert (warm.captured, warm.compiled, warm.fallbacks) == (0, 0, {})
     assert warm.served == 3 * family.steps
 
     # A size that is no bucket and a prompt of another length wait for nothing either.
-    other = Counters(own_server)
-    latent_of(own_server.run(_warmed(family, buckets, 60, size=80)))
+    other = Counters(elsewhere)
+    latent_of(elsewhere.run(_warmed(family, buckets, 60, size=80)))
     longer = _warmed(family, buckets, 61, size=64)
     for name in ("positive", "negative"):
         longer[name]["inputs"]["tokens"] *= 2
     longer["sampler"]["inputs"]["model"] = ["speedup", 0]  # or Warm Up would run again, for this prompt
-    latent_of(own_server.run(_only(longer, "save_latent")))
+    latent_of(elsewhere.run(_only(longer, "save_latent")))
     assert (other.captured, other.compiled, other.fallbacks) == (0, 0, {})
     assert other.served == 2 * family.steps
 
 
-def test_without_graphs_of_their_own_all_buckets_share_one(own_server: ComfyServer) -> None:
+def test_without_graphs_of_their_own_all_buckets_share_one(elsewhere: ComfyServer) -> None:
     workflow = _only(_warmed(FLUX, "208x64\n192x64 b1-2\n64x208"), "warm")
     del workflow["speedup"]["inputs"]["buckets"]
-    counters = Counters(own_server)
-    result = own_server.run(workflow)
+    counters = Counters(elsewhere)
+    result = elsewhere.run(workflow)
     assert result.status == "success", result.error
     figures = result.outputs["warm"]["warm_up"]
     assert [figure["problem"] for figure in figures] == [None] * 4
@@ -223,21 +216,21 @@ def test_without_graphs_of_their_own_all_buckets_share_one(own_server: ComfyServ
     assert (counters.proved, counters.fallbacks) == (4, {})
 
 
-def test_an_interrupted_warm_up_goes_on_where_it_stopped(own_server: ComfyServer) -> None:
+def test_an_interrupted_warm_up_goes_on_where_it_stopped(elsewhere: ComfyServer) -> None:
     workflow = _only(_warmed(SD15, "104x64\n104x72\n104x80"), "warm")
-    counters = Counters(own_server)
+    counters = Counters(elsewhere)
 
     def stop_after_the_first(kind: str, data: dict[str, Any]) -> None:
         if kind == "progress" and data["node"] == "warm" and data["value"] == 1:
-            own_server.post("/interrupt")
+            elsewhere.post("/interrupt")
 
-    result = own_server.run(workflow, on_event=stop_after_the_first)
+    result = elsewhere.run(workflow, on_event=stop_after_the_first)
     assert result.interrupted
     done = counters.compiled
     assert 1 <= done < 3
 
-    again = Counters(own_server)
-    result = own_server.run(workflow)
+    again = Counters(elsewhere)
+    result = elsewhere.run(workflow)
     assert result.status == "success", result.error
     assert again.compiled == 3 - done
     figures = result.outputs["warm"]["warm_up"]
@@ -260,31 +253,31 @@ def test_a_restarted_server_loads_what_was_prepared(start_server: Callable[..., 
             assert all((figure["loaded"], figure["problem"]) == (loaded, None) for figure in figures)
 
 
-def test_a_bucket_that_cannot_be_is_reported_and_the_others_go_on(own_server: ComfyServer) -> None:
-    result = own_server.run(_only(_warmed(SD15, "112x64\n112x72 f9\n112x80"), "warm"))
+def test_a_bucket_that_cannot_be_is_reported_and_the_others_go_on(elsewhere: ComfyServer) -> None:
+    result = elsewhere.run(_only(_warmed(SD15, "112x64\n112x72 f9\n112x80"), "warm"))
     assert result.status == "success", result.error
     problems = [figure["problem"] for figure in result.outputs["warm"]["warm_up"]]
     assert problems == [None, "this model makes images, not videos; write the size without f9", None]
     first, second = result.outputs["warm"]["text"][0].splitlines()
     assert first.startswith("2 of 3 ready in ")
     assert second == f"112×72 b1 f9 is not: {problems[1]}"
-    assert f"NOT READY: {problems[1]}" in own_server.log_text()
+    assert f"NOT READY: {problems[1]}" in elsewhere.log_text()
 
 
-def test_a_bucket_that_is_served_by_no_graph_is_not_called_ready(own_server: ComfyServer) -> None:
+def test_a_bucket_that_is_served_by_no_graph_is_not_called_ready(elsewhere: ComfyServer) -> None:
     workflow = _warmed(SD15, "120x64")
     workflow["patch"] = {"class_type": "CountingPatch", "inputs": {"model": ["loader", 0]}}
     workflow["speedup"]["inputs"]["model"] = ["patch", 0]
-    result = own_server.run(_only(workflow, "warm"))
+    result = elsewhere.run(_only(workflow, "warm"))
     (figure,) = result.outputs["warm"]["warm_up"]
     assert "changes what it keeps" in figure["problem"]
     assert result.outputs["warm"]["text"][0].startswith("0 of 1 ready")
 
 
-def test_a_model_that_is_not_accelerated_is_an_error(own_server: ComfyServer) -> None:
+def test_a_model_that_is_not_accelerated_is_an_error(elsewhere: ComfyServer) -> None:
     workflow = _warmed(SD15, "64x64")
     workflow["warm"]["inputs"]["model"] = ["loader", 0]
-    result = own_server.run(_only(workflow, "warm"))
+    result = elsewhere.run(_only(workflow, "warm"))
     assert result.error is not None and result.error["node_id"] == "warm"
     message = result.error["exception_message"]
     assert "not accelerated: connect the output of OneDiff Model Speedup" in message
@@ -305,9 +298,9 @@ def _warmed_vae(buckets: str, kind: str = "sd", **speedup: Any) -> Workflow:
     }
 
 
-def test_every_bucket_of_a_vae_is_prepared(own_server: ComfyServer) -> None:
-    workflow, counters = _warmed_vae("96x64 b1-2\n64x96"), Counters(own_server)
-    result = own_server.run(workflow)
+def test_every_bucket_of_a_vae_is_prepared(elsewhere: ComfyServer) -> None:
+    workflow, counters = _warmed_vae("96x64 b1-2\n64x96"), Counters(elsewhere)
+    result = elsewhere.run(workflow)
     assert result.status == "success", result.error
     figures = result.outputs["warm"]["warm_up"]
     assert [figure["bucket"] for figure in figures] == ["96×64 b1", "96×64 b2", "64×96 b1"]
@@ -316,7 +309,7 @@ def test_every_bucket_of_a_vae_is_prepared(own_server: ComfyServer) -> None:
     assert all(figure["problem"] is None for figure in figures)
     assert (counters.compiled, counters.fallbacks) == (8, {})
 
-    later = Counters(own_server)
+    later = Counters(elsewhere)
     workflow["data"] = {
         "class_type": "TinyLatent",
         "inputs": {"seed": 1, "width": 96, "height": 64, "batch": 2, "channels": 4},
@@ -325,24 +318,24 @@ def test_every_bucket_of_a_vae_is_prepared(own_server: ComfyServer) -> None:
     workflow["plain"] = {"class_type": "VAEDecode", "inputs": {"samples": ["data", 0], "vae": ["vae", 0]}}
     compared = {"actual": ["decode", 0], "expected": ["plain", 0]}
     workflow["error"] = {"class_type": "RelativeError", "inputs": compared}
-    result = own_server.run(workflow)
+    result = elsewhere.run(workflow)
     assert result.status == "success", result.error
     assert result.outputs["error"]["error"][0] <= BOUND
     assert (later.captured, later.compiled, later.served, later.fallbacks) == (0, 0, 1, {})
 
 
-def test_only_what_is_switched_on_of_a_vae_is_prepared(own_server: ComfyServer) -> None:
-    workflow, counters = _warmed_vae("72x64", "taesd", encode=False), Counters(own_server)
-    (figure,) = own_server.run(workflow).outputs["warm"]["warm_up"]
+def test_only_what_is_switched_on_of_a_vae_is_prepared(elsewhere: ComfyServer) -> None:
+    workflow, counters = _warmed_vae("72x64", "taesd", encode=False), Counters(elsewhere)
+    (figure,) = elsewhere.run(workflow).outputs["warm"]["warm_up"]
     assert (figure["compiled"], figure["problem"]) == (2, None)
     assert (counters.served, counters.fallbacks) == (2, {})
 
 
-def test_a_model_and_its_vae_are_prepared_together(own_server: ComfyServer) -> None:
+def test_a_model_and_its_vae_are_prepared_together(elsewhere: ComfyServer) -> None:
     workflow = _warmed(SD15, "168x64\n168x72")
     workflow |= {name: node for name, node in _warmed_vae("", "flux").items() if name.startswith("vae")}
     workflow["warm"]["inputs"]["vae"] = ["vae_speedup", 0]
-    result = own_server.run(_only(workflow, "warm"))
+    result = elsewhere.run(_only(workflow, "warm"))
     assert result.status == "success", result.error
     figures = result.outputs["warm"]["warm_up"]
     assert [figure["bucket"] for figure in figures] == ["168×64 b1", "168×72 b1"]
@@ -350,16 +343,16 @@ def test_a_model_and_its_vae_are_prepared_together(own_server: ComfyServer) -> N
     assert figures[1]["compiled"] == 3  # sampling, decoding and encoding, at this size
 
 
-def test_warm_up_says_what_to_connect(own_server: ComfyServer) -> None:
+def test_warm_up_says_what_to_connect(elsewhere: ComfyServer) -> None:
     workflow = _warmed_vae("64x64")
     workflow["warm"]["inputs"]["vae"] = ["vae", 0]
-    assert "not accelerated: connect the output of OneDiff VAE Speedup" in error_of(own_server.run(workflow))
+    assert "not accelerated: connect the output of OneDiff VAE Speedup" in error_of(elsewhere.run(workflow))
     del workflow["warm"]["inputs"]["vae"]
-    assert "connect at least one of model, vae" in error_of(own_server.run(_only(workflow, "warm")))
+    assert "connect at least one of model, vae" in error_of(elsewhere.run(_only(workflow, "warm")))
     model = _only(_warmed(FLUX, "64x64"), "warm")
     del model["warm"]["inputs"]["positive"]
-    assert "connect the positive conditioning" in error_of(own_server.run(model))
-    (figure,) = own_server.run(_warmed_vae("64x64 f9")).outputs["warm"]["warm_up"]
+    assert "connect the positive conditioning" in error_of(elsewhere.run(model))
+    (figure,) = elsewhere.run(_warmed_vae("64x64 f9")).outputs["warm"]["warm_up"]
     assert figure["problem"] == "ComfyUI itself decodes and encodes videos; disconnect the VAE"
 
 
@@ -435,10 +428,10 @@ def _command(workflow: Workflow | str, folder: Path, *arguments: str) -> subproc
     )
 
 
-def test_the_command_warms_a_server_up_and_makes_no_image(own_server: ComfyServer, tmp_path: Path) -> None:
+def test_the_command_warms_a_server_up_and_makes_no_image(elsewhere: ComfyServer, tmp_path: Path) -> None:
     workflow = _warmed(SD15, "128x64 b1-2\n128x72")
-    counters = Counters(own_server)
-    done = _command(workflow, tmp_path, "--server", own_server.url)
+    counters = Counters(elsewhere)
+    done = _command(workflow, tmp_path, "--server", elsewhere.url)
     assert done.returncode == 0, done.stderr
     assert counters.compiled == 3
     assert counters.served == 4  # one step each, one more for any size, and no image
@@ -447,51 +440,51 @@ def test_the_command_warms_a_server_up_and_makes_no_image(own_server: ComfyServe
     assert all(line.endswith("1 compiled, 0 loaded  ready") for line in lines)
     assert "2 of 3: 128×64 b2 …" in done.stderr.splitlines()
 
-    own_server.free()
-    again = _command(workflow, tmp_path, "--server", f"{own_server.url}/", "--json")
+    elsewhere.free()
+    again = _command(workflow, tmp_path, "--server", f"{elsewhere.url}/", "--json")
     assert again.returncode == 0, again.stderr
     figures = json.loads(again.stdout)
     assert [figure["bucket"] for figure in figures] == ["128×64 b1", "128×64 b2", "128×72 b1"]
     assert all(figure["problem"] is None for figure in figures)
 
 
-def test_the_command_says_when_the_server_did_it_before(own_server: ComfyServer, tmp_path: Path) -> None:
+def test_the_command_says_when_the_server_did_it_before(elsewhere: ComfyServer, tmp_path: Path) -> None:
     workflow = _warmed(SD15, "136x64")
-    first = _command(workflow, tmp_path, "--server", own_server.url, "--json")
-    second = _command(workflow, tmp_path, "--server", own_server.url, "--json")
+    first = _command(workflow, tmp_path, "--server", elsewhere.url, "--json")
+    second = _command(workflow, tmp_path, "--server", elsewhere.url, "--json")
     assert (first.returncode, second.returncode) == (0, 0), second.stderr
     assert json.loads(second.stdout) == json.loads(first.stdout)
     assert "prepared these buckets before" in second.stderr and "prepared these buckets before" not in first.stderr
 
 
-def test_the_command_fails_when_a_bucket_is_not_ready(own_server: ComfyServer, tmp_path: Path) -> None:
-    done = _command(_warmed(SD15, "144x64\n144x72 f9"), tmp_path, "--server", own_server.url)
+def test_the_command_fails_when_a_bucket_is_not_ready(elsewhere: ComfyServer, tmp_path: Path) -> None:
+    done = _command(_warmed(SD15, "144x64\n144x72 f9"), tmp_path, "--server", elsewhere.url)
     assert done.returncode == 1
     good, bad = done.stdout.splitlines()
     assert good.endswith("ready") and "NOT READY: this model makes images, not videos" in bad
 
 
-def test_the_command_passes_on_what_the_server_refuses_or_fails_at(own_server: ComfyServer, tmp_path: Path) -> None:
-    refused = _command(_warmed(SD15, "64x64\nbig"), tmp_path, "--server", own_server.url)
+def test_the_command_passes_on_what_the_server_refuses_or_fails_at(elsewhere: ComfyServer, tmp_path: Path) -> None:
+    refused = _command(_warmed(SD15, "64x64\nbig"), tmp_path, "--server", elsewhere.url)
     assert refused.returncode == 1
     assert "ComfyUI refused" in refused.stderr and 'line 2, "big": "big" is not a size' in refused.stderr
     workflow = _warmed(SD15, "64x64")
     workflow["warm"]["inputs"]["model"] = ["loader", 0]
-    failed = _command(workflow, tmp_path, "--server", own_server.url)
+    failed = _command(workflow, tmp_path, "--server", elsewhere.url)
     assert failed.returncode == 1
     assert "node warm (OneDiffWarmUp): this MODEL is not accelerated" in failed.stderr
     assert "Traceback" not in refused.stderr + failed.stderr
 
 
 def test_stopping_the_command_stops_the_server_too_and_keeps_what_is_done(
-    own_server: ComfyServer, tmp_path: Path
+    elsewhere: ComfyServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "workflow.json"
     buckets = [f"152x{height}" for height in range(64, 384, 8)]  # many: the server is too busy to answer at once
     file.write_text(json.dumps(_only(_warmed(SD15, "\n".join(buckets)), "warm")))
-    counters = Counters(own_server)
+    counters = Counters(elsewhere)
     command = subprocess.Popen(
-        [sys.executable, "-m", "onediff_comfy", "warmup", "--workflow", str(file), "--server", own_server.url],
+        [sys.executable, "-m", "onediff_comfy", "warmup", "--workflow", str(file), "--server", elsewhere.url],
         cwd=repository(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -507,33 +500,33 @@ def test_stopping_the_command_stops_the_server_too_and_keeps_what_is_done(
     printed, said = command.communicate(timeout=900)
     assert command.returncode == 1
     assert printed == "" and said.splitlines()[-1] == "stopped; what was prepared by then is kept"
-    _wait_until_idle(own_server)
+    _wait_until_idle(elsewhere)
     assert 2 <= counters.compiled < len(buckets)
 
 
 def test_the_command_notices_that_its_prompt_was_taken_off_the_queue(
-    own_server: ComfyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    elsewhere: ComfyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(warmup_command, "_LOOK_EVERY_S", 0.5)
     file = tmp_path / "workflow.json"
     file.write_text(json.dumps(_warmed(SD15, "160x64")))
     busy = _only(SD15.workflow(9), "save")
     busy["sampler"]["inputs"]["steps"] = 10_000
-    busy_id = own_server.post("/prompt", {"prompt": busy})["prompt_id"]
-    while not own_server.get_json("/queue")["queue_running"]:  # until then it is itself a waiting one
+    busy_id = elsewhere.post("/prompt", {"prompt": busy})["prompt_id"]
+    while not elsewhere.get_json("/queue")["queue_running"]:  # until then it is itself a waiting one
         time.sleep(0.1)
     with ThreadPoolExecutor() as threads:
-        options = argparse.Namespace(workflow=file, server=own_server.url, json=False)
+        options = argparse.Namespace(workflow=file, server=elsewhere.url, json=False)
         command = threads.submit(warmup_command.warm_up, options)
-        while not (waiting := own_server.get_json("/queue")["queue_pending"]):
+        while not (waiting := elsewhere.get_json("/queue")["queue_pending"]):
             time.sleep(0.1)
         time.sleep(1)  # it has looked by then: waiting for its turn is no reason to give up
         assert not command.done()
-        own_server.post("/queue", {"delete": [waiting[0][1]]})
+        elsewhere.post("/queue", {"delete": [waiting[0][1]]})
         assert command.result(timeout=120) == 1
     assert "somebody took it off ComfyUI's queue" in capsys.readouterr().err
-    own_server.post("/interrupt", {"prompt_id": busy_id})
-    _wait_until_idle(own_server)
+    elsewhere.post("/interrupt", {"prompt_id": busy_id})
+    _wait_until_idle(elsewhere)
 
 
 def _wait_until_idle(server: ComfyServer) -> None:

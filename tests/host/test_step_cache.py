@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from graph_files import put, saved_graph
 from model_parts import LORA, install_model_parts
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, latent_of
 
 from dev.host import ComfyServer
+from onediff_comfy.store.artifact import unpack
+from onediff_comfy.store.trust import Trust
 from tools.models.checkpoints import checkpoint_file
 from tools.workflows import Workflow
 
@@ -23,6 +24,7 @@ FLUX = dataclasses.replace(FAMILIES["flux"], steps=12)
 SD15 = dataclasses.replace(FAMILIES["sd15"], steps=12)
 TURBO = dataclasses.replace(SDXL, steps=3)
 """As distilled models are sampled."""
+_SAVED = "with a step cache"
 
 
 def _cached(
@@ -95,23 +97,26 @@ def test_the_higher_the_threshold_the_more_is_reused_and_at_zero_it_is_eagers_pi
 
 
 def test_a_saved_graph_serves_a_step_cache_on_a_machine_with_nothing_kept(
-    server: ComfyServer, start_server: Callable[..., ComfyServer], tmp_path: Path
+    server: ComfyServer, elsewhere: ComfyServer
 ) -> None:
     workflow = _cached(0.5, engine="inductor", family=FLUX)
-    after = {"model": ["steps", 0], "filename": "with a step cache", "after": ["sampler", 0]}
+    after = {"model": ["steps", 0], "filename": _SAVED, "after": ["sampler", 0]}
     workflow["keep"] = {"class_type": "OneDiffSaveCompiledGraph", "inputs": after}
     expected = latent_of(server.run(workflow))
 
+    saved = saved_graph(server, _SAVED)
+    for artifact in unpack(saved.read_bytes()):
+        Trust(elsewhere.base_dir / "onediff-config").trust(artifact)
     loaded = _cached(0.5, engine="inductor", family=FLUX)
-    file = {"model": ["loader", 0], "file": "with a step cache.graph", "mismatch": "strict"}
+    file = {"model": ["loader", 0], "file": put(elsewhere, saved.name, saved.read_bytes()), "mismatch": "strict"}
     loaded["speedup"] = {"class_type": "OneDiffLoadCompiledGraph", "inputs": file}
-    other = start_server(server.base_dir, ONEDIFF_CACHE_DIR=str(tmp_path / "empty"))
-    other.log_file = tmp_path / "server.log"
-    with other:
-        counters = Counters(other)
-        assert_same_picture(latent_of(other.run(loaded)), expected)
-        assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
-        assert counters.reused > 0
+    counters = Counters(elsewhere)
+    try:
+        assert_same_picture(latent_of(elsewhere.run(loaded)), expected)
+    finally:
+        saved_graph(elsewhere, _SAVED).unlink()
+    assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
+    assert counters.reused > 0
 
 
 def test_without_the_node_nothing_of_it_is_left(server: ComfyServer) -> None:

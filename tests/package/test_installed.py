@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def _packages(environment: Environment) -> dict[str, str]:
     return {package["name"]: package["version"] for package in json.loads(done.stdout)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def environment(make_environment: Callable[[], Environment], distributions: Path) -> Environment:
     """With the wheel installed by pip, which may look nowhere for anything else."""
     environment = make_environment()
@@ -57,12 +57,29 @@ def _assert_it_is_not_in_the_way(server: ComfyServer) -> None:
     assert line.endswith(PACK_NAME), "ComfyUI's own, of how long each pack took"
 
 
-def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environment, tmp_path: Path) -> None:
-    base = tmp_path / "ComfyUI"
+@pytest.fixture(scope="module")
+def base(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ComfyUI in which the wheel was told to install the pack."""
+    base = tmp_path_factory.mktemp("ComfyUI")
     pack = base / "custom_nodes" / PACK_NAME
-    pack.parent.mkdir(parents=True)
+    pack.parent.mkdir()
     done = environment.run("onediff-comfy", "install", "--comfyui", str(base))
     assert (done.returncode, done.stdout) == (0, f"{pack} is in place; restart ComfyUI\n"), done.stderr
+    return base
+
+
+@pytest.fixture(scope="module")
+def without_it(base: Path, environment: Environment) -> Iterator[ComfyServer]:
+    """The same ComfyUI, after it was told to take the pack out again."""
+    pack = base / "custom_nodes" / PACK_NAME
+    done = environment.run("onediff-comfy", "uninstall", "--comfyui", str(base))
+    assert (done.returncode, done.stdout) == (0, f"{pack} is removed; restart ComfyUI\n"), done.stderr
+    assert not pack.exists()
+    with _serve(base, environment) as server:
+        yield server
+
+
+def test_a_person_installs_the_wheel(base: Path, environment: Environment) -> None:
     with _serve(base, environment) as server:
         offered = {
             name: node["python_module"]
@@ -72,25 +89,23 @@ def test_a_person_installs_the_wheel_and_takes_it_out_again(environment: Environ
         assert offered == dict.fromkeys(NODE_IDS, f"custom_nodes.{PACK_NAME}")
         assert set(server.get_json("/workflow_templates")[PACK_NAME]) == {TITLES[name] for name in workflows()}
         _assert_it_is_not_in_the_way(server)
-    assert not any(path.name.startswith(f"{PACK_NAME}-new") for path in pack.parent.iterdir())
+    assert not any(path.name.startswith(f"{PACK_NAME}-new") for path in (base / "custom_nodes").iterdir())
 
-    done = environment.run("onediff-comfy", "uninstall", "--comfyui", str(base))
-    assert (done.returncode, done.stdout) == (0, f"{pack} is removed; restart ComfyUI\n"), done.stderr
-    assert not pack.exists()
+
+def test_a_person_takes_it_out_again(without_it: ComfyServer) -> None:
     workflow = json.loads((repository() / "workflows" / "api" / "text_to_image.json").read_text())
-    with _serve(base, environment) as server:
-        assert not set(NODE_IDS) & server.get_json("/object_info").keys()
-        with pytest.raises(PromptRejected) as refused:
-            server.run(workflow)
+    assert not set(NODE_IDS) & without_it.get_json("/object_info").keys()
+    with pytest.raises(PromptRejected) as refused:
+        without_it.run(workflow)
     error = refused.value.body["error"]
     assert error["type"] == "missing_node_type"
     assert "OneDiffModelSpeedup" in error["message"]
 
 
 @pytest.mark.skipif(find_browser() is None, reason=NO_BROWSER)
-def test_without_the_pack_the_editor_says_which_pack_is_missing(environment: Environment, tmp_path: Path) -> None:
+def test_without_the_pack_the_editor_says_which_pack_is_missing(without_it: ComfyServer) -> None:
     workflow = json.loads((repository() / "workflows" / f"{TITLES['text_to_image']}.json").read_text())
-    with _serve(tmp_path, environment) as server, editor(server) as page:
+    with editor(without_it) as page:
         page.evaluate("workflow => app.loadGraphData(workflow)", workflow)
         page.get_by_role("button", name="View details").click(timeout=60_000)
         page.get_by_text("Missing Node Packs").wait_for(timeout=60_000)

@@ -107,6 +107,30 @@ def test_one_compilation_serves_all_sizes(compiled: tuple[Dispatcher, Net, Graph
     assert after["fallbacks"] == {}
 
 
+class Embedding(nn.Module):
+    """A guidance as Flux embeds it, and a norm and an activation as a VAE has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, guidance: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cos(guidance * 1000), x + torch.nn.functional.silu(self.norm(x))
+
+
+def test_in_bfloat16_it_rounds_where_eager_does(capture_of: Callable[..., Any]) -> None:
+    """A cosine of a product that is not rounded before is another one, off by up to 2."""
+    module = Embedding().eval().to(torch.bfloat16)
+    captured = capture_of(module, torch.rand(3, 16).bfloat16() + 1, torch.randn(3, 8, 5, 7).bfloat16(), general=True)
+    graph = InductorEngine().compile(captured.capture)
+    for batch in (3, 2):
+        tensors = torch.rand(batch, 16).bfloat16() + 1, torch.randn(batch, 8, 5, 7).bfloat16()
+        weights = captured.target.weights(captured.capture.binding.weight_names, tensors[0].device)
+        with torch.no_grad():
+            for actual, expected in zip(graph(weights, tensors), module(*tensors), strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("device", ["meta", "mps"])
 def test_devices_without_a_backend_are_refused_by_name(device: str) -> None:
     assert f"Inductor has no backend for {device} devices" in (InductorEngine().unavailable(torch.device(device)) or "")
