@@ -157,7 +157,7 @@ def _captured(server: ComfyServer, *patches: Patch, lora: bool = False, control:
     actual = latent_of(server.run(_image(list(patches), "eager", lora, control)))
     assert_same_picture(actual, expected)
     assert counters.fallbacks == {}
-    assert counters.compiled == counters.captured
+    assert counters.compiled <= counters.captured  # two packs may come to one graph
     return counters.captured
 
 
