@@ -28,7 +28,7 @@ def image_prompt(model: Any) -> Any:
     """The MODEL with an image beside its prompt, in every cross-attention."""
     patched = model.clone()
     family, places = model.model, list(_cross_attentions(model.model.diffusion_model))
-    device = next(family.diffusion_model.parameters()).device
+    device = model.load_device  # where it computes; its weights may be elsewhere now
     width = places[0][1].to_k.in_features
     generator = torch.Generator(device).manual_seed(7)
 

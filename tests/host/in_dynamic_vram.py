@@ -104,31 +104,47 @@ def main() -> None:
         base = plain if ON_GPU else loaded()
         assert base.is_dynamic()
         fast = accelerate(base, engine)
-        cases = [case("first", fast, expected[0.0]), case("again", fast, other_seed, seed=2)]
-        for strength in (0.8, 0.3, 0.0, 0.8):
-            model = with_lora(fast, strength) if strength else fast
-            cases.append(case(f"LoRA {strength}", model, expected[strength]))
-        cases.append(case("LoRA before the node", accelerate(with_lora(base, 0.3), engine), expected[0.3]))
-        cases.append(case("all taken away and back", taken_away(fast, all_away_and_back), expected[0.0]))
-        cases.append(case("norms changed meanwhile", taken_away(fast, norms_doubled), norms))
-        weights = pages_there(fast)
-        cases.append(case("a page less", taken_away(fast, a_page_less), expected[0.0]))
-        if not ON_GPU:
-            Pages.room = weights // 2
-            fast.partially_unload(None, 1e30)
-            cases.append(case("half of the pages", fast, expected[0.0]))
-            Pages.room = 1 << 20
-        cases.append(case("room again", fast, expected[0.0]))
-        free = memory.get_free_memory
-        memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024
-        fast.partially_unload(None, 1e30)
-        cases.append(case("no room to compute", fast, expected[0.0]))
-        memory.get_free_memory = free
+        cases = []
+        if "ONLY_BLOCKS" not in os.environ:
+            cases = every_case(fast, base, expected, {"other seed": other_seed, "norms": norms}, engine)
+        cases.append(block_by_block(fast, expected[0.0]))
         memory.unload_all_models()
-        cases.append(case("unloaded", fast, expected[0.0]))
+        if "ONLY_BLOCKS" not in os.environ:
+            cases.append(case("unloaded", fast, expected[0.0]))
         apart = float((expected[0.8] - expected[0.3]).abs().max() / (expected[0.0].max() - expected[0.0].min()))
         left = {"pinned": pinned(base), "notes": sorted(_notes(base))}
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart}) + "\n")
+
+
+def every_case(
+    fast: Any, base: Any, expected: dict[float, torch.Tensor], others: dict[str, torch.Tensor], engine: str
+) -> list[dict[str, Any]]:
+    cases = [case("first", fast, expected[0.0]), case("again", fast, others["other seed"], seed=2)]
+    for strength in (0.8, 0.3, 0.0, 0.8):
+        model = with_lora(fast, strength) if strength else fast
+        cases.append(case(f"LoRA {strength}", model, expected[strength]))
+    cases.append(case("LoRA before the node", accelerate(with_lora(base, 0.3), engine), expected[0.3]))
+    cases.append(case("all taken away and back", taken_away(fast, all_away_and_back), expected[0.0]))
+    cases.append(case("norms changed meanwhile", taken_away(fast, norms_doubled), others["norms"]))
+    weights = pages_there(fast)
+    cases.append(case("a page less", taken_away(fast, a_page_less), expected[0.0]))
+    if not ON_GPU:
+        Pages.room = weights // 2
+        fast.partially_unload(None, 1e30)
+        cases.append(case("half of the pages", fast, expected[0.0]))
+        Pages.room = 1 << 20
+    cases.append(case("room again", fast, expected[0.0]))
+    return cases
+
+
+def block_by_block(fast: Any, expected: torch.Tensor) -> dict[str, Any]:
+    """A picture where the host believes that there is hardly any memory to compute in."""
+    free = memory.get_free_memory
+    memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024
+    fast.partially_unload(None, 1e30)
+    found = case("no room to compute", fast, expected)
+    memory.get_free_memory = free
+    return found
 
 
 def begin_on_gpu() -> None:

@@ -10,6 +10,7 @@ from scripts import checkpoint_of, printed_by
 
 from dev.environment import comfyui_path
 
+FLUX = FAMILIES["flux"].checkpoint
 # The host adds a LoRA to a weight in Dynamic VRAM with other roundings than to one that stays.
 ROUNDING_OF_A_LORA = 1e-3
 BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less": 3}  # calls of two steps, two blocks
@@ -17,7 +18,7 @@ BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less"
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    return printed_by("in_dynamic_vram.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
+    return printed_by("in_dynamic_vram.py", comfyui_path(), checkpoint_of(FLUX))
 
 
 def test_every_picture_is_an_ordinary_models(found: dict[str, Any]) -> None:
@@ -37,6 +38,15 @@ def test_every_call_is_served_whole_while_all_weights_fit_and_block_by_block_whi
 def test_one_graph_of_the_whole_model_is_captured_and_one_of_each_kind_of_block(found: dict[str, Any]) -> None:
     captured = {case["name"]: case["captured"] for case in found["cases"] if case["captured"]}
     assert captured == {"first": 1, "a page less": 2}
+
+
+def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that returns what it was given, as Flux' does, is no trouble to a compiler."""
+    monkeypatch.setenv("ENGINE", "inductor")
+    monkeypatch.setenv("ONLY_BLOCKS", "1")
+    (case,) = printed_by("in_dynamic_vram.py", comfyui_path(), checkpoint_of(FLUX))["cases"]
+    assert (case["served"], case["eager"], case["captured"]) == (4, {}, 2)
+    assert case["off"] <= 1e-4
 
 
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:

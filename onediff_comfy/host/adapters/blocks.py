@@ -31,7 +31,8 @@ from .records import closed, opened
 
 _OPTIONS = "transformer_options"
 _GIVEN = "what was given: "
-"""Before a number in an output: the tensor of that number among those that were given."""
+"""Before a number: the tensor of that number among those that were given. In an output it is a dict's only name, over
+an empty tuple, for a compiler takes each leaf of an output for a tensor."""
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
@@ -93,13 +94,16 @@ class BlockServer:
         tensors = _tensors(arguments)
         for index, value in written.items():
             tensors[int(index)].copy_(value)
-        return pytree.tree_map_only(str, lambda text: _given_back(text, tensors), output)
+        return pytree.tree_map(functools.partial(_given_back, tensors=tensors), output, is_leaf=_stands_for_a_given)
 
 
-def _given_back(text: str, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the tensor that a text in an output stands for; any other text as it is."""
-    stands, _, index = text.partition(_GIVEN)
-    return tensors[int(index)] if index and not stands else text
+def _stands_for_a_given(part: Any) -> bool:
+    return type(part) is dict and len(part) == 1 and str(next(iter(part))).startswith(_GIVEN)
+
+
+def _given_back(part: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """Return the tensor that a part of an output stands for; any other part as it is."""
+    return tensors[int(next(iter(part)).removeprefix(_GIVEN))] if _stands_for_a_given(part) else part
 
 
 def _variadic(forward: Callable[..., Any]) -> str | None:
@@ -136,7 +140,7 @@ def _telling_what_it_writes(forward: Callable[..., Any], variadic: str | None) -
             given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
             output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
             written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
-        given_back = {id(tensor): f"{_GIVEN}{index}" for index, tensor in enumerate(tensors) if index in written}
+        given_back: dict[int, Any] = {id(tensors[index]): {f"{_GIVEN}{index}": ()} for index in written}
         output = pytree.tree_map_only(torch.Tensor, lambda tensor: given_back.get(id(tensor), tensor), output)
         return output, {str(index): tensors[index] for index in written}
 

@@ -37,18 +37,22 @@ class ModuleImage:
     def show(self, module: torch.nn.Module | None = None) -> None:
         """Give the image the attributes that its module has now, or another ``module`` of the same class.
 
-        Plain values that are equal to what the image has stay the same objects: whoever compares objects need not know
-        that it is an image of another module now.
+        Plain values, and dicts of such, that are equal to what the image has stay the same objects: whoever compares
+        objects need not know that it is an image of another module now.
         """
-        self.module = module or self.module
-        own = vars(self.image)
+        before, self.module = vars(self.module), module or self.module
+        own: dict[str, Any] = vars(self.image)
         shown = {name: value for name, value in vars(self.module).items() if name not in self._own}
         for name in own.keys() - shown.keys() - self._instead.keys():
             del own[name]
         for name, value in shown.items():
-            held = own.get(name, own)
-            if held is not value and not (type(held) is type(value) and isinstance(held, _PLAIN) and held == value):
+            held: Any = own.get(name, own)
+            if held is value:
+                continue
+            if not _equal(held, value):
                 own[name] = value
+            elif type(held) is dict and before.get(name) is held:
+                own[name] = {**held}  # nobody's, from now on: what a forward writes to it is found and put back
         own.update(self._instead)
 
     def put_back(self, module: torch.nn.Module | None = None) -> None:
@@ -58,7 +62,15 @@ class ModuleImage:
             module: another one that looks like the image's, and is meant in its place.
         """
         own, theirs = vars(self.image), vars(module or self.module)
-        theirs.update((name, value) for name, value in own.items() if name not in self._own)
+        for name, value in own.items():
+            held = theirs.get(name, theirs)
+            if name in self._own or held is value or _equal(held, value):
+                continue
+            if type(held) is type(value) is dict and _is_plain(value):
+                held.clear()
+                held.update(value)
+            else:
+                theirs[name] = value
         for name in [name for name in theirs if name not in own and name not in self._own]:
             del theirs[name]
 
@@ -70,3 +82,12 @@ class ModuleImage:
             yield self.image
         finally:
             self.put_back()
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (type(value) is dict and all(isinstance(v, _PLAIN) for v in value.values()))
+
+
+def _equal(held: Any, value: Any) -> bool:
+    """Return True if two plain values, or dicts of plain values, are of one type and equal."""
+    return type(held) is type(value) and _is_plain(held) and _is_plain(value) and bool(held == value)

@@ -5,11 +5,13 @@ The host may change where they are between two calls, so each call asks.
 
 from __future__ import annotations
 
+import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import comfy.model_management as memory
 import torch
 import torch.utils._pytree as pytree
 
@@ -22,8 +24,7 @@ from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
 
-_ROOM = 2
-"""A call computes once launched kernel by kernel, and is then recorded in memory of its own."""
+log = logging.getLogger(__name__)
 
 
 class ModelServer:
@@ -40,7 +41,7 @@ class ModelServer:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
-        self._too_large: set[tuple[torch.Size, ...]] = set()
+        self._not_whole: set[tuple[torch.Size, ...]] = set()
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -60,13 +61,10 @@ class ModelServer:
             )
             return forward(*args, **kwargs)
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if getattr(model, "dynamic_vbars", None) and can_pin() and sizes not in self._too_large:
-            try:
-                answered = self._served_whole(model, forward, args, kwargs, sizes)
-                if answered is not None:
-                    return answered[0]
-            except torch.OutOfMemoryError:  # handled outside of this block, which holds the failed call's tensors
-                self._too_large.add(sizes)
+        if getattr(model, "dynamic_vbars", None) and can_pin() and sizes not in self._not_whole:
+            answered = self._served_whole(model, forward, args, kwargs, sizes)
+            if answered is not None:
+                return answered[0]
         if calls_blocks_unplanned(forward):
             self._dispatcher.passed_by(
                 module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
@@ -82,13 +80,14 @@ class ModelServer:
         forward: types.MethodType,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        sizes: Sequence[torch.Size],
+        sizes: tuple[torch.Size, ...],
     ) -> tuple[Any] | None:
         """Return the output of a call with all weights pinned; None where they do not fit."""
         module = model.diffusion_model
         if self._pinned is None or not self._pinned.is_of(module):
             self._pinned = PinnedModule(module, model.get_dtype_inference())
-        room = _ROOM * max((model.memory_required(size) for size in sizes if len(size) > 2), default=0)
+        # The host's estimate for one call. It is twice what was seen to be taken, and a recording takes it once more.
+        room = max((model.memory_required(size) for size in sizes if len(size) > 2), default=0)
         try:
             with self._pinned.in_place(model.device, room) as image:
                 if image is None:
@@ -97,3 +96,9 @@ class ModelServer:
         except NotCovered as refusal:
             self._dispatcher.passed_by(module, refusal.reason)
             return (forward(*args, **kwargs),)
+        except memory.InterruptProcessingException:
+            raise
+        except Exception as error:  # not even eager ran: with all weights pinned, or on an image
+            log.warning("OneDiff: not served whole from Dynamic VRAM (%s: %s)", type(error).__name__, error)
+            self._not_whole.add(sizes)
+            return None

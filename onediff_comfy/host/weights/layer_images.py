@@ -121,12 +121,17 @@ class SeenLayers:
 
 
 def _attributes(layers: Sequence[torch.nn.Module]) -> list[Any]:
-    """Return what layers hold, but for weights, buffers and what the host notes of them; a name before each value."""
+    """Return what layers hold, but for weights, buffers and what the host notes of them.
+
+    A name comes before each value, and behind a dict what it has, for a forward may write to it.
+    """
     found: list[Any] = []
     for layer in layers:
         for name, value in vars(layer).items():
             if name not in _APART:
                 found += (name, value)
+                if type(value) is dict:
+                    found += value.values()
         found += vars(layer).get("_modules", {}).values()  # an image that was never shown has nothing
     return found
 
@@ -142,12 +147,16 @@ def put(weights: dict[str, Any], found: tuple[Any, Any]) -> None:
             weights[key] = value if value is None else torch.nn.Parameter(value, requires_grad=False)
 
 
-def convert(weights: dict[str, Any], layer: torch.nn.Module) -> None:
-    """Give weights of a layer that the host leaves as they are in the file the dtype that the layer computes with."""
+def convert(weights: dict[str, Any], layer: torch.nn.Module, device: torch.device) -> None:
+    """Give small weights of a layer, which the host may leave as they are in the file, the dtype and device to compute.
+
+    Args:
+        weights: the layer's, by name; changed in place.
+    """
     for name, weight in weights.items():
         dtype = None if weight is None else stored_dtype(layer, name)
-        if weight is not None and weight.dtype != dtype:
-            weights[name] = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
+        if weight is not None and (weight.dtype, weight.device) != (dtype, device):
+            weights[name] = torch.nn.Parameter(weight.to(device, dtype), requires_grad=False)
 
 
 def stored_dtype(layer: torch.nn.Module, name: str) -> torch.dtype | None:

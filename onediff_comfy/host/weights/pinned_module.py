@@ -66,28 +66,35 @@ class PinnedModule:
             NotCovered: the weights are what layers make of them anew in each call.
         """
         pages = _Pages.of(self._layers)
-        signature = None if pages is None else pages.pin()
+        signature = pages.pin() if pages is not None and self._has_room(pages, device, room) else None
         if pages is None or signature is None:
             yield None
             return
         try:
-            yield self._images.root if self._is_shown(signature, pages, device, room) else None
+            self._show_as_they_are(signature, device)
+            yield self._images.root
         finally:
             self._images.put_back(self._layers)
             pages.unpin()
 
-    def _is_shown(self, signature: bytes, pages: _Pages, device: torch.device, room: float) -> bool:
-        """Show the layers as they are now. Return False if there is no room for what they compute."""
+    def _has_room(self, pages: _Pages, device: torch.device, room: float) -> bool:
+        """Return True if there is room for the weights that are not on the device, and for what is computed.
+
+        Ask before pages are pinned: to try is to have the host take pages away that are there.
+        """
+        if self._is_current() and pages.missing() == 0:
+            return True
+        return bool(memory.get_free_memory(device) >= pages.missing() + room)
+
+    def _show_as_they_are(self, signature: bytes, device: torch.device) -> None:
+        """Show the layers as they are now, with all weights in the pages of ``signature``."""
         if signature != self._signature or not self._is_current():
-            if memory.get_free_memory(device) < room:
-                return False
             self._refuse_functions()
             with unplanned():
                 self._bring(device)
-                self._show()
+                self._show(device)
             self._signature, self._held = signature, self._weights()
         self._small.refresh()
-        return True
 
     def _is_current(self) -> bool:
         """Return True if the layers, their weights, and what the host notes of these are the very same objects."""
@@ -126,7 +133,7 @@ class PinnedModule:
             brought = comfy.ops.cast_bias_weight(layer, None, weight, device, bias, True, self._dtype)
             comfy.ops.uncast_bias_weight(layer, *brought)
 
-    def _show(self) -> None:
+    def _show(self, device: torch.device) -> None:
         look = self._images.show(self._layers)
         small: list[_Place] = []
         for layer, weights in zip(self._layers, self._images.parameters, strict=True):
@@ -135,7 +142,7 @@ class PinnedModule:
                 put(weights, (theirs["_v_weight"], theirs["_v_bias"]))
             kept = KEYS if "_v" in theirs else ()
             names = [name for name in weights if name not in kept and type(weights[name]) in _PLAIN]
-            small += [_Place(weights, name, stored_dtype(layer, name)) for name in names]
+            small += [_Place(weights, name, stored_dtype(layer, name), device) for name in names]
         self._small.stand_in(small)
         self._seen = SeenLayers(self._layers, look)
 
@@ -163,6 +170,10 @@ class _Pages(NamedTuple):
         start = min(start for _, start, _ in ranges)
         return cls(ranges[0][0], start, max(first + size for _, first, size in ranges) - start)
 
+    def missing(self) -> int:
+        """Return how many bytes at least are not on the device. Of a page that is shared, others' bytes count, too."""
+        return max(0, self.size - int(self.vbar.loaded_size()))
+
     def pin(self) -> bytes | None:
         """Have all pages on the device until ``unpin``. Return None if there is no room for all.
 
@@ -177,18 +188,19 @@ class _Pages(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an image has a weight, and the dtype that it is to have there."""
+    """Where an image has a weight, and of what dtype and on which device it is to be there."""
 
     weights: dict[str, Any]
     name: str
     dtype: torch.dtype | None
+    device: torch.device
 
 
 class _SmallWeights:
     """Copies of weights that the host loads to new addresses for each run, at addresses that stay.
 
-    It does so with norms and biases of up to 16 KB. They are copied in each call, some megabytes in one launch, so that
-    whatever is written to them is seen.
+    It does so with norms and biases of up to 16 KB, and takes them off the device when it needs memory. They are copied
+    in each call, some megabytes in one launch, so that whatever is written to them is seen.
     """
 
     def __init__(self) -> None:

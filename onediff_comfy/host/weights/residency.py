@@ -120,7 +120,7 @@ class StreamedModules:
                 if "_v" in vars(layer):
                     put(parameters, self._resolved(layer, device))
                 else:
-                    convert(parameters, layer)
+                    convert(parameters, layer, device)
             yield
         finally:
             if stream is not None:
