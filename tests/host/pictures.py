@@ -63,8 +63,8 @@ FAMILIES = {
 }
 
 
-OTHER_SDXL = "sdxl_min_other"
-"""A checkpoint with the architecture of sdxl_min and other weights."""
+OTHER = {"sd15": "sd15_min_other", "sdxl": "sdxl_min_other"}
+"""Checkpoints with the architecture of a family and other weights."""
 
 
 class Counters:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import FAMILIES, OTHER_SDXL
+from pictures import FAMILIES, OTHER
 
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
@@ -26,7 +26,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comf
     comfy = comfyui_path()
     checkpoints = repository() / ".cache" / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    ensure_checkpoints(comfy, checkpoints, [*(family.checkpoint for family in FAMILIES.values()), OTHER_SDXL])
+    ensure_checkpoints(comfy, checkpoints, [*(family.checkpoint for family in FAMILIES.values()), *OTHER.values()])
 
     def make(base: Path | None = None, comfy: Path = comfy, **environment: str) -> ComfyServer:
         base = base or tmp_path_factory.mktemp("host")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-_SHARED = {"server", "restarted", "emptied", "elsewhere", "open_editor", "fleet"}
+_SHARED = {"server", "emptied", "elsewhere", "open_editor", "fleet"}
 _ORDER = ("host", "package", "fleet", "faults", "unit")
 """Of what needs no shared server, by how long a file takes."""
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from pictures import FAMILIES, Counters, latent_of
+from pictures import FAMILIES
 from scripts import checkpoint_of, printed_by
 
 from benchmarks import memory_modes
 from dev.environment import comfyui_path
-from dev.host import ComfyServer
 
 FLUX = FAMILIES["flux"]
-SD15 = FAMILIES["sd15"]
 ON_GPU = torch.cuda.is_available()
 MODES: Mapping[str, tuple[str, ...]] = memory_modes.MODES if ON_GPU else memory_modes.CPU_MODES
 ENGINES = memory_modes.ENGINES if ON_GPU else ("eager",)
@@ -43,27 +41,6 @@ def test_loras_reloads_and_turns_are_right_in_every_memory_mode(folder: Path, mo
         if not ON_GPU:  # where nothing is ever offloaded
             assert row.served == 4 and not row.eager, str(row)
     assert "Traceback" not in log
-
-
-def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(emptied: ComfyServer) -> None:
-    _unload(emptied)
-    emptied.post("/onediff/panel/free")
-    counters = Counters(emptied)
-    expected = latent_of(emptied.run(SD15.workflow(1, "eager")))
-    assert [thing["kind"] for thing in emptied.get_json("/onediff/report")["objects"]] == ["MODEL"]
-    for _ in range(2):
-        _unload(emptied)
-        found = emptied.get_json("/onediff/report")
-        assert found["objects"] == [], "something keeps what was unloaded"
-        assert found["graphs_in_memory"] == 1
-        assert torch.equal(latent_of(emptied.run(SD15.workflow(1, "eager"))), expected)
-    assert (counters.captured, counters.compiled, counters.fallbacks) == (1, 1, {})
-    assert emptied.get_json("/onediff/report")["recording_bytes"] == 0 or ON_GPU
-
-
-def _unload(server: ComfyServer) -> None:
-    server.free()
-    server.run({"collect": {"class_type": "CollectGarbage", "inputs": {}}})
 
 
 @pytest.fixture(scope="module")

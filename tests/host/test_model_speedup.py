@@ -11,17 +11,21 @@ from onediff_comfy.capture.rewrites.fp8_linear import fp8_unavailable
 from tools.workflows import Workflow
 
 SD15 = FAMILIES["sd15"]
+SDXL = FAMILIES["sdxl"]
 FLUX = FAMILIES["flux"]
-OWN_SIZE = 288
+OWN_SIZE = (288, 64)
 """A size that no other test asks the shared server for, so that what is proved for it is counted here alone."""
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> TinyFamily:
-    return FAMILIES[request.param]
-
-
-def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, family: TinyFamily) -> None:
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [
+        *((SD15, "inductor"), (FLUX, "inductor"), (SDXL, "eager")),
+        pytest.param(SDXL, "inductor", marks=pytest.mark.slow),  # a capture as the eager engine's, minutes of kernels
+    ],
+    ids=["sd15", "flux", "sdxl-eager", "sdxl"],
+)
+def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, family: TinyFamily, engine: str) -> None:
     # The first run of a size may choose other kernels than later ones (cuDNN tries several), so the
     # pictures to compare with come from runs after it. Another seed between keeps the host from
     # answering out of its cache.
@@ -29,20 +33,20 @@ def test_the_picture_is_the_same_and_is_compiled_for_once(server: ComfyServer, f
     plain = [latent_of(server.run(family.workflow(seed, size=OWN_SIZE))) for seed in (2, 1)][::-1]
 
     first = Counters(server)
-    assert_same_picture(latent_of(server.run(family.workflow(1, "inductor", size=OWN_SIZE))), plain[0])
+    assert_same_picture(latent_of(server.run(family.workflow(1, engine, size=OWN_SIZE))), plain[0])
     assert first.proved == 1
     assert first.compiled == first.captured <= 1  # none if an earlier test had an image of this family, of any size
     assert first.served == family.steps
     assert first.fallbacks == {}
 
     second = Counters(server)
-    assert_same_picture(latent_of(server.run(family.workflow(2, "inductor", size=OWN_SIZE))), plain[1])
+    assert_same_picture(latent_of(server.run(family.workflow(2, engine, size=OWN_SIZE))), plain[1])
     assert (second.compiled, second.captured, second.served) == (0, 0, family.steps)
 
     # Everything is thrown away and made again: loader, node, model object. The graph stays.
     server.free()
     again = Counters(server)
-    assert_same_picture(latent_of(server.run(family.workflow(1, "inductor", size=OWN_SIZE))), plain[0])
+    assert_same_picture(latent_of(server.run(family.workflow(1, engine, size=OWN_SIZE))), plain[0])
     assert (again.compiled, again.captured, again.served) == (0, 0, family.steps)
     assert compiled_twice(server) == []
 

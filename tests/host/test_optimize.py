@@ -32,7 +32,10 @@ def test_exact_is_the_same_picture_and_model_vae_and_clip_are_accelerated(server
     workflow["vae"] = {"class_type": "TinyVAE", "inputs": {"kind": "sd", "dtype": "float32", "seed": 0}}
     workflow["encoder"] = {"class_type": "TinyTextEncoder", "inputs": {"family": "sd15", "seed": 2}}
     workflow["optimize"]["inputs"] |= {"vae": ["vae", 0], "clip": ["encoder", 0]}
-    workflow["data"] = {"class_type": "TinyLatent", "inputs": {"seed": 1, "width": 64, "height": 64, "channels": 4}}
+    workflow["data"] = {
+        "class_type": "TinyLatent",
+        "inputs": {"seed": 1, "width": 64, "height": 64, "batch": 1, "channels": 4},
+    }
     workflow["decode"]["inputs"] = {"samples": ["data", 0], "vae": ["optimize", 1]}
     workflow["encode"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["optimize", 2], "text": "a lighthouse"}}
     workflow["show"] = {"class_type": "PreviewAny", "inputs": {"source": ["encode", 0]}}

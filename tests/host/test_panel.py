@@ -1,14 +1,15 @@
-"""The sidebar's routes in a real ComfyUI: nothing that a prompt may be using is taken away from it."""
+"""What leaves memory, by the sidebar or the host: nothing that a prompt may be using; and then all of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from pictures import FAMILIES, Counters, assert_same_picture, latent_of, pair_of
 
 from dev.host import ComfyServer, HostError
 
-FLUX = FAMILIES["flux"]
+FLUX, SD15 = FAMILIES["flux"], FAMILIES["sd15"]
 ASKED = {"free": {}, "clear": {}, "remove": {"keys": ["0" * 64]}}
 
 
@@ -40,3 +41,24 @@ def test_when_it_is_done_memory_is_freed_and_the_next_picture_is_right(emptied: 
     ours, plain = pair_of(emptied.run(FLUX.compared(803, "eager")))
     assert_same_picture(ours, plain)
     assert (counters.served, counters.fallbacks) == (FLUX.steps, {})
+
+
+def test_graphs_outlive_an_unloading_and_accelerated_objects_do_not(emptied: ComfyServer) -> None:
+    _unload(emptied)
+    emptied.post("/onediff/panel/free")
+    counters = Counters(emptied)
+    expected = latent_of(emptied.run(SD15.workflow(1, "eager")))
+    assert [thing["kind"] for thing in emptied.get_json("/onediff/report")["objects"]] == ["MODEL"]
+    for _ in range(2):
+        _unload(emptied)
+        found = emptied.get_json("/onediff/report")
+        assert found["objects"] == [], "something keeps what was unloaded"
+        assert found["graphs_in_memory"] == 1
+        assert torch.equal(latent_of(emptied.run(SD15.workflow(1, "eager"))), expected)
+    assert (counters.captured, counters.compiled, counters.fallbacks) == (1, 1, {})
+    assert emptied.get_json("/onediff/report")["recording_bytes"] == 0 or torch.cuda.is_available()
+
+
+def _unload(server: ComfyServer) -> None:
+    server.free()
+    server.run({"collect": {"class_type": "CollectGarbage", "inputs": {}}})

@@ -299,7 +299,7 @@ def _warmed_vae(buckets: str, kind: str = "sd", **speedup: Any) -> Workflow:
 
 
 def test_every_bucket_of_a_vae_is_prepared(elsewhere: ComfyServer) -> None:
-    workflow, counters = _warmed_vae("96x64 b1-2\n64x96"), Counters(elsewhere)
+    workflow, counters = _warmed_vae("96x64 b1-2\n64x96", "taesd"), Counters(elsewhere)
     result = elsewhere.run(workflow)
     assert result.status == "success", result.error
     figures = result.outputs["warm"]["warm_up"]
@@ -325,7 +325,7 @@ def test_every_bucket_of_a_vae_is_prepared(elsewhere: ComfyServer) -> None:
 
 
 def test_only_what_is_switched_on_of_a_vae_is_prepared(elsewhere: ComfyServer) -> None:
-    workflow, counters = _warmed_vae("72x64", "taesd", encode=False), Counters(elsewhere)
+    workflow, counters = _warmed_vae("72x64", "sd", encode=False), Counters(elsewhere)
     (figure,) = elsewhere.run(workflow).outputs["warm"]["warm_up"]
     assert (figure["compiled"], figure["problem"]) == (2, None)
     assert (counters.served, counters.fallbacks) == (2, {})
@@ -333,7 +333,7 @@ def test_only_what_is_switched_on_of_a_vae_is_prepared(elsewhere: ComfyServer) -
 
 def test_a_model_and_its_vae_are_prepared_together(elsewhere: ComfyServer) -> None:
     workflow = _warmed(SD15, "168x64\n168x72")
-    workflow |= {name: node for name, node in _warmed_vae("", "flux").items() if name.startswith("vae")}
+    workflow |= {name: node for name, node in _warmed_vae("", "taesd").items() if name.startswith("vae")}
     workflow["warm"]["inputs"]["vae"] = ["vae_speedup", 0]
     result = elsewhere.run(_only(workflow, "warm"))
     assert result.status == "success", result.error

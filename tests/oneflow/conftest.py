@@ -17,7 +17,7 @@ if importlib.util.find_spec("oneflow") is not None:  # elsewhere all are skipped
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., object]:
     """Makes a real ComfyUI with the tiny checkpoints; given the ``base`` of an earlier one, that installation again."""
-    from pictures import FAMILIES, OTHER_SDXL
+    from pictures import FAMILIES, OTHER
 
     from dev.environment import comfyui_path, repository
     from dev.host import ComfyServer
@@ -26,7 +26,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., obje
     checkpoints = repository() / ".cache" / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     names = [FAMILIES[name].checkpoint for name in ("sd15", "sdxl", "flux")]
-    ensure_checkpoints(comfyui_path(), checkpoints, [*names, OTHER_SDXL])
+    ensure_checkpoints(comfyui_path(), checkpoints, [*names, OTHER["sdxl"]])
 
     def make(base: Path | None = None) -> ComfyServer:
         nodes = HERE.parent / "host" / "tiny_nodes"

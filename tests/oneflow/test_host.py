@@ -12,7 +12,7 @@ pytest.importorskip("oneflow", reason="OneFlow is not in this Python; make test-
 
 import numpy as np
 from controls import NET, install_controls
-from pictures import FAMILIES, OTHER_SDXL, Counters, assert_same_picture, latent_of
+from pictures import FAMILIES, OTHER, Counters, assert_same_picture, latent_of
 from PIL import Image
 
 from dev.host import ComfyServer
@@ -42,7 +42,7 @@ def test_a_new_process_builds_nothing_and_another_checkpoint_neither(
     server: ComfyServer, start_server: Callable[..., ComfyServer], tally: Callable[[str], None]
 ) -> None:
     sdxl = FAMILIES["sdxl"]
-    other = dataclasses.replace(sdxl, checkpoint=OTHER_SDXL)
+    other = dataclasses.replace(sdxl, checkpoint=OTHER["sdxl"])
     expected, of_other = (latent_of(server.run(family.workflow(2))) for family in (sdxl, other))
     first = Counters(server)
     assert_same_picture(latent_of(server.run(sdxl.workflow(2, "oneflow"))), expected)

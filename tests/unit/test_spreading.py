@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from spreading import ByWhatIsShared, asks_for_the_server, turn
 
-SHARED = ("host/test_any_size.py", "host/test_shape_bucket.py", "browser/test_editor.py")
+SHARED = ("host/test_any_size.py", "host/test_panel.py", "host/test_shape_bucket.py", "browser/test_editor.py")
 ALONE = ("host/test_background.py", "host/test_faults.py", "package/test_installed.py", "unit/test_general.py")
 
 

@@ -102,7 +102,6 @@ def test_anything_else_stays_as_it_is(capture_of: Callable[..., Any], module: nn
         assert upsampling.fold_upsampling(captured.graph) is captured.graph
 
 
-@pytest.mark.slow  # tiny SDXL's pictures at other sizes notice it too
 def test_inductor_compiles_it_for_all_sizes(capture_of: Callable[..., Any]) -> None:
     torch._dynamo.reset()
     module = nn.Sequential(Upsample(), nn.SiLU(), Upsample("size", channels=6)).eval()

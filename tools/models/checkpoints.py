@@ -112,9 +112,9 @@ def _sd15_tiny() -> StateDict:
     }
 
 
-def _sd15_min() -> StateDict:
+def _sd15_min(seed: int = 1) -> StateDict:
     """The smallest UNet that is still SD1.5: one resolution level, one transformer block."""
-    return {**_unet({**_SD15, **_SD15_MIN}), **_taesd(4, "first_stage_model.", "float16")}
+    return {**_unet({**_SD15, **_SD15_MIN}, seed), **_taesd(4, "first_stage_model.", "float16")}
 
 
 def _sd15_deep() -> StateDict:
@@ -186,8 +186,9 @@ def _flux_min() -> StateDict:
 CHECKPOINTS: Mapping[str, Callable[[], StateDict]] = {
     "sd15_tiny": _sd15_tiny,
     "sd15_min": _sd15_min,
+    "sd15_min_other": lambda: _sd15_min(seed=7),  # another checkpoint of the same architecture
     "sdxl_min": _sdxl_min,
-    "sdxl_min_other": lambda: _sdxl_min(seed=7),  # another checkpoint of the same architecture
+    "sdxl_min_other": lambda: _sdxl_min(seed=7),
     "flux_min": _flux_min,
     "sd15_deep": _sd15_deep,
     "sd15_inpaint": _sd15_inpaint,

@@ -51,8 +51,8 @@ class ModuleImage:
                 continue
             if not _equal(held, value):
                 own[name] = value
-            elif type(held) is dict and before.get(name) is held:
-                own[name] = {**held}  # nobody's, from now on: what a forward writes to it is found and put back
+            elif type(value) is dict and held is before.get(name):
+                own[name] = {**value}  # nobody's, from now on: what a forward writes to it is found and put back
         own.update(self._instead)
 
     def put_back(self, module: torch.nn.Module | None = None) -> None:
