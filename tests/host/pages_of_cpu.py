@@ -118,3 +118,25 @@ def begin() -> None:
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
     memory.is_device_cpu = lambda _device: False
     memory.get_torch_device = lambda: DEVICE
+
+
+class _OffDevice(torch.nn.Parameter):
+    """A weight that says that it is on another device than what is computed."""
+
+    device = property(lambda _self: torch.device("cpu:1"))  # type: ignore[assignment]
+
+    def detach(self) -> Any:
+        return torch.Tensor._make_subclass(_OffDevice, self.data)
+
+
+def off_device(model: Any) -> Any:
+    """Give a MODEL the weights of a file that is not on the device: the host fetches them, as it does on a GPU.
+
+    All but those of layers of up to 16 KB, which the host keeps on the device.
+    """
+    for layer in model.model.modules():
+        small = sum(weight.nbytes for weight in layer._parameters.values() if weight is not None) <= 16 << 10
+        for name, weight in layer._parameters.items():
+            if weight is not None and not small:
+                layer._parameters[name] = _OffDevice(weight.data, requires_grad=False)
+    return model

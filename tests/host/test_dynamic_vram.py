@@ -13,7 +13,9 @@ from dev.environment import comfyui_path
 FLUX = FAMILIES["flux"].checkpoint
 # The host adds a LoRA to a weight in Dynamic VRAM with other roundings than to one that stays.
 ROUNDING_OF_A_LORA = 1e-3
-BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less": 3}  # calls of two steps, two blocks
+# Calls of two steps: of two blocks, or of the whole model and then of two blocks.
+BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less": 3, "wrong pages": 3}
+WRONG_PAGES = {"its weights in Dynamic VRAM are not what ComfyUI computes with": 1}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,8 @@ def test_every_call_is_served_whole_while_all_weights_fit_and_block_by_block_whi
     assert {case["name"]: case["served"] for case in found["cases"]} == {
         case["name"]: BLOCK_BY_BLOCK.get(case["name"], 2) for case in found["cases"]
     }
-    assert all(case["eager"] == {} for case in found["cases"])
+    eager = {case["name"]: case["eager"] for case in found["cases"] if case["eager"]}
+    assert eager == {"wrong pages": WRONG_PAGES}, "whether the pages hold the host's weights is not looked at"
 
 
 def test_one_graph_of_the_whole_model_is_captured_and_one_of_each_kind_of_block(found: dict[str, Any]) -> None:
@@ -50,6 +53,6 @@ def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:
-    assert {case["loaded_models"] for case in found["cases"]} == {1}
+    assert {case["loaded_models"] for case in found["cases"] if case["name"] != "wrong pages"} == {1}
     assert {case["pinned"] for case in found["cases"]} == {0}
     assert found["left"] == {"pinned": 0, "notes": []}

@@ -5,11 +5,13 @@ The host may change where they are between two calls, so each call asks.
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import comfy.model_management as memory
 import torch
@@ -18,9 +20,10 @@ import torch.utils._pytree as pytree
 from ...capture.call import NotCovered
 from ...messages import message
 from ...serving.dispatcher import Dispatcher
+from ...serving.verification import numerics
 from ..process.host_compiler import calls_blocks_unplanned
 from ..process.process import library
-from ..weights.pinned_module import PinnedModule, can_pin
+from ..weights.pinned_module import PinnedModule, can_pin, has_patches
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
 
@@ -35,13 +38,16 @@ class ModelServer:
         dispatcher: answers calls of a module whose weights are in place.
         in_blocks: also serve it while not all weights fit. Blocks cannot be compiled in another process, for what is
             traced of them is more than a method.
+        fp8: large layers may be computed in 8 bits.
     """
 
-    def __init__(self, model: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
+    def __init__(self, model: Any, dispatcher: Dispatcher, in_blocks: bool, fp8: bool) -> None:
+        self.fp8 = fp8
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
         self._not_whole: set[tuple[torch.Size, ...]] = set()
+        self._is_wrong = False
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -61,7 +67,7 @@ class ModelServer:
             )
             return forward(*args, **kwargs)
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if getattr(model, "dynamic_vbars", None) and can_pin() and sizes not in self._not_whole:
+        if getattr(model, "dynamic_vbars", None) and can_pin() and not self._is_wrong and sizes not in self._not_whole:
             answered = self._served_whole(model, forward, args, kwargs, sizes)
             if answered is not None:
                 return answered[0]
@@ -92,7 +98,9 @@ class ModelServer:
             with self._pinned.in_place(model.device, room) as image:
                 if image is None:
                     return None
-                return (self._dispatcher(image, types.MethodType(forward.__func__, image), args, kwargs),)
+                given = functools.partial(forward, *_copied(args), **_copied(kwargs))
+                output = self._dispatcher(image, types.MethodType(forward.__func__, image), args, kwargs)
+                return (self._compared(output, model, given),)
         except NotCovered as refusal:
             self._dispatcher.passed_by(module, refusal.reason)
             return (forward(*args, **kwargs),)
@@ -102,3 +110,39 @@ class ModelServer:
             log.warning("OneDiff: not served whole from Dynamic VRAM (%s: %s)", type(error).__name__, error)
             self._not_whole.add(sizes)
             return None
+
+    def _compared(self, output: Any, model: Any, by_host: Callable[[], Any]) -> Any:
+        """Return the output of a call with weights from the host's pages; the host's own output, if that is another.
+
+        A graph is proved on the image that holds these weights. That they are the weights, the host alone can show. It
+        is asked once in a process for a model as it is, and once with a LoRA.
+        """
+        module = model.diffusion_model
+        proved, kind = _proved().setdefault(module, set()), has_patches(module)
+        if kind in proved:
+            return output
+        expected = by_host()
+        few_bits = any(weight.dtype.itemsize == 1 for weight in module.parameters())
+        dtypes = {model.get_dtype_inference(), *(leaf.dtype for leaf in pytree.tree_leaves(expected))}
+        allowed = numerics.limit(dtypes, model.device, fp8=few_bits or self.fp8)
+        error = numerics.difference(output, expected)
+        if error <= allowed:
+            proved.add(kind)
+            return output
+        reason = message("its weights in Dynamic VRAM are not what ComfyUI computes with")
+        log.warning(
+            "OneDiff: %s (off by %.2g, at most %.2g); it is not served whole from there", reason, error, allowed
+        )
+        self._dispatcher.passed_by(module, reason)
+        self._is_wrong = True
+        return expected
+
+
+def _copied(arguments: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
+
+
+@functools.cache
+def _proved() -> WeakKeyDictionary[torch.nn.Module, set[bool]]:
+    """Return for which modules the pages were seen to hold what the host computes with: without, and with a LoRA."""
+    return WeakKeyDictionary()

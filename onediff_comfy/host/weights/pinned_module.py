@@ -33,6 +33,12 @@ def can_pin() -> bool:
     return all(use.problem() is None for use in PINS_WEIGHTS)
 
 
+def has_patches(module: torch.nn.Module) -> bool:
+    """Return True if the host adds LoRAs to some weights of a module in Dynamic VRAM while it brings them."""
+    names = [f"{key}_lowvram_function" for key in KEYS]
+    return any(state.get(name) is not None for state in map(vars, module.modules()) for name in names)
+
+
 class PinnedModule:
     """Shows an image of a module in Dynamic VRAM while all of its weights are on the device, pinned there.
 
