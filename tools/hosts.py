@@ -25,7 +25,8 @@ THERE, ABSENT = "yes", "no"
 EVERYTHING = {
     **RELIED_ON,
     "Dynamic VRAM, block by block": BRINGS_WEIGHTS,
-    "Dynamic VRAM, whole": PINS_WEIGHTS,
+    # What is comfy-aimdo's is a package of its own, and no part of a release's source.
+    "Dynamic VRAM, whole": tuple(use for use in PINS_WEIGHTS if not use.module.startswith("comfy_aimdo")),
     "its own compiler": PAUSES_COMPILER,
 }
 WHERE_IT_IS = frozenset({"its own compiler"})

@@ -70,7 +70,7 @@ def test_the_page_says_what_a_file_looks_like(root: Path) -> None:
 def test_a_person_reads_where_graphs_are_and_how_large_that_may_become(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (root / "README.md").read_text()
+    page = (root / "docs" / "nodes.md").read_text()
     for variable in ("ONEDIFF_CACHE_DIR", "XDG_CACHE_HOME", "ONEDIFF_CACHE_LIMIT_MB"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", "/home/person")
