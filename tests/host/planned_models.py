@@ -29,6 +29,7 @@ from benchmarks import allocation_plans as plans  # noqa: E402
 from onediff_comfy.cache.memory import GraphCache  # noqa: E402
 from onediff_comfy.compilation.library import GraphLibrary  # noqa: E402
 from onediff_comfy.host.adapters.model import ForwardWrapper  # noqa: E402
+from onediff_comfy.host.adapters.placement import ModelServer  # noqa: E402
 from onediff_comfy.host.process.host_compiler import can_pause  # noqa: E402
 from onediff_comfy.host.process.services import host_services  # noqa: E402
 from onediff_comfy.metrics import Metrics  # noqa: E402
@@ -213,8 +214,10 @@ def looked_at(kind: type, opened: plans.Opened, paused: bool, streamed: bool = F
         services = dataclasses.replace(services, unplanned=contextlib.nullcontext, tracing=contextlib.nullcontext)
     metrics = Metrics()
     dispatcher = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), metrics), services)
-    host_model = Streamed(model) if streamed else None
-    options = {"wrappers": {WrappersMP.DIFFUSION_MODEL: {"onediff": [ForwardWrapper(dispatcher, host_model)]}}}
+    host_model = Streamed(model)
+    host_model.model_lowvram = streamed
+    around_forward = ForwardWrapper(dispatcher, ModelServer(host_model, dispatcher, in_blocks=streamed, fp8=False))
+    options = {"wrappers": {WrappersMP.DIFFUSION_MODEL: {"onediff": [around_forward]}}}
     calls = []
     failed = None
     with plans.watched(opened):
