@@ -71,36 +71,31 @@ class PinnedModule:
         Raises:
             NotCovered: the weights are what layers make of them anew in each call.
         """
-        pages = _Pages.of(self._layers)
-        signature = pages.pin() if pages is not None and self._has_room(pages, device, room) else None
+        self._refuse_functions()
+        pages, current = _Pages.of(self._layers), self._is_current()
+        fits = pages is not None and (
+            # To try is to have the host take pages away that are there. So memory is asked for before.
+            (current and not pages.missing()) or memory.get_free_memory(device) >= pages.missing() + room
+        )
+        signature = pages.pin() if pages is not None and fits else None
         if pages is None or signature is None:
             yield None
             return
         try:
-            self._show_as_they_are(signature, device)
+            if not current or signature != self._signature:
+                self._show_as_they_are(signature, device)
+            self._small.refresh()
             yield self._images.root
         finally:
             self._images.put_back(self._layers)
             pages.unpin()
 
-    def _has_room(self, pages: _Pages, device: torch.device, room: float) -> bool:
-        """Return True if there is room for the weights that are not on the device, and for what is computed.
-
-        Ask before pages are pinned: to try is to have the host take pages away that are there.
-        """
-        if self._is_current() and pages.missing() == 0:
-            return True
-        return bool(memory.get_free_memory(device) >= pages.missing() + room)
-
     def _show_as_they_are(self, signature: bytes, device: torch.device) -> None:
         """Show the layers as they are now, with all weights in the pages of ``signature``."""
-        if signature != self._signature or not self._is_current():
-            self._refuse_functions()
-            with unplanned():
-                self._bring(device)
-                self._show(device)
-            self._signature, self._held = signature, self._weights()
-        self._small.refresh()
+        with unplanned():
+            self._bring(device)
+            self._show(device)
+        self._signature, self._held = signature, self._weights()
 
     def _is_current(self) -> bool:
         """Return True if the layers, their weights, and what the host notes of these are the very same objects."""
@@ -117,6 +112,7 @@ class PinnedModule:
         return found
 
     def _refuse_functions(self) -> None:
+        """Refuse layers that change their weights while they run. Others may append to these lists at any time."""
         for layer in map(vars, self._layers):
             if layer.get("weight_function") or layer.get("bias_function"):
                 raise NotCovered(message("layers patch their weights while running (a LoRA on offloaded weights)"))
