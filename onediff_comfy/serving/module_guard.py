@@ -69,7 +69,8 @@ class ModuleGuard:
         Raises:
             NotCovered: no graph can stand for such a call, or for such a module.
         """
-        refuse_what_sees_all()
+        if any(_SEES_ALL) or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+            refuse_what_sees_all()
         guarded = self._guarded.get(id(invocation.module))
         if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
@@ -194,13 +195,17 @@ def _what_changes(guarded: _Guarded) -> Message:
     return guarded.changing[1]
 
 
+_SEES_ALL = (torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks)
+"""Hooks on all layers of this process."""
+
+
 def refuse_what_sees_all() -> None:
     """Refuse every call while somebody has a hand in all that PyTorch does: no graph asks for that.
 
     Raises:
         NotCovered: there is a hook on all layers, or a mode for all functions.
     """
-    if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
+    if any(_SEES_ALL):
         raise NotCovered(message("another extension has set a forward hook on all layers"))
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         modes = torch.overrides._get_current_function_mode_stack()
