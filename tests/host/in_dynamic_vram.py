@@ -37,8 +37,10 @@ from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module  # noqa: E402
 
 
-def loaded() -> Any:
-    model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
+def loaded(**options: Any) -> Any:
+    model = comfy.sd.load_checkpoint_guess_config(
+        checkpoint, output_clip=False, output_vae=False, model_options=options
+    )[0]
     return pages_of_cpu.off_device(model) if model.is_dynamic() and not ON_GPU else model
 
 
@@ -137,6 +139,20 @@ def every_case(
         Pages.room = 1 << 20
     cases.append(case("room again", fast, expected[0.0]))
     cases.append(wrong_pages(expected[0.0], engine))
+    return cases + eight_bits(engine)
+
+
+def eight_bits(engine: str) -> list[dict[str, Any]]:
+    """Weights that the loader makes 8 bits of, and a LoRA on them, beside the host's own pictures from pages."""
+    cases = []
+    for what, strength in (("8 bits", 0.0), ("8 bits, LoRA", 0.8)):
+        for blocks in (False, True):
+            plain, model = loaded(dtype=torch.float8_e4m3fn), loaded(dtype=torch.float8_e4m3fn)
+            fast = accelerate(model, engine)
+            if strength:
+                plain, fast = with_lora(plain, strength), with_lora(fast, strength)
+            expected = sampled(plain, 1)
+            cases.append(block_by_block(fast, expected, f"{what}, in blocks") if blocks else case(what, fast, expected))
     return cases
 
 
@@ -149,12 +165,12 @@ def wrong_pages(expected: torch.Tensor, engine: str) -> dict[str, Any]:
     return found
 
 
-def block_by_block(fast: Any, expected: torch.Tensor) -> dict[str, Any]:
+def block_by_block(fast: Any, expected: torch.Tensor, name: str = "no room to compute") -> dict[str, Any]:
     """A picture where the host believes that there is hardly any memory to compute in."""
     free = memory.get_free_memory
     memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024
     fast.partially_unload(None, 1e30)
-    found = case("no room to compute", fast, expected)
+    found = case(name, fast, expected)
     memory.get_free_memory = free
     return found
 

@@ -216,7 +216,7 @@ def looked_at(kind: type, opened: plans.Opened, paused: bool, streamed: bool = F
     dispatcher = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), metrics), services)
     host_model = Streamed(model)
     host_model.model_lowvram = streamed
-    around_forward = ForwardWrapper(dispatcher, ModelServer(host_model, dispatcher, in_blocks=streamed, fp8=False))
+    around_forward = ForwardWrapper(dispatcher, ModelServer(host_model, dispatcher, in_blocks=streamed))
     options = {"wrappers": {WrappersMP.DIFFUSION_MODEL: {"onediff": [around_forward]}}}
     calls = []
     failed = None

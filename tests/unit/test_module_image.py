@@ -73,3 +73,34 @@ def test_equal_numbers_of_another_type_are_others() -> None:
     assert type(shown.image.scale) is int
     shown.show(Scaled(True, "a"))
     assert shown.image.scale is True
+
+
+def test_an_equal_dict_is_no_other_one_and_each_module_keeps_its_own() -> None:
+    """Layers of weights of few bits hold a dict each, equal in all blocks."""
+    blocks = [Scaled(1.0, "a") for _ in range(3)]
+    own = [{"dtype": torch.float16, "bias": True} for _ in blocks]
+    for block, options in zip(blocks, own, strict=True):
+        block.options = options
+    held = {name: type(kept)() for name, kept in vars(blocks[0]).items() if isinstance(kept, (dict, set))}
+    held.pop("options")
+    shown = ModuleImage(blocks[0], instead=held)
+    shown.show()
+    assert shown.image.options is own[0]
+    shown.show(blocks[1])
+    guard = AttributeGuard([shown.image])
+    shown.show(blocks[2])
+    assert guard.holds(), "whoever compares objects sees another block"
+    shown.image.options["bias"] = False
+    shown.put_back()
+    assert [block.options for block in blocks] == [*own[:2], {"dtype": torch.float16, "bias": False}]
+    assert [block.options is options for block, options in zip(blocks, own, strict=True)] == [True] * 3
+    assert own[0]["bias"] is own[1]["bias"] is True
+
+
+def test_a_dict_that_a_forward_puts_in_the_place_of_another_is_not_written_into_that() -> None:
+    shared = {"a": 1}
+    module = Scaled(1.0, "a")
+    module.options = shared
+    with ModuleImage(module).current() as image:
+        image.options = {"a": 2}
+    assert (module.options, shared) == ({"a": 2}, {"a": 1})

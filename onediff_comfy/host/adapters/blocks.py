@@ -11,23 +11,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import operator
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
+from ...messages import first_line, message
 from ...serving.dispatcher import Dispatcher
 from ..process.services import OF_A_BLOCK
 from ..weights.residency import StreamedModules, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy
 from .records import closed, opened
+
+log = logging.getLogger(__name__)
 
 _OPTIONS = "transformer_options"
 _GIVEN = "what was given: "
@@ -47,7 +50,7 @@ class BlockServer:
     def __init__(self, model: Any, dispatcher: Dispatcher) -> None:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._kinds: dict[Hashable, StreamedModules] = {}
-        self._streamed: WeakKeyDictionary[torch.nn.Module, StreamedModules] = WeakKeyDictionary()
+        self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
         self._skeleton: Skeleton | None = None
 
     def __call__(
@@ -55,7 +58,7 @@ class BlockServer:
     ) -> Any:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered the blocks."""
         if self._skeleton is None or not self._skeleton.is_of(module):
-            self._skeleton, self._kinds = Skeleton(module, self._serve_block), {}
+            self._skeleton, self._kinds, self._streamed = Skeleton(module, self._serve_block), {}, {}
         with self._skeleton.current() as image:
             return forward.__func__(image, *args, **kwargs)
 
@@ -79,6 +82,12 @@ class BlockServer:
                 image = stack.enter_context(streamed.in_place(block, model.device))
             except NotCovered as refusal:
                 self._dispatcher.passed_by(block, refusal.reason)
+                return forward(*args, **kwargs)
+            except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
+                log.debug("a block's weights could not be brought", exc_info=True)
+                kind, line = type(error).__name__, first_line(error)
+                reason = message("looking for its graph failed ({kind}: {first_line})", kind=kind, first_line=line)
+                self._dispatcher.passed_by(block, reason)
                 return forward(*args, **kwargs)
             return self._answer(image, args, kwargs)
 

@@ -84,7 +84,7 @@ def accelerate(
     accelerated()[dispatcher] = NodeOrigin("MODEL", node_id, latent_ratio(model))
     resident = resident_clone(model, "MODEL") if needs_resident_form(model) else None
     clone = model.clone() if resident is None else resident
-    _serve_by(clone, dispatcher, in_blocks=not in_background, fp8=precision == "fp8")
+    _serve_by(clone, dispatcher, in_blocks=not in_background)
     release_on_detach(clone)
     say_if_unused(dispatcher, node_id)
     return clone
@@ -97,25 +97,24 @@ def preparing(model: Any, exact: bool = False) -> Any:
         model: what ``accelerate`` gave, or a clone of it. A MODEL that is not accelerated comes back as it is.
         exact: wait for the graph of one size too, if the size is in the node's buckets.
     """
-    wrapper = _find_wrapper(model)
-    if wrapper is None:
+    dispatcher = find_dispatcher(model)
+    if dispatcher is None:
         return model
     clone = model.clone()
-    _serve_by(clone, wrapper.dispatcher.preparing(exact), in_blocks=True, fp8=wrapper.serve.fp8)
+    _serve_by(clone, dispatcher.preparing(exact), in_blocks=True)
     return clone
 
 
 _modules = module_at("model", "diffusion_model")
 
 
-def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool, fp8: bool) -> None:
+def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
     """Have ``dispatcher`` serve the calls of a MODEL of our own, in place of what may serve them already.
 
     Args:
         in_blocks: see ``ModelServer``.
-        fp8: likewise.
     """
-    around_forward = ForwardWrapper(dispatcher, ModelServer(clone.model, dispatcher, in_blocks, fp8))
+    around_forward = ForwardWrapper(dispatcher, ModelServer(clone.model, dispatcher, in_blocks))
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
         WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
@@ -184,13 +183,12 @@ def _reused(step_cache: StepCache) -> Message:
 
 def find_dispatcher(model: Any) -> Dispatcher | None:
     """Return what serves the calls of an accelerated MODEL; None if it is not accelerated."""
-    wrapper = _find_wrapper(model)
-    return None if wrapper is None else wrapper.dispatcher
-
-
-def _find_wrapper(model: Any) -> ForwardWrapper | None:
-    wrappers = model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY) if hasattr(model, "get_wrappers") else []
-    return next((wrapper for wrapper in wrappers if isinstance(wrapper, ForwardWrapper)), None)
+    if not hasattr(model, "get_wrappers"):
+        return None
+    for wrapper in model.get_wrappers(WrappersMP.DIFFUSION_MODEL, KEY):
+        if isinstance(wrapper, ForwardWrapper):
+            return wrapper.dispatcher
+    return None
 
 
 def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:

@@ -33,6 +33,7 @@ class ModuleImage:
         self.module, self._instead = module, instead or {}
         self._own = frozenset((*hidden, *self._instead))
         self.image: torch.nn.Module = object.__new__(type(module))
+        self._copies: dict[str, dict[Any, Any]] = {}  # of dicts that several modules have, by the attribute's name
 
     def show(self, module: torch.nn.Module | None = None) -> None:
         """Give the image the attributes that its module has now, or another ``module`` of the same class.
@@ -52,7 +53,8 @@ class ModuleImage:
             if not _equal(held, value):
                 own[name] = value
             elif type(value) is dict and held is before.get(name):
-                own[name] = {**value}  # nobody's, from now on: what a forward writes to it is found and put back
+                # Nobody's, from now on: what a forward writes to it is found and put back.
+                own[name] = self._copies[name] = {**value}
         own.update(self._instead)
 
     def put_back(self, module: torch.nn.Module | None = None) -> None:
@@ -66,9 +68,10 @@ class ModuleImage:
             held = theirs.get(name, theirs)
             if name in self._own or held is value or _equal(held, value):
                 continue
-            if type(held) is type(value) is dict and _is_plain(value):
+            copy = self._copies.get(name)
+            if copy is not None and value is copy and type(held) is dict:  # the forward wrote to what it took for this
                 held.clear()
-                held.update(value)
+                held.update(copy)
             else:
                 theirs[name] = value
         for name in [name for name in theirs if name not in own and name not in self._own]:

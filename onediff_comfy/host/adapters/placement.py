@@ -21,7 +21,7 @@ from ...capture.call import NotCovered
 from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ...serving.verification import numerics
-from ..process.host_compiler import calls_blocks_unplanned
+from ..process.host_compiler import calls_blocks_unplanned, unplanned
 from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin, has_patches
 from ..weights.residency import can_bring, is_streamed
@@ -38,11 +38,9 @@ class ModelServer:
         dispatcher: answers calls of a module whose weights are in place.
         in_blocks: also serve it while not all weights fit. Blocks cannot be compiled in another process, for what is
             traced of them is more than a method.
-        fp8: large layers may be computed in 8 bits.
     """
 
-    def __init__(self, model: Any, dispatcher: Dispatcher, in_blocks: bool, fp8: bool) -> None:
-        self.fp8 = fp8
+    def __init__(self, model: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
@@ -66,8 +64,9 @@ class ModelServer:
                 module, message("its weights move, and a run over several GPUs needs weights that stay on each of them")
             )
             return forward(*args, **kwargs)
+        dynamic = bool(getattr(model, "dynamic_vbars", None))
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if getattr(model, "dynamic_vbars", None) and can_pin() and not self._is_wrong and sizes not in self._not_whole:
+        if dynamic and can_pin() and not self._is_wrong and sizes not in self._not_whole:
             answered = self._served_whole(model, forward, args, kwargs, sizes)
             if answered is not None:
                 return answered[0]
@@ -76,7 +75,7 @@ class ModelServer:
                 module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
             )
             return forward(*args, **kwargs)
-        if self._blocks is None or (getattr(model, "dynamic_vbars", None) and not can_bring()):
+        if self._blocks is None or (dynamic and not can_bring()):
             return self._dispatcher(module, forward, args, kwargs)
         return self._blocks(module, forward, args, kwargs)
 
@@ -98,9 +97,9 @@ class ModelServer:
             with self._pinned.in_place(model.device, room) as image:
                 if image is None:
                     return None
-                given = functools.partial(forward, *_copied(args), **_copied(kwargs))
-                output = self._dispatcher(image, types.MethodType(forward.__func__, image), args, kwargs)
-                return (self._compared(output, model, given),)
+                on_image = types.MethodType(forward.__func__, image)
+                by_host = self._disproved(model, forward, on_image, args, kwargs)
+                return by_host or (self._dispatcher(image, on_image, args, kwargs),)
         except NotCovered as refusal:
             self._dispatcher.passed_by(module, refusal.reason)
             return (forward(*args, **kwargs),)
@@ -111,31 +110,36 @@ class ModelServer:
             self._not_whole.add(sizes)
             return None
 
-    def _compared(self, output: Any, model: Any, by_host: Callable[[], Any]) -> Any:
-        """Return the output of a call with weights from the host's pages; the host's own output, if that is another.
+    def _disproved(
+        self,
+        model: Any,
+        forward: types.MethodType,
+        on_image: types.MethodType,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[Any] | None:
+        """Return the host's output if its forward computes something else with the image's weights; None if not.
 
-        A graph is proved on the image that holds these weights. That they are the weights, the host alone can show. It
-        is asked once in a process for a model as it is, and once with a LoRA.
+        Graphs are proved on the image. That it has the host's weights, the host alone can show: the same code runs with
+        both. It is asked once in a process for a model as it is, and once with a LoRA.
         """
         module = model.diffusion_model
         proved, kind = _proved().setdefault(module, set()), has_patches(module)
         if kind in proved:
-            return output
-        expected = by_host()
-        few_bits = any(weight.dtype.itemsize == 1 for weight in module.parameters())
+            return None
+        expected = forward(*_copied(args), **_copied(kwargs))
+        with unplanned():
+            error = numerics.difference(on_image(*_copied(args), **_copied(kwargs)), expected)
         dtypes = {model.get_dtype_inference(), *(leaf.dtype for leaf in pytree.tree_leaves(expected))}
-        allowed = numerics.limit(dtypes, model.device, fp8=few_bits or self.fp8)
-        error = numerics.difference(output, expected)
+        allowed = numerics.limit(dtypes, model.device)
         if error <= allowed:
             proved.add(kind)
-            return output
+            return None
         reason = message("its weights in Dynamic VRAM are not what ComfyUI computes with")
-        log.warning(
-            "OneDiff: %s (off by %.2g, at most %.2g); it is not served whole from there", reason, error, allowed
-        )
+        log.warning("OneDiff: %s (off by %.2g, at most %.2g)", reason, error, allowed)
         self._dispatcher.passed_by(module, reason)
         self._is_wrong = True
-        return expected
+        return (expected,)
 
 
 def _copied(arguments: Any) -> Any:

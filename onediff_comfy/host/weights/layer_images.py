@@ -154,17 +154,34 @@ def convert(weights: dict[str, Any], layer: torch.nn.Module, device: torch.devic
         weights: the layer's, by name; changed in place.
     """
     for name, weight in weights.items():
-        dtype = None if weight is None else stored_dtype(layer, name)
+        dtype = None if weight is None else dtype_in_place(layer, name)
         if weight is not None and (weight.dtype, weight.device) != (dtype, device):
             weights[name] = torch.nn.Parameter(weight.to(device, dtype), requires_grad=False)
+
+
+def is_patched(layer: torch.nn.Module) -> bool:
+    """Return True if the host adds a LoRA to a layer's weights while it brings them to the device."""
+    return any(vars(layer).get(f"{key}_lowvram_function") is not None for key in KEYS)
 
 
 def stored_dtype(layer: torch.nn.Module, name: str) -> torch.dtype | None:
     """Return the dtype in which a layer computes with its weight ``name``, and Dynamic VRAM keeps it; None of none.
 
     The file may have another. What the host moves it converts on the way; small weights it leaves as they are, for the
-    layer to convert in each call.
+    layer to convert in each call; see ``dtype_in_place``.
     """
     weight = getattr(layer, name)
     wanted: torch.dtype | None = vars(layer).get(f"{name}_comfy_model_dtype")
     return None if weight is None else wanted or weight.dtype
+
+
+def dtype_in_place(layer: torch.nn.Module, name: str) -> torch.dtype | None:
+    """Return the dtype in which the image of a layer is to have a small weight ``name``; None of none.
+
+    In Dynamic VRAM the host has every layer convert its weights in each call. An image's layer does so only if its
+    class does, and then it has to convert what the host's converts: by way of 8 bits other numbers would come of it.
+    """
+    if getattr(type(layer), "comfy_cast_weights", False):
+        weight = getattr(layer, name)
+        return None if weight is None else weight.dtype
+    return stored_dtype(layer, name)

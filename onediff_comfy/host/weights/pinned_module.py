@@ -22,7 +22,8 @@ from ...capture.call import NotCovered
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
 from ..process.host_compiler import unplanned
-from .layer_images import KEYS, NOTES, LayerImages, SeenLayers, put, stored_dtype
+from .layer_images import KEYS, NOTES, LayerImages, SeenLayers, dtype_in_place, is_patched, put, stored_dtype
+from .small_weights import Place, SmallWeights
 
 _VBAR = "comfy_aimdo.model_vbar"
 
@@ -35,8 +36,7 @@ def can_pin() -> bool:
 
 def has_patches(module: torch.nn.Module) -> bool:
     """Return True if the host adds LoRAs to some weights of a module in Dynamic VRAM while it brings them."""
-    names = [f"{key}_lowvram_function" for key in KEYS]
-    return any(state.get(name) is not None for state in map(vars, module.modules()) for name in names)
+    return any(map(is_patched, module.modules()))
 
 
 class PinnedModule:
@@ -51,7 +51,7 @@ class PinnedModule:
         self._dtype = compute_dtype
         self._layers = tuple(module.modules())
         self._images = LayerImages(module)
-        self._small = _SmallWeights()
+        self._small = SmallWeights()
         self._signature: bytes | None = None  # of the pages with all weights in them
         self._seen: SeenLayers | None = None
         self._held: list[Any] = []  # notes of the layers' weights and pages, when they were shown
@@ -63,16 +63,18 @@ class PinnedModule:
 
     @contextlib.contextmanager
     def in_place(self, device: torch.device, room: float) -> Iterator[torch.nn.Module | None]:
-        """Yield the image, with all weights on ``device`` until the context ends; None if they do not all fit.
+        """Yield the image, with all weights on ``device`` until the context ends.
+
+        Yield None if they do not all fit, or if layers make other weights of them in each call.
 
         Args:
             room: bytes that are to be left beside the weights. Pages that are pinned cannot make way for anything else.
 
         Raises:
-            NotCovered: the weights are what layers make of them anew in each call.
+            NotCovered: the host has to run this call by itself; see ``_bring``.
         """
-        self._refuse_functions()
-        pages, current = _Pages.of(self._layers), self._is_current()
+        pages = None if self._change_weights() else _Pages.of(self._layers)
+        current = self._is_current()
         fits = pages is not None and (
             # To try is to have the host take pages away that are there. So memory is asked for before.
             (current and not pages.missing()) or memory.get_free_memory(device) >= pages.missing() + room
@@ -111,11 +113,9 @@ class PinnedModule:
             found += map(state.get, NOTES)
         return found
 
-    def _refuse_functions(self) -> None:
-        """Refuse layers that change their weights while they run. Others may append to these lists at any time."""
-        for layer in map(vars, self._layers):
-            if layer.get("weight_function") or layer.get("bias_function"):
-                raise NotCovered(message("layers patch their weights while running (a LoRA on offloaded weights)"))
+    def _change_weights(self) -> bool:
+        """Return True if layers change their weights while they run. Others may append to these lists at any time."""
+        return any(state.get("weight_function") or state.get("bias_function") for state in map(vars, self._layers))
 
     def _bring(self, device: torch.device) -> None:
         """Have the host bring each layer's weights, as it does when the layer runs.
@@ -137,14 +137,14 @@ class PinnedModule:
 
     def _show(self, device: torch.device) -> None:
         look = self._images.show(self._layers)
-        small: list[_Place] = []
+        small: list[Place] = []
         for layer, weights in zip(self._layers, self._images.parameters, strict=True):
             theirs = vars(layer)
             if "_v" in theirs:
                 put(weights, (theirs["_v_weight"], theirs["_v_bias"]))
             kept = KEYS if "_v" in theirs else ()
             names = [name for name in weights if name not in kept and type(weights[name]) in _PLAIN]
-            small += [_Place(weights, name, stored_dtype(layer, name), device) for name in names]
+            small += [Place(weights, name, dtype_in_place(layer, name), device) for name in names]
         self._small.stand_in(small)
         self._seen = SeenLayers(self._layers, look)
 
@@ -189,52 +189,14 @@ class _Pages(NamedTuple):
         _vbar().vbar_unpin(self)
 
 
-class _Place(NamedTuple):
-    """Where an image has a weight, and of what dtype and on which device it is to be there."""
-
-    weights: dict[str, Any]
-    name: str
-    dtype: torch.dtype | None
-    device: torch.device
-
-
-class _SmallWeights:
-    """Copies of weights that the host loads to new addresses for each run, at addresses that stay.
-
-    It does so with norms and biases of up to 16 KB, and takes them off the device when it needs memory. They are copied
-    in each call, some megabytes in one launch, so that whatever is written to them is seen.
-    """
-
-    def __init__(self) -> None:
-        self._theirs: list[torch.Tensor] = []
-        self._own: list[torch.Tensor] = []
-
-    def stand_in(self, places: Sequence[_Place]) -> None:
-        """Put a copy in each of these places."""
-        self._theirs = [place.weights[place.name] for place in places]
-        wanted = [
-            (place.dtype, weight.device, weight.shape) for place, weight in zip(places, self._theirs, strict=True)
-        ]
-        if wanted != [(own.dtype, own.device, own.shape) for own in self._own]:
-            copies = (weight.to(place.dtype, copy=True) for place, weight in zip(places, self._theirs, strict=True))
-            self._own = [torch.nn.Parameter(copy, requires_grad=False) for copy in copies]
-        for place, own in zip(places, self._own, strict=True):
-            place.weights[place.name] = own
-
-    def refresh(self) -> None:
-        """Copy all of them."""
-        if self._own:
-            torch._foreach_copy_(self._own, self._theirs)
-
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_changed_when_brought(layer: Any) -> bool:
     """Return True if a layer's weight of few bits is not there, and a LoRA is added to it as it comes."""
-    patched = [getattr(layer, f"{key}_lowvram_function", None) is not None for key in KEYS]
-    few_bits = isinstance(layer.weight, comfy.ops.QuantizedTensor) or layer.weight.dtype.itemsize == 1
-    if not (few_bits and any(patched)):
+    weight = stored_dtype(layer, "weight")
+    few_bits = isinstance(layer.weight, comfy.ops.QuantizedTensor) or (weight is not None and weight.itemsize == 1)
+    if not (few_bits and is_patched(layer)):
         return False
     vbar = _vbar()
     signature = vbar.vbar_fault(layer._v)

@@ -14,7 +14,6 @@ import importlib
 import inspect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import comfy.model_management as memory
 import comfy.ops
@@ -23,7 +22,7 @@ import torch
 from ...capture.call import NotCovered
 from ...messages import message
 from ..compatibility import BRINGS_WEIGHTS
-from .layer_images import KEYS, LayerImages, SeenLayers, convert, put, stored_dtype
+from .layer_images import KEYS, LayerImages, SeenLayers, convert, is_patched, put, stored_dtype
 
 _PREFETCH = "comfy.model_prefetch"
 
@@ -64,7 +63,7 @@ class StreamedModules:
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
         self._dtype = compute_dtype
         self._images = LayerImages(module)
-        self._seen: WeakKeyDictionary[torch.nn.Module, SeenLayers] = WeakKeyDictionary()
+        self._seen: dict[torch.nn.Module, SeenLayers] = {}
 
     def knows(self, module: torch.nn.Module) -> bool:
         """Return True if ``module`` was shown before, and has the layers and attributes that it had. Else forget it.
@@ -130,11 +129,11 @@ class StreamedModules:
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
-        patched = [getattr(layer, f"{key}_lowvram_function", None) is not None for key in KEYS]
         requantise = isinstance(layer.weight, comfy.ops.QuantizedTensor)
-        if any(patched) and not requantise and layer.weight.dtype.itemsize == 1:
-            raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
         weight, bias = (stored_dtype(layer, key) for key in KEYS)
+        # Of what dtype the file's weight is says nothing: the loader's weight_dtype makes 8 bits of it on the device.
+        if is_patched(layer) and not requantise and weight is not None and weight.itemsize == 1:
+            raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
         found = comfy.ops.resolve_cast_module_with_vbar(
             layer, weight, device, bias, self._dtype if requantise else None, requantise
         )
