@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..capture.call import NotCovered, bind
+from ..capture.call import NotCovered
 from ..compilation.compile_graph import HostServices, largest_tensor
 from ..compilation.library import GraphLibrary
 from ..engines.base import CompiledGraph
@@ -62,26 +62,26 @@ class CallServer:
     verifier: Verifier
     teller: Teller
 
-    def answer(self, invocation: Invocation, run: RunContext) -> Any:
-        """Return what the host's call gives."""
+    def attempt(self, invocation: Invocation, run: RunContext) -> Output | Eager:
+        """Return what the host's call gives if a graph can answer it; else why the host has to, which is counted."""
         decision = self.decide(invocation, run)
         if isinstance(decision, Serve):
             decision = self._serve(decision, run)
-        if isinstance(decision, Output):
-            return decision.value
         if isinstance(decision, BatchSplit):
-            return self._serve_in_parts(decision, invocation, run)
-        # Nothing is being handled here: while an exception is, every attribute that a module finds only in its
-        # __getattr__ costs more, which made eager models a fifth slower.
-        self.teller.fell_back(invocation.module, decision, run)
-        return invocation.eager()
+            splitter = self.resolver.sources.splitter
+            output, separable = splitter.run(decision, invocation, lambda part: self.attempt(part, run.of_part()))
+            if not separable:
+                self.resolver.never_split()
+            decision = Output(output)
+        if isinstance(decision, Eager):
+            self.teller.fell_back(invocation.module, decision, run)
+        return decision
 
     def decide(self, invocation: Invocation, run: RunContext) -> Serve | BatchSplit | Eager | Output:
         """Return what answers an invocation, or the answer. Whatever goes wrong with us, the host can do without."""
         try:
             with self.host.unplanned():
-                pending = None if run.wait else self.resolver.pending(invocation, run.reusing)
-                if pending is not None:
+                if not run.wait and (pending := self.resolver.pending(invocation, run.reusing)) is not None:
                     return Eager(pending.reason, expected=True)
                 request = self.guard.request(invocation, run)
                 if not request.is_checked:
@@ -180,17 +180,6 @@ class CallServer:
         if run.step_cache is not None:
             run.step_cache.start_over()
         return None
-
-    def _serve_in_parts(self, split: BatchSplit, invocation: Invocation, run: RunContext) -> Any:
-        output, separable = self.resolver.sources.splitter.run(
-            split,
-            bind(invocation.forward, invocation.args, invocation.kwargs),
-            serve=lambda part: self.answer(replace(invocation, args=(), kwargs=part), run.of_part()),
-            eager=invocation.eager,
-        )
-        if not separable:
-            self.resolver.never_split()
-        return output
 
 
 class Dispatcher:
@@ -335,7 +324,17 @@ class Dispatcher:
             module: whose weights ``forward`` uses.
             forward: the host's own code; also the fallback and the reference.
         """
-        return self._server.answer(Invocation(module, forward, args, kwargs), self._run)
+        # Nothing is being handled here: while an exception is, every attribute that a module finds only in its
+        # __getattr__ costs more, which made eager models a fifth slower.
+        invocation = Invocation(module, forward, args, kwargs)
+        outcome = self._server.attempt(invocation, self._run)
+        return outcome.value if isinstance(outcome, Output) else invocation.eager()
+
+    def attempt(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Output | Eager:
+        """Return ``forward(*args, **kwargs)`` from a compiled graph, or why none serves it; the caller has to, then."""
+        return self._server.attempt(Invocation(module, forward, args, kwargs), self._run)
 
     @property
     def calls(self) -> int:

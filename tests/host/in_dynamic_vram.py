@@ -34,7 +34,7 @@ from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
-from onediff_comfy.host.weights import pinned_module  # noqa: E402
+from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
 
 
 def loaded(**options: Any) -> Any:
@@ -138,8 +138,7 @@ def every_case(
         cases.append(case("half of the pages", fast, expected[0.0]))
         Pages.room = 1 << 20
     cases.append(case("room again", fast, expected[0.0]))
-    cases.append(wrong_pages(expected[0.0], engine))
-    return cases + eight_bits(engine)
+    return cases + wrong_weights(expected[0.0], engine) + eight_bits(engine)
 
 
 def eight_bits(engine: str) -> list[dict[str, Any]]:
@@ -156,13 +155,18 @@ def eight_bits(engine: str) -> list[dict[str, Any]]:
     return cases
 
 
-def wrong_pages(expected: torch.Tensor, engine: str) -> dict[str, Any]:
-    """A picture where what lies in the pages is not what the host computes with, as on a host that has moved on."""
-    right = pinned_module.put
-    pinned_module.put = lambda weights, found: right(weights, tuple(None if w is None else w * 1.5 for w in found))
-    found = case("wrong pages", accelerate(loaded(), engine), expected)
-    pinned_module.put = right
-    return found
+def wrong_weights(expected: torch.Tensor, engine: str) -> list[dict[str, Any]]:
+    """Pictures where what an image holds is not what the host computes with, as on a host that has moved on."""
+    cases = []
+    for place, name in ((pinned_module, "wrong pages"), (residency, "wrong blocks")):
+        right = place.put
+        place.put = lambda weights, found, right=right: right(
+            weights, tuple(None if weight is None else weight * 1.5 for weight in found)
+        )
+        fast = accelerate(loaded(), engine)
+        cases.append(case(name, fast, expected) if place is pinned_module else block_by_block(fast, expected, name))
+        place.put = right
+    return cases
 
 
 def block_by_block(fast: Any, expected: torch.Tensor, name: str = "no room to compute") -> dict[str, Any]:

@@ -17,13 +17,16 @@ ROUNDING_OF_A_LORA = 1e-3
 BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less": 3, "8 bits, in blocks": 4}
 # In the call in which the host adds a LoRA to 8 bits, layers compute with more bits than are kept.
 LORA_ON_8_BITS = "a LoRA is added to 8-bit weights while they are brought to the device"
-SERVED = {**BLOCK_BY_BLOCK, "8 bits, LoRA": 1, "8 bits, LoRA, in blocks": 0}
+# The call in which weights are found to be wrong counts as served, too.
+SERVED = {**BLOCK_BY_BLOCK, "wrong pages": 3, "wrong blocks": 2, "8 bits, LoRA": 1, "8 bits, LoRA, in blocks": 0}
+WRONG = "its weights as they are brought are not what ComfyUI computes with"
 EAGER = {
-    "wrong pages": {"its weights in Dynamic VRAM are not what ComfyUI computes with": 1},
+    "wrong pages": {WRONG: 1},
+    "wrong blocks": {WRONG: 4},
     "8 bits, LoRA": {LORA_ON_8_BITS: 1},
     "8 bits, LoRA, in blocks": {LORA_ON_8_BITS: 4},
 }
-OF_OTHER_MODELS = ("wrong pages", "8 bits")
+OF_OTHER_MODELS = ("wrong", "8 bits")
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,15 @@ import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
 from ...messages import first_line, message
+from ...serving.decision import Output
 from ...serving.dispatcher import Dispatcher
+from ..process.host_compiler import unplanned
 from ..process.services import OF_A_BLOCK
 from ..weights.residency import StreamedModules, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy
 from .records import closed, opened
+from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class BlockServer:
 
     def __init__(self, model: Any, dispatcher: Dispatcher) -> None:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
+        self._check = WeightsCheck(model, dispatcher, whole=False)
         self._kinds: dict[Hashable, StreamedModules] = {}
         self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
         self._skeleton: Skeleton | None = None
@@ -77,8 +81,12 @@ class BlockServer:
             if kind not in self._kinds:
                 self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
             streamed = self._streamed[block] = self._kinds[kind]
+        if self._check.is_wrong(block):
+            self._dispatcher.passed_by(block, self._check.reason)
+            return forward(*args, **kwargs)
         with contextlib.ExitStack() as stack:
             try:
+                call = BlockCall(forward, args, kwargs)
                 image = stack.enter_context(streamed.in_place(block, model.device))
             except NotCovered as refusal:
                 self._dispatcher.passed_by(block, refusal.reason)
@@ -89,18 +97,74 @@ class BlockServer:
                 reason = message("looking for its graph failed ({kind}: {first_line})", kind=kind, first_line=line)
                 self._dispatcher.passed_by(block, reason)
                 return forward(*args, **kwargs)
-            return self._answer(image, args, kwargs)
+            on_image = call.telling(image.forward)
+            outcome = self._dispatcher.attempt(image, on_image, (), call.arguments)
+            told = outcome.value if isinstance(outcome, Output) else on_image(**call.arguments)
+            is_due = isinstance(outcome, Output) and self._check.is_due(block)
+            with unplanned():
+                trial = on_image(**call.arguments) if is_due else None
+        if is_due:  # by now the host's own forward is free to bring the weights its way
+            with unplanned():
+                by_host = call.telling(forward)(**call.arguments)
+                told = told if self._check.agree(block, trial, by_host) else by_host
+        return call.completed(told)
 
-    def _answer(self, image: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what a block gives for these arguments, and leave in them what it leaves there."""
-        variadic = _variadic(image.forward)
-        try:
-            arguments = {variadic: tuple(args), **kwargs} if variadic else bind(image.forward, args, kwargs)
-        except NotCovered:  # which is found out there once more, and counted
-            return self._dispatcher(image, image.forward, args, kwargs)
-        arguments = {name: value if name == _OPTIONS else opened(value) for name, value in arguments.items()}
-        output, written = self._dispatcher(image, _telling_what_it_writes(image.forward, variadic), (), arguments)
-        tensors = _tensors(arguments)
+
+Told = tuple[Any, Mapping[str, torch.Tensor]]
+"""What a block gives, and what it leaves in the tensors that it writes to; see ``BlockCall.telling``."""
+
+
+class BlockCall:
+    """A call of a block, as a graph can answer it.
+
+    Args:
+        forward: of the block.
+        args: of the call.
+        kwargs: likewise.
+
+    Attributes:
+        arguments: by name, with records opened.
+
+    Raises:
+        NotCovered: they do not fit the forward's signature.
+    """
+
+    def __init__(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._variadic = _variadic(forward)
+        named = {self._variadic: tuple(args), **kwargs} if self._variadic else bind(forward, args, kwargs)
+        self.arguments = {name: value if name == _OPTIONS else opened(value) for name, value in named.items()}
+
+    def telling(self, forward: Callable[..., Any]) -> Callable[..., Told]:
+        """Return a function of the arguments that gives what ``forward``, the block's or its image's, gives and writes.
+
+        Blocks add to what they are given in place. A graph cannot, and eager may run on the same tensors after it. So
+        the function runs on copies. Tensors of inference mode do not count who writes to them, so the copies are none.
+
+        Where ``forward`` returns what it was given, the caller must be returned that very tensor, too: where the host
+        plans what a block allocates, what comes out of one and is kept ends the forward.
+        """
+        variadic = self._variadic
+
+        def telling(**arguments: Any) -> Told:
+            with torch.inference_mode(False), torch.no_grad():
+                own = {name: _copied(value) if name != _OPTIONS else value for name, value in arguments.items()}
+                tensors = _tensors(own)
+                versions = [tensor._version for tensor in tensors]
+                given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
+                output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
+                written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
+            given_back: dict[int, Any] = {id(tensors[index]): {f"{_GIVEN}{index}": ()} for index in written}
+            output = pytree.tree_map_only(torch.Tensor, lambda tensor: given_back.get(id(tensor), tensor), output)
+            return output, {str(index): tensors[index] for index in written}
+
+        telling.__module__ = forward.__module__
+        telling.__qualname__ = f"{forward.__qualname__}{OF_A_BLOCK}"
+        return telling
+
+    def completed(self, told: Told) -> Any:
+        """Return what the block gives, and leave in the arguments what it leaves there."""
+        output, written = told
+        tensors = _tensors(self.arguments)
         for index, value in written.items():
             tensors[int(index)].copy_(value)
         return pytree.tree_map(functools.partial(_given_back, tensors=tensors), output, is_leaf=_stands_for_a_given)
@@ -125,37 +189,6 @@ def _variadic(forward: Callable[..., Any]) -> str | None:
 def _first_if_variadic(function: Callable[..., Any], _code: object, is_method: bool) -> str | None:
     parameters = list(inspect.signature(function).parameters.values())[is_method:]
     return parameters[0].name if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL else None
-
-
-def _telling_what_it_writes(forward: Callable[..., Any], variadic: str | None) -> Callable[..., Any]:
-    """Return a function that gives what ``forward`` gives, and what it leaves in those of its tensors it writes to.
-
-    Blocks add to what they are given in place. A graph cannot, and eager may run on the same tensors after it. So the
-    function runs on copies. Tensors of inference mode do not count who writes to them, so the copies are none.
-
-    Where ``forward`` returns what it was given, the caller must be returned that very tensor, too: where the host plans
-    what a block allocates, what comes out of one and is kept ends the forward.
-
-    Args:
-        forward: of a block.
-        variadic: the name under which the function is given all positional arguments, if it takes any number of them.
-    """
-
-    def telling(**arguments: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-        with torch.inference_mode(False), torch.no_grad():
-            own = {name: _copied(value) if name != _OPTIONS else value for name, value in arguments.items()}
-            tensors = _tensors(own)
-            versions = [tensor._version for tensor in tensors]
-            given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
-            output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
-            written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
-        given_back: dict[int, Any] = {id(tensors[index]): {f"{_GIVEN}{index}": ()} for index in written}
-        output = pytree.tree_map_only(torch.Tensor, lambda tensor: given_back.get(id(tensor), tensor), output)
-        return output, {str(index): tensors[index] for index in written}
-
-    telling.__module__ = forward.__module__
-    telling.__qualname__ = f"{forward.__qualname__}{OF_A_BLOCK}"
-    return telling
 
 
 def _copied(value: Any) -> Any:

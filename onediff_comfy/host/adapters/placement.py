@@ -11,7 +11,6 @@ import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import comfy.model_management as memory
 import torch
@@ -19,13 +18,14 @@ import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
 from ...messages import message
+from ...serving.decision import Output
 from ...serving.dispatcher import Dispatcher
-from ...serving.verification import numerics
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
 from ..process.process import library
-from ..weights.pinned_module import PinnedModule, can_pin, has_patches
+from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
+from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ModelServer:
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
         self._not_whole: set[tuple[torch.Size, ...]] = set()
-        self._is_wrong = False
+        self._check = WeightsCheck(model, dispatcher, whole=True)
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -66,7 +66,7 @@ class ModelServer:
             return forward(*args, **kwargs)
         dynamic = bool(getattr(model, "dynamic_vbars", None))
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if dynamic and can_pin() and not self._is_wrong and sizes not in self._not_whole:
+        if dynamic and can_pin() and sizes not in self._not_whole:
             answered = self._served_whole(model, forward, args, kwargs, sizes)
             if answered is not None:
                 return answered[0]
@@ -89,6 +89,8 @@ class ModelServer:
     ) -> tuple[Any] | None:
         """Return the output of a call with all weights pinned; None where they do not fit."""
         module = model.diffusion_model
+        if self._check.is_wrong(module):
+            return None
         if self._pinned is None or not self._pinned.is_of(module):
             self._pinned = PinnedModule(module, model.get_dtype_inference())
         # The host's estimate for one call. It is twice what was seen to be taken, and a recording takes it once more.
@@ -97,9 +99,7 @@ class ModelServer:
             with self._pinned.in_place(model.device, room) as image:
                 if image is None:
                     return None
-                on_image = types.MethodType(forward.__func__, image)
-                by_host = self._disproved(model, forward, on_image, args, kwargs)
-                return by_host or (self._dispatcher(image, on_image, args, kwargs),)
+                return (self._answer(module, image, forward, args, kwargs),)
         except NotCovered as refusal:
             self._dispatcher.passed_by(module, refusal.reason)
             return (forward(*args, **kwargs),)
@@ -110,43 +110,27 @@ class ModelServer:
             self._not_whole.add(sizes)
             return None
 
-    def _disproved(
+    def _answer(
         self,
-        model: Any,
+        module: torch.nn.Module,
+        image: torch.nn.Module,
         forward: types.MethodType,
-        on_image: types.MethodType,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-    ) -> tuple[Any] | None:
-        """Return the host's output if its forward computes something else with the image's weights; None if not.
-
-        Graphs are proved on the image. That it has the host's weights, the host alone can show: the same code runs with
-        both. It is asked once in a process for a model as it is, and once with a LoRA.
-        """
-        module = model.diffusion_model
-        proved, kind = _proved().setdefault(module, set()), has_patches(module)
-        if kind in proved:
-            return None
-        expected = forward(*_copied(args), **_copied(kwargs))
+    ) -> Any:
+        """Return what ``forward`` gives, from a graph over the weights of the module's image, or from the host."""
+        on_image = types.MethodType(forward.__func__, image)
+        trial = functools.partial(on_image, *_copied(args), **_copied(kwargs)) if self._check.is_due(module) else None
+        outcome = self._dispatcher.attempt(image, on_image, args, kwargs)
+        if not isinstance(outcome, Output):
+            return forward(*args, **kwargs)
+        if trial is None:
+            return outcome.value
+        by_host = forward(*_copied(trial.args), **_copied(trial.keywords))
         with unplanned():
-            error = numerics.difference(on_image(*_copied(args), **_copied(kwargs)), expected)
-        dtypes = {model.get_dtype_inference(), *(leaf.dtype for leaf in pytree.tree_leaves(expected))}
-        allowed = numerics.limit(dtypes, model.device)
-        if error <= allowed:
-            proved.add(kind)
-            return None
-        reason = message("its weights in Dynamic VRAM are not what ComfyUI computes with")
-        log.warning("OneDiff: %s (off by %.2g, at most %.2g)", reason, error, allowed)
-        self._dispatcher.passed_by(module, reason)
-        self._is_wrong = True
-        return (expected,)
+            is_right = self._check.agree(module, trial(), by_host)
+        return outcome.value if is_right else by_host
 
 
 def _copied(arguments: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
-
-
-@functools.cache
-def _proved() -> WeakKeyDictionary[torch.nn.Module, set[bool]]:
-    """Return for which modules the pages were seen to hold what the host computes with: without, and with a LoRA."""
-    return WeakKeyDictionary()

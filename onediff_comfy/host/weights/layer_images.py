@@ -164,6 +164,17 @@ def is_patched(layer: torch.nn.Module) -> bool:
     return any(vars(layer).get(f"{key}_lowvram_function") is not None for key in KEYS)
 
 
+def has_functions(layer: torch.nn.Module) -> bool:
+    """Return True if a layer changes its weights in each of its calls, by functions of the host's or an extension's."""
+    state = vars(layer)
+    return bool(state.get("weight_function") or state.get("bias_function"))
+
+
+def is_changed(module: torch.nn.Module) -> bool:
+    """Return True if some layer of a module computes with other weights than the model file's."""
+    return any(is_patched(layer) or has_functions(layer) for layer in module.modules())
+
+
 def stored_dtype(layer: torch.nn.Module, name: str) -> torch.dtype | None:
     """Return the dtype in which a layer computes with its weight ``name``, and Dynamic VRAM keeps it; None of none.
 

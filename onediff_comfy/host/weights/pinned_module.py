@@ -22,7 +22,17 @@ from ...capture.call import NotCovered
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
 from ..process.host_compiler import unplanned
-from .layer_images import KEYS, NOTES, LayerImages, SeenLayers, dtype_in_place, is_patched, put, stored_dtype
+from .layer_images import (
+    KEYS,
+    NOTES,
+    LayerImages,
+    SeenLayers,
+    dtype_in_place,
+    has_functions,
+    is_patched,
+    put,
+    stored_dtype,
+)
 from .small_weights import Place, SmallWeights
 
 _VBAR = "comfy_aimdo.model_vbar"
@@ -32,11 +42,6 @@ _VBAR = "comfy_aimdo.model_vbar"
 def can_pin() -> bool:
     """Return True if this host has what pins weights in Dynamic VRAM, as we call it."""
     return all(use.problem() is None for use in PINS_WEIGHTS)
-
-
-def has_patches(module: torch.nn.Module) -> bool:
-    """Return True if the host adds LoRAs to some weights of a module in Dynamic VRAM while it brings them."""
-    return any(map(is_patched, module.modules()))
 
 
 class PinnedModule:
@@ -115,7 +120,7 @@ class PinnedModule:
 
     def _change_weights(self) -> bool:
         """Return True if layers change their weights while they run. Others may append to these lists at any time."""
-        return any(state.get("weight_function") or state.get("bias_function") for state in map(vars, self._layers))
+        return any(map(has_functions, self._layers))
 
     def _bring(self, device: torch.device) -> None:
         """Have the host bring each layer's weights, as it does when the layer runs.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from ...capture.call import Call, Signature
+from ...capture.call import Call, Signature, bind
 from ...capture.shape_range import batch_tensor
+from ..decision import Eager, Invocation, Output
 from ..verification import numerics
 from .batch_plan import BatchPart, cost_of_call, join, plan, split_batch
 
@@ -76,22 +77,20 @@ class BatchSplitter:
     def run(
         self,
         split: BatchSplit,
-        arguments: Mapping[str, Any],
-        serve: Callable[[Mapping[str, Any]], Any],
-        eager: Callable[[], Any],
+        invocation: Invocation,
+        attempt: Callable[[Invocation], Output | Eager],
     ) -> tuple[Any, bool]:
         """Serve each part as a call of its own, and put the outputs together.
 
         Args:
-            arguments: of the call, by name.
-            serve: answers a part, given its arguments.
-            eager: answers the call whole. Asked once for each way of cutting: samples of one batch see each other in
-                some models (the frames of a video).
+            invocation: the call. The host answers it whole once for each way of cutting: samples of one batch see each
+                other in some models (the frames of a video).
+            attempt: answers a part, if a graph can.
 
         Returns:
             The output, and whether calls like this one can be cut.
         """
-        arguments = dict(arguments)
+        arguments = dict(bind(invocation.forward, invocation.args, invocation.kwargs))
         name = self._options_name
         options = {name: arguments.pop(name)} if name in arguments else {}
         leaves, tree = pytree.tree_flatten(arguments)
@@ -102,12 +101,15 @@ class BatchSplitter:
             own = list(leaves)
             for i, piece in zip(cut, pieces, strict=True):
                 own[i] = piece
-            flat, output_tree = pytree.tree_flatten(serve({**pytree.tree_unflatten(own, tree), **options}))
+            part = replace(invocation, args=(), kwargs={**pytree.tree_unflatten(own, tree), **options})
+            outcome = attempt(part)
+            answer = outcome.value if isinstance(outcome, Output) else part.eager()
+            flat, output_tree = pytree.tree_flatten(answer)
             outputs.append(flat)
         output = pytree.tree_unflatten(join(outputs, split.parts), output_tree)
         if split in self._trusted:
             return output, True
-        expected = eager()
+        expected = invocation.eager()
         some = next(iter(tensors.values()))
         if numerics.difference(output, expected) <= numerics.limit({t.dtype for t in tensors.values()}, some.device):
             self._trusted.add(split)

@@ -1,0 +1,76 @@
+"""Whether the image of a module has the weights that the host computes with, found out by computing with both.
+
+A graph is proved on an image, so a wrong weight in an image proves itself. The host alone can show that it is right:
+the same eager code runs once on the image and once on the module.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.utils._pytree as pytree
+
+from ...messages import message
+from ...serving.dispatcher import Dispatcher
+from ...serving.verification import numerics
+from ..weights.layer_images import is_changed
+
+log = logging.getLogger(__name__)
+
+Kind = tuple[bool, bool]
+"""With a LoRA or without; in whose image: of a module that is served whole, or of a block."""
+
+
+class WeightsCheck:
+    """Compares what a module's image computes with what the module does: in a process once, and once with a LoRA.
+
+    It is due when a graph has answered a call. Code that a graph can stand for leaves nothing behind, and may be run
+    two times more.
+
+    Args:
+        model: the host's model object (a BaseModel).
+        dispatcher: told of calls that are left to the host.
+        whole: whether it is of images whose weights stay in the host's pages.
+    """
+
+    def __init__(self, model: Any, dispatcher: Dispatcher, whole: bool) -> None:
+        self._model, self._dispatcher, self._whole = weakref.ref(model), dispatcher, whole
+
+    def is_due(self, module: torch.nn.Module) -> bool:
+        """Return True if nothing is known of a module as it is now."""
+        return self._kind(module) not in _verdicts().get(module, {})
+
+    def is_wrong(self, module: torch.nn.Module) -> bool:
+        """Return True if a module's image was seen to compute something else."""
+        return _verdicts().get(module, {}).get(self._kind(module)) is False
+
+    def agree(self, module: torch.nn.Module, on_image: Any, by_host: Any) -> bool:
+        """Return True if what both computed is the same but for rounding. It is remembered."""
+        model = self._model()
+        assert model is not None  # it is being called
+        error = numerics.difference(on_image, by_host)
+        tensors = (leaf for leaf in pytree.tree_leaves(by_host) if isinstance(leaf, torch.Tensor))
+        allowed = numerics.limit({model.get_dtype_inference(), *(leaf.dtype for leaf in tensors)}, model.device)
+        is_right = _verdicts().setdefault(module, {})[self._kind(module)] = error <= allowed
+        if not is_right:
+            log.warning("OneDiff: %s (off by %.2g, at most %.2g)", self.reason, error, allowed)
+            self._dispatcher.passed_by(module, self.reason)
+        return is_right
+
+    @property
+    def reason(self) -> str:
+        return message("its weights as they are brought are not what ComfyUI computes with")
+
+    def _kind(self, module: torch.nn.Module) -> Kind:
+        return is_changed(module), self._whole
+
+
+@functools.cache
+def _verdicts() -> WeakKeyDictionary[torch.nn.Module, dict[Kind, bool]]:
+    """Return what is known of each module."""
+    return WeakKeyDictionary()

@@ -1,0 +1,54 @@
+"""weights_check.py: what a module's image computes is compared with the host, once as it is and once with a LoRA."""
+
+from __future__ import annotations
+
+import torch
+
+from onediff_comfy.host.adapters.weights_check import WeightsCheck
+
+
+class Told:
+    """In the place of a dispatcher: what it was told of calls that are left to the host."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def passed_by(self, _module: torch.nn.Module, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class Model:
+    """The host's, as far as it is asked."""
+
+    device = torch.device("cpu")
+
+    def get_dtype_inference(self) -> torch.dtype:
+        return torch.bfloat16
+
+
+MODEL = Model()
+ONES = torch.ones(8)
+
+
+def test_a_verdict_is_kept_for_all_dispatchers_and_a_lora_asks_for_another() -> None:
+    module, told = torch.nn.Sequential(torch.nn.Linear(2, 2)), Told()
+    check, other = WeightsCheck(MODEL, told, whole=True), WeightsCheck(MODEL, told, whole=True)
+    in_blocks = WeightsCheck(MODEL, told, whole=False)
+    assert check.is_due(module) and not check.is_wrong(module)
+    assert check.agree(module, ONES, ONES)
+    assert not other.is_due(module) and in_blocks.is_due(module)
+    for name, function in (("weight_lowvram_function", abs), ("weight_function", [abs])):
+        setattr(module[0], name, function)
+        assert other.is_due(module) == (name == "weight_lowvram_function")
+        if other.is_due(module):
+            assert not other.agree(module, ONES, 2 * ONES)
+        assert check.is_wrong(module)
+        delattr(module[0], name)
+    assert not check.is_wrong(module) and told.reasons == [check.reason]
+
+
+def test_what_rounding_explains_is_no_difference_and_another_structure_is() -> None:
+    check = WeightsCheck(MODEL, Told(), whole=True)
+    assert check.agree(torch.nn.Linear(2, 2), ONES * (1 + 2**-12), ONES)
+    assert not check.agree(torch.nn.Linear(2, 2), (ONES,), ONES)
+    assert check.agree(torch.nn.Linear(2, 2), (ONES, None), (ONES, None)), "None is no tensor"
