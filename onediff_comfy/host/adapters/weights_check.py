@@ -47,7 +47,8 @@ class WeightsCheck:
 
     def is_wrong(self, module: torch.nn.Module) -> bool:
         """Return True if a module's image was seen to compute something else."""
-        return _verdicts().get(module, {}).get(self._kind(module)) is False
+        known = _verdicts().get(module, {})
+        return False in known.values() and known.get(self._kind(module)) is False
 
     def agree(self, module: torch.nn.Module, on_image: Any, by_host: Any) -> bool:
         """Return True if what both computed is the same but for rounding. It is remembered."""
