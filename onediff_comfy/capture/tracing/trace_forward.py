@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.fx.experimental._config as symbols
+import torch.utils._pytree as pytree
 
 from ...messages import Message, first_line, message
 from ..call import Call, ChangesState, NotCovered
@@ -32,7 +33,13 @@ from ..shape_range import Axis, batch_tensor, fold, fold_factors, representative
 from ..target.target import Target
 from ..target.tensor_parts import Wholes
 from .exported_program import capture_of
-from .trace_scopes import attributes_restored, generators_restored, no_gradients_wanted, other_threads_left_alone
+from .trace_scopes import (
+    attributes_restored,
+    generators_restored,
+    lines_of_code_forgotten,
+    no_gradients_wanted,
+    other_threads_left_alone,
+)
 from .watch import Watch
 
 _AUTO = torch.export.Dim.AUTO  # symbolic, unless the forward insists on this very size
@@ -199,6 +206,7 @@ def _tracing(target: Target, watch: Watch) -> Iterator[None]:
         generators_restored(),
         no_gradients_wanted(target.module),
         other_threads_left_alone(),
+        lines_of_code_forgotten(),
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
         warnings.catch_warnings(),
     ):
@@ -314,6 +322,7 @@ def _never_found_again(error: AddressInText) -> Message:
     )
 
 
-def _numbers_drawn() -> tuple[Any, str]:
+def _numbers_drawn() -> tuple[Any, list[Any]]:
     """Return how far the generators of Python and of numpy have come."""
-    return random.getstate(), str(np.random.get_state())
+    of_numpy = pytree.tree_leaves(np.random.get_state(legacy=False))  # another generator has other parts
+    return random.getstate(), [part.tobytes() if isinstance(part, np.ndarray) else part for part in of_numpy]

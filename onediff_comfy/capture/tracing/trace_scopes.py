@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.config as fx_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
+
+_NO_LINES = "do_not_emit_stack_traces"
 
 
 @contextlib.contextmanager
@@ -64,6 +67,23 @@ def no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
         with torch.inference_mode():
             for weight in wanting:
                 weight.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def lines_of_code_forgotten() -> Iterator[None]:
+    """Have torch.fx not note with each operator which line of code it came from, where it can leave that.
+
+    Nobody reads it, and looking it up is a twentieth of a trace. Only one thread at a time may be inside.
+    """
+    before = getattr(fx_config, _NO_LINES, None)
+    if before is None:  # an older PyTorch
+        yield
+        return
+    setattr(fx_config, _NO_LINES, True)
+    try:
+        yield
+    finally:
+        setattr(fx_config, _NO_LINES, before)
 
 
 @contextlib.contextmanager
