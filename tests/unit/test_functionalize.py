@@ -61,15 +61,74 @@ def with_numbers(h: torch.Tensor, other: torch.Tensor) -> Any:
     return h.clamp_(-1, 1).div_(3).sub_(0.25) * other
 
 
+def rows_filled(h: torch.Tensor, other: torch.Tensor) -> Any:
+    """As Flux does with the positions of what it computes, and what is written is read in between."""
+    h[:, 1] = h[:, 1] + other[:, 0]
+    h[:, :, 2, :] = h[:, :, 2, :] - other[:, :, 1]
+    first = h[:, 1].tanh()
+    h[:, 1] = first * 2
+    h += other
+    h[:, 3] = other[:, 3, :1]
+    return h * h[:, 1:2] + first[:, None]
+
+
 SIMPLE: dict[str, Function] = {
     function.__name__: function
-    for function in (twice, view_behind, view_done_with, given_back, both_given_back, with_numbers)
+    for function in (twice, view_behind, view_done_with, given_back, both_given_back, with_numbers, rows_filled)
 }
 
 
 def through_a_view(h: torch.Tensor, other: torch.Tensor) -> Any:
     h[:, 1:3] += other[:, 1:3]
     return h * 2
+
+
+def row_seen_by_a_view(h: torch.Tensor, other: torch.Tensor) -> Any:
+    rows = h.flatten(2)
+    h[:, 1] = other[:, 1]
+    return rows.sum(-1)
+
+
+def row_that_is_kept(h: torch.Tensor, other: torch.Tensor) -> Any:
+    row = h[:, 1]
+    row.copy_(other[:, 1])
+    return row + h[:, 0]
+
+
+def row_made_before(h: torch.Tensor, other: torch.Tensor) -> Any:
+    row = h[:, 1]
+    h[:, 2] = other[:, 2]
+    row.copy_(other[:, 1])
+    return h * 2
+
+
+def row_of_a_part(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1:3, 0] = other[:, 1:3, 0]
+    return h * 2
+
+
+def row_of_a_row(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1, 0] = other[:, 1, 0]
+    return h * 2
+
+
+def row_of_every_other(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, ::2, 0] = other[:, ::2, 0]
+    return h * 2
+
+
+def row_from_another(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1] = h[:, 2]
+    return h * other
+
+
+def row_of_another_dtype(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1] = other[:, 1].half()
+    return h * 2
+
+
+def row_that_gives_itself(h: torch.Tensor, other: torch.Tensor) -> Any:
+    return h[:, 1].copy_(other[:, 1]) + h[:, 0]
 
 
 def seen_by_a_view(h: torch.Tensor, other: torch.Tensor) -> Any:
@@ -123,6 +182,15 @@ DIFFICULT: dict[str, Function] = {
     function.__name__: function
     for function in (
         through_a_view,
+        row_seen_by_a_view,
+        row_that_is_kept,
+        row_made_before,
+        row_of_a_part,
+        row_of_a_row,
+        row_of_every_other,
+        row_from_another,
+        row_of_another_dtype,
+        row_that_gives_itself,
         seen_by_a_view,
         base_of_a_view,
         another_dtype,

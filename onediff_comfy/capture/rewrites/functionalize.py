@@ -2,7 +2,8 @@
 
 torch.export makes a graph functional by tracing it once more, which takes twice as long as the export itself: 28 of 44
 seconds of a UNet that adds a ControlNet's residuals in place. Most writing is of that kind, to a tensor that nobody
-else has a view of, and needs no tracing.
+else has a view of, or fills one row of such a tensor (positions in Flux and all that took them over), and needs no
+tracing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _USUAL = {
     getattr(aten, f"{name}_"): getattr(aten, name)
     for name in ("add", "addcmul", "clamp", "div", "mul", "relu", "sigmoid", "silu", "sub", "tanh")
 }
+_COPY = aten.copy_.default
+_THE_END = 2**63 - 1
+"""What a slice without an end has in its place."""
 
 
 def replace_writing(module: GraphModule) -> bool:
@@ -42,10 +46,13 @@ def replace_writing(module: GraphModule) -> bool:
         return False
     for node in writing:
         with graph.inserting_before(node):
-            result = graph.call_function(_functional(node.target), node.args, node.kwargs)
-        result.meta = dict(node.meta)
+            result = _scattered(graph, node) if node.target is _COPY else _computed(graph, node)
         same.replace(node, result)
+        views = _views(node)
         graph.erase_node(node)
+        for view in views:
+            if not view.users:
+                graph.erase_node(view)
     graph.lint()
     module.recompile()
     return True
@@ -72,15 +79,16 @@ class _Same:
 
     def may_be_replaced(self, node: Node) -> bool:
         """Whether it is enough to use a new tensor from here on; asked of nodes in their order."""
-        operator = _functional(node.target)
-        if operator is None or not node.args or not isinstance(node.args[0], Node):
+        written: Any = None
+        if node.target is _COPY:
+            written = _row_of(node)
+        elif _functional(node.target) is not None and node.args:
+            written = node.args[0]
+        if not isinstance(written, Node) or not _gives_what_is_written(node, written):
             return False
-        written = node.args[0]
-        if not _gives_what_is_written(node, written):
-            return False
-        names = self._names.setdefault(written, [written])
-        names.append(node)
-        self._names[node] = names
+        names = self._names[node] = self._names.setdefault(written, [written])
+        if node.target is not _COPY:  # that gives the row, and nobody uses it
+            names.append(node)
         (storage,) = _storages(written)
         sharing = self._sharing[storage]
         if any(other.op == "placeholder" for other in sharing):  # others see what is written there
@@ -107,6 +115,61 @@ def _functional(operator: Any) -> Any:
     if not isinstance(operator, torch._ops.OpOverload) or operator.overloadpacket not in _USUAL:
         return None
     return getattr(_USUAL[operator.overloadpacket], operator._overloadname, None)
+
+
+def _computed(graph: Graph, node: Node) -> Node:
+    """Insert the operator that gives what ``node`` writes."""
+    result = graph.call_function(_functional(node.target), node.args, node.kwargs)
+    result.meta = dict(node.meta)
+    return result
+
+
+def _scattered(graph: Graph, node: Node) -> Node:
+    """Insert the operator that gives the whole of which ``node`` fills a row."""
+    row, source = _whole_of(node.args[0]), node.args[1]
+    assert row is not None  # see _row_of
+    whole = _whole_of(row.args[0])
+    assert whole is not None
+    result = graph.call_function(aten.select_scatter.default, (whole, source, *row.args[1:]))
+    result.meta = dict(whole.meta)
+    return result
+
+
+def _row_of(node: Node) -> Node | None:
+    """Return the tensor that ``node`` copies another to one row of; None where it copies otherwise."""
+    row, source = _whole_of(node.args[0]), node.args[1]
+    if len(node.args) != 2 or node.kwargs or node.users or row is None or not isinstance(source, Node):
+        return None
+    whole = _whole_of(row.args[0]) if row.target is aten.select.int else None
+    if whole is None or _storages(source) & _storages(whole) or not _are_one_size(row, source):
+        return None
+    return whole
+
+
+def _whole_of(view: Any) -> Node | None:
+    """Return the tensor of which ``view`` is all, by slices from the beginning to the end."""
+    while isinstance(view, Node) and view.target is aten.slice.Tensor:
+        if view.args[2:] != (0, _THE_END) or view.kwargs:
+            return None
+        view = view.args[0]
+    return view if isinstance(view, Node) else None
+
+
+def _views(node: Node) -> list[Node]:
+    """Return the views by which ``node`` fills a row, the last one first; none for others."""
+    views: list[Node] = []
+    view = node.args[0] if node.target is _COPY else None
+    while isinstance(view, Node) and view.target in (aten.select.int, aten.slice.Tensor):
+        views.append(view)
+        view = view.args[0]
+    return views
+
+
+def _are_one_size(*nodes: Node) -> bool:
+    """Whether all have the same sizes by what is written for them: to compare symbols would make a condition."""
+    values = [node.meta.get("val") for node in nodes]
+    sizes = {tuple(map(str, value.shape)) if isinstance(value, torch.Tensor) else None for value in values}
+    return len(sizes) == 1 and None not in sizes
 
 
 def _gives_what_is_written(node: Node, written: Node) -> bool:
