@@ -61,6 +61,12 @@ def with_numbers(h: torch.Tensor, other: torch.Tensor) -> Any:
     return h.clamp_(-1, 1).div_(3).sub_(0.25) * other
 
 
+def masks_and_roundings(h: torch.Tensor, other: torch.Tensor) -> Any:
+    """As text encoders make a mask, and layers of few bits round."""
+    mask = torch.empty_like(h).fill_(-2.0).triu_(1)
+    return (h * 8).round_() + mask + torch.zeros_like(h).fill_(other.amax()).detach_()
+
+
 def rows_filled(h: torch.Tensor, other: torch.Tensor) -> Any:
     """As Flux does with the positions of what it computes, and what is written is read in between."""
     h[:, 1] = h[:, 1] + other[:, 0]
@@ -74,7 +80,16 @@ def rows_filled(h: torch.Tensor, other: torch.Tensor) -> Any:
 
 SIMPLE: dict[str, Function] = {
     function.__name__: function
-    for function in (twice, view_behind, view_done_with, given_back, both_given_back, with_numbers, rows_filled)
+    for function in (
+        twice,
+        view_behind,
+        view_done_with,
+        given_back,
+        both_given_back,
+        with_numbers,
+        masks_and_roundings,
+        rows_filled,
+    )
 }
 
 

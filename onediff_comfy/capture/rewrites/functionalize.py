@@ -23,7 +23,10 @@ aten = torch.ops.aten
 # Of these, and by far not of all whose names differ by a line, the one computes what the other does, in the same dtype.
 _USUAL = {
     getattr(aten, f"{name}_"): getattr(aten, name)
-    for name in ("add", "addcmul", "clamp", "div", "mul", "relu", "sigmoid", "silu", "sub", "tanh")
+    for name in (
+        *("add", "addcmul", "clamp", "detach", "div", "fill", "mul", "relu", "round", "sigmoid", "silu", "sub", "tanh"),
+        "triu",
+    )
 }
 _COPY = aten.copy_.default
 _THE_END = 2**63 - 1
