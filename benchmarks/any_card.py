@@ -5,6 +5,9 @@
 Weights are read from a file, in Dynamic VRAM, as the host's server does by default on NVIDIA. What is held is taken by
 a process of its own before the model is sampled, so that the host finds a card on which ``--left`` GiB are free. The
 speed of copying from pinned memory is measured first.
+
+What a cell says of memory is of the whole process, so it is compared between two runs of the command: one with
+``--variants eager`` and one with ours, once its graphs are in the store.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import resource
 import subprocess
 import sys
 import tempfile
@@ -22,11 +26,12 @@ from typing import Any
 
 from .formats import FORMATTED, weights_of
 from .host import reported, start_host
-from .sampling import MODELS, Bench, ours_failed, print_table
+from .sampling import Bench, ours_failed, print_table
 from .variants import names
 
 _HOLD = "import sys, torch; held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device='cuda'); print(); input()"
 _COPIED = 1 << 30  # bytes
+MODELS = ("flux", "sdxl", "wan-14b")
 
 
 def main() -> int:
@@ -61,9 +66,11 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     for form in options.formats:
         model = _from_file(options, form)
         for left in options.left:
-            with _held(left):
+            with _held(left), _most_device_memory() as most:
                 cell = Watched(options, _given(model)).run()
-            cell["left_gib"], cell["weights_bytes"] = left, model.model_size()
+            cell |= {"left_gib": left, "weights_bytes": model.model_size(), "peak_device_mib": most()}
+            cell["peak_ram_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+            print({name: cell[name] for name in ("peak_device_mib", "peak_ram_mib")}, flush=True)
             found[f"{form}, {left:g} GiB left"] = cell
             comfy.model_management.unload_all_models()
             gc.collect()
@@ -126,6 +133,27 @@ def _held(left: float) -> Iterator[None]:
         yield
     finally:
         holder.communicate(b"\n")
+
+
+@contextlib.contextmanager
+def _most_device_memory() -> Iterator[Callable[[], int]]:
+    """Yield what returns the most MiB that were in use on the device beyond those at the beginning, read by the driver.
+
+    Not PyTorch's own account: Dynamic VRAM's pages and graphs' memory are not in it.
+    """
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=20"]
+    with tempfile.NamedTemporaryFile("w") as file:
+        reader = subprocess.Popen(query, stdout=file)
+
+        def most() -> int:
+            values = [int(line) for line in Path(file.name).read_text().split("\n")[:-1]]
+            return max(values) - values[0]
+
+        try:
+            yield most
+        finally:
+            reader.terminate()
+            reader.wait()
 
 
 def _bus_speed() -> float:

@@ -23,11 +23,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +57,9 @@ def main() -> int:
     options = _arguments()
     if options.one:
         return _one(options)
-    models = {name: _in_a_process(name, options) for name in options.model}
+    with ThreadPoolExecutor(len(options.model) if options.side_by_side else 1) as threads:
+        found = threads.map(functools.partial(_in_a_process, options=options), options.model)
+        models = dict(zip(options.model, found, strict=True))
     broken = [f"{name}: {line}" for name, found in models.items() for line in found["broken"]]
     report = {"models": models, "broken": broken, "without_pause": options.without_pause}
     if options.output:
@@ -68,6 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=lambda text: text.split(","), default="sdxl,flux,wan", help=", ".join(SIZES))
     parser.add_argument("--engine", help="in place of each model's own")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--side-by-side", action="store_true", help="all models at once, if the GPU has room for them")
     parser.add_argument("--without-pause", action="store_true", help="plan what is ours too")
     parser.add_argument("--output", help="JSON file to write")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # this process runs the one model
@@ -90,6 +96,19 @@ def _in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if returned:
         found["broken"].append(f"its process ended with {returned} after {len(found['runs'])} runs")
     return found
+
+
+def _used_mib() -> int:
+    """Return MiB that this process has on the device, or all processes where the driver does not tell them apart."""
+    import torch
+
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    used = {pid: mib for pid, mib in (line.split(", ") for line in lines if line.count(", ") == 1) if mib.isdigit()}
+    if str(os.getpid()) in used:
+        return int(used[str(os.getpid())])
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) >> 20
 
 
 def _one(options: argparse.Namespace) -> int:
@@ -187,13 +206,12 @@ class _Inside:
         return found
 
     def memory(self) -> dict[str, int]:
-        """Return MiB that PyTorch has reserved, and that is in use on the device."""
+        """Return MiB that PyTorch has reserved, and that this process has on the device."""
         import torch
 
         if not self.on_gpu:
             return {"reserved_mib": 0, "used_mib": 0}
-        free, total = torch.cuda.mem_get_info(self.device)
-        return {"reserved_mib": torch.cuda.memory_reserved(self.device) >> 20, "used_mib": (total - free) >> 20}
+        return {"reserved_mib": torch.cuda.memory_reserved(self.device) >> 20, "used_mib": _used_mib()}
 
     def broken(self) -> list[str]:
         """Return which bounds are broken, of the runs so far."""

@@ -175,6 +175,7 @@ def _wan(dtype: torch.dtype, **sizes: int) -> torch.nn.Module:
 
 
 _WAN: dict[str, Any] = {"dim": 1536, "ffn_dim": 8960, "num_heads": 12, "num_layers": 30}
+_WAN_14B: dict[str, Any] = {"dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 40}
 _TINY_WAN: dict[str, Any] = {"dim": 128, "ffn_dim": 256, "num_heads": 1, "num_layers": 2}
 
 _GUIDANCE: dict[str, float] = {"guidance": 3.5}
@@ -186,6 +187,7 @@ FAMILIES = {
     "wan": Family(partial(_wan, **_WAN), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
     # For a CPU, to see that something runs: Flux and Wan with few and narrow blocks.
     "tiny": Family(partial(_flux, **_TINY), torch.bfloat16, 16, (16, 64), 32, 1.0, _GUIDANCE, "128x128"),
+    "wan-14b": Family(partial(_wan, **_WAN_14B), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
     "tiny-wan": Family(partial(_wan, **_TINY_WAN), torch.bfloat16, 16, (16, 4096), 0, 6.0, {}, "128x128", 2),
     # The same for what changes a UNet.
     "tiny_unet": Family(_sd15_tiny, torch.float32, 4, (77, 768), 0, 7.0, {}, "128x128"),
