@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import comfy.model_prefetch
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
@@ -137,9 +138,7 @@ class Opened:
 
 def install(record: Callable[[torch.device], Plan]) -> Opened:
     """Give the host the functions that the compiler is opened, paused and closed by. Once, before it is used."""
-    import comfy.model_prefetch as prefetch
-
-    opened = Opened(record)
+    opened, prefetch = Opened(record), comfy.model_prefetch
     prefetch.MALLOC_GRAPHS = opened.plans
     prefetch.malloc_graph_begin, prefetch.malloc_graph_end = opened.begin, opened.end
     prefetch.prefetch_queue_pop = opened.pop
@@ -147,18 +146,21 @@ def install(record: Callable[[torch.device], Plan]) -> Opened:
     return opened
 
 
-def open_in_forward(kind: type, opened: Opened) -> None:
-    """Have the forward of a class of models, which calls the wrappers, be planned."""
+def open_in_forward(kind: type) -> None:
+    """Have the forward of a class of models, which calls the wrappers, be planned, by what ``install`` has installed.
+
+    As a newer host's, it calls functions of the host's module, and holds no plan itself.
+    """
     forward = kind.forward  # type: ignore[attr-defined]
 
     @functools.wraps(forward)
     def planned(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         output = torch.empty_like(x)
-        opened.begin(x.device)
+        comfy.model_prefetch.malloc_graph_begin(x.device)
         found = forward(self, x, *args, **kwargs)
         output.copy_(found)
         del found
-        opened.end()
+        comfy.model_prefetch.malloc_graph_end()
         return output
 
     kind.forward = planned  # type: ignore[attr-defined]
@@ -207,6 +209,7 @@ class CountingPlan(Plan):
         self._scopes: list[str] = []
         self._events: list[object] = []
         self._known: set[tuple[object, ...]] = set()
+        self._stream = torch.Stream(device="cpu")  # comfy-aimdo's have the device's, which nothing can describe
 
     def push(self) -> None:
         if self._open:

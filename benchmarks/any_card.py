@@ -67,8 +67,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         model = _from_file(options, form)
         for left in options.left:
             with _held(left), _most_device_memory() as most:
-                cell = Watched(options, _given(model)).run()
-            cell |= {"left_gib": left, "weights_bytes": model.model_size(), "peak_device_mib": most()}
+                cell = Watched(options, _given(model)).run() | {"peak_device_mib": most()}
+            cell |= {"left_gib": left, "weights_bytes": model.model_size()}
             cell["peak_ram_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
             print({name: cell[name] for name in ("peak_device_mib", "peak_ram_mib")}, flush=True)
             found[f"{form}, {left:g} GiB left"] = cell
@@ -146,6 +146,7 @@ def _most_device_memory() -> Iterator[Callable[[], int]]:
         reader = subprocess.Popen(query, stdout=file)
 
         def most() -> int:
+            assert reader.poll() is None  # and the file is still there
             values = [int(line) for line in Path(file.name).read_text().split("\n")[:-1]]
             return max(values) - values[0]
 

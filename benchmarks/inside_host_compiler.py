@@ -146,7 +146,7 @@ class _Inside:
         library().background = None  # what comes often gets a graph of its own, which is not what is looked at here
         self.family = FAMILIES[self.name]
         self.model = load(self.family, self.device)
-        plans.open_in_forward(type(self.model.model.diffusion_model), self.opened)
+        plans.open_in_forward(type(self.model.model.diffusion_model))
         self.runs: list[dict[str, Any]] = []
 
     def run(self) -> dict[str, Any]:
