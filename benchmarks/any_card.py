@@ -6,7 +6,8 @@ Weights are read from a file, in Dynamic VRAM, as the host's server does by defa
 a process of its own before the model is sampled, so that the host finds a card on which ``--left`` GiB are free. The
 speed of copying from pinned memory is measured first.
 
-What a cell says of memory is of the whole process, so it is compared between two runs of the command: one with
+With ``--memory`` a cell says how much memory was in use at most. Asking the driver slows the images, so times of such a
+run are no figures. It is of the whole process, so it is compared between two runs of the command: one with
 ``--variants eager`` and one with ours, once its graphs are in the store.
 """
 
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--variants", type=names, default="eager,onediff-inductor")
     parser.add_argument("--inductor-cache")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the files of weights are written")
+    parser.add_argument("--memory", action="store_true", help="note the most memory in use, and no valid times")
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
     start_host(dynamic_vram=True)
@@ -66,17 +68,24 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     for form in options.formats:
         model = _from_file(options, form)
         for left in options.left:
-            with _held(left), _most_device_memory() as most:
-                cell = Watched(options, _given(model)).run() | {"peak_device_mib": most()}
+            with _held(left):
+                cell = _with_memory(options, model) if options.memory else Watched(options, _given(model)).run()
             cell |= {"left_gib": left, "weights_bytes": model.model_size()}
-            cell["peak_ram_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-            print({name: cell[name] for name in ("peak_device_mib", "peak_ram_mib")}, flush=True)
             found[f"{form}, {left:g} GiB left"] = cell
             comfy.model_management.unload_all_models()
             gc.collect()
             torch.cuda.empty_cache()
     environment = next(iter(found.values()))["environment"]
     return {"environment": environment, "bytes_per_second": speed, "cells": found}
+
+
+def _with_memory(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """Run a cell, and note the most memory of the device and of the machine that was in use, in MiB."""
+    with _most_device_memory() as most:
+        cell = Watched(options, _given(model)).run()
+        found = {"device": most(), "ram": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
+    print(found, flush=True)
+    return cell | {"most_mib": found}
 
 
 def _from_file(options: argparse.Namespace, form: str) -> Any:

@@ -71,6 +71,21 @@ def eager_calls(dispatcher: Dispatcher, calls: int, forward: Forward = Net.forwa
     return ran
 
 
+def test_where_memory_is_short_nothing_is_timed_and_that_is_seldom_asked(
+    library: GraphLibrary, said: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.device] = []
+
+    def short(device: torch.device) -> bool:
+        asked.append(device)
+        return True
+
+    monkeypatch.setattr(eager_times, "memory_is_short", short)
+    said += [1.0, 0.2, 0.21]
+    assert eager_calls(Dispatcher("inductor", library, HOST), 130) == [1]  # compared with eager once, not timed
+    assert len(asked) <= 130 // 20 + 1
+
+
 @pytest.mark.parametrize(
     ("samples", "timed"),
     [

@@ -49,6 +49,7 @@ class EagerTimes:
         self._library, self._times, self._gains = library, times, gains
         self._warm = False
         self._timed_at: dict[Kind, int] = {}  # after how many calls of the graph
+        self._short_at: dict[Kind, int] = {}  # likewise: when there was no memory to time it
         self._believed: set[Kind] = set()
         self._given_up: set[Kind] = set()
 
@@ -63,11 +64,16 @@ class EagerTimes:
         """
         if reusing or self.is_over(kind):
             return False
+        _, calls = self._times.fastest(kind[0], signature)
         if self._library.verdicts.eager_samples(*kind):
-            _, calls = self._times.fastest(kind[0], signature)
             if self.seconds(kind, signature) or calls - self._timed_at.get(kind, 0) < _EVERY_CALLS:
                 return False
-        return not memory_is_short(device)
+        elif kind in self._short_at and calls - self._short_at[kind] < _EVERY_CALLS:
+            return False
+        if memory_is_short(device):  # as it is in all calls of a model that does not fit; asking takes a third of a ms
+            self._short_at[kind] = calls
+            return False
+        return True
 
     def is_over(self, kind: Kind) -> bool:
         """Return True if no call of this kind is to be timed any more."""
