@@ -22,7 +22,7 @@ endif
 # many containers do, every process compiles ComfyUI and its packages anew: five of a server's eleven seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-quick test-all test-families test-coverage test-oneflow test-fleet lint bench clean
+.PHONY: help setup demo test test-quick test-host test-browser test-all test-families test-coverage test-oneflow test-fleet lint bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,7 +32,7 @@ help:
 	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"
 	@echo "             family and engine"
-	@echo "make test-quick, test-families, test-coverage, test-oneflow, test-fleet   each by itself"
+	@echo "make test-quick, test-host, test-browser, test-families, test-coverage, test-oneflow, test-fleet   each by itself"
 	@echo "make bench   the README's measurements, their files, plots and a table (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environments that all of these use: .venv, and in .cache ComfyUI and that of a fleet"
@@ -57,13 +57,19 @@ lint: setup
 	  $(ENV_PYTHON) -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" \
 	    --no-explicit-package-bases pack/__init__.py pack/nodes; status=$$?; rm -r "$$folder"; exit $$status
 
-# OneFlow's tests run in an environment of their own, and a fleet's mostly wait: so both run beside the others.
+# OneFlow's tests run in an environment of their own, and a fleet's and the editor's mostly wait: so these run beside the
+# others, which alone would leave a core idle whenever one of them waits for its server.
 test: setup
-	@$(ENV_PYTHON) -m dev.side_by_side .cache/test-beside.log "$(MAKE) test-oneflow test-fleet" \
-	  "$(MAKE) lint" "$(MAKE) test-quick"
+	@$(ENV_PYTHON) -m dev.side_by_side .cache/test-beside.log "$(MAKE) test-oneflow test-fleet test-browser" \
+	  "$(MAKE) lint" "$(MAKE) test-host"
 
-test-quick: setup
-	$(PYTEST_SPREAD) -m "not slow" tests/unit tests/faults tests/host tests/browser tests/package
+test-quick: test-host test-browser
+
+test-host: setup
+	$(PYTEST_SPREAD) -m "not slow" tests/unit tests/faults tests/host tests/package
+
+test-browser: setup
+	$(ENV_PYTHON) -m pytest tests/browser -m "not slow" --durations 10 --durations-min 5
 
 test-fleet: setup
 	$(ENV_PYTHON) -m pytest tests/fleet -m "not slow" --durations 10 --durations-min 5
