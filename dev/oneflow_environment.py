@@ -2,6 +2,7 @@
 
     python -m dev.oneflow_environment           makes it
     python -m dev.oneflow_environment --test    and runs tests/oneflow in it; says so where it cannot be made
+    python -m dev.oneflow_environment --test --slow    runs those that are marked slow
 
 OneFlow has no wheel for a newer Python. The interpreter is looked for (``ONEFLOW_BASE_PYTHON`` names one); without
 one nothing is made, and the tests say so. Both wheels are built for CUDA; on a machine without a GPU they run on
@@ -209,8 +210,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     if "--test" not in arguments:
         return 0
+    command = [str(python), "-m", "pytest", "tests/oneflow", "-m", "slow" if "--slow" in arguments else "not slow"]
     environment = {**os.environ, "GLOG_minloglevel": "3"}  # OneFlow says of every GPU library that there is no GPU
-    return subprocess.run([str(python), "-m", "pytest", "tests/oneflow"], cwd=repository(), env=environment).returncode
+    return subprocess.run(command, cwd=repository(), env=environment).returncode
 
 
 if __name__ == "__main__":

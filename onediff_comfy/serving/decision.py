@@ -15,6 +15,7 @@ from ..capture.call import Call, Signature
 from ..capture.target.held_objects import PlacedWeights
 from ..capture.target.target import Target
 from ..engines.base import CompiledGraph
+from ..messages import Message, first_line, message
 
 RouteKey = tuple[str, Signature, bool]
 """What a route is for: the target's fingerprint, the call's signature, and whether the run may reuse steps."""
@@ -143,3 +144,9 @@ class Eager:
 
     reason: str
     expected: bool = False
+
+
+def search_failed(error: Exception) -> Message:
+    """Return the reason for a call whose graph was not found, because something raised what nobody foresaw."""
+    kind, line = type(error).__name__, first_line(error)
+    return message("looking for its graph failed ({kind}: {first_line})", kind=kind, first_line=line)

@@ -20,10 +20,10 @@ from ..compilation.compile_graph import HostServices, largest_tensor
 from ..compilation.library import GraphLibrary
 from ..engines.base import CompiledGraph
 from ..engines.eager import EagerEngine
-from ..messages import first_line, message
+from ..messages import message
 from ..metrics import Metrics
 from ..runtime.step_cache import StepCache
-from .decision import Eager, Invocation, Output, Request, Serve, Served
+from .decision import Eager, Invocation, Output, Request, Serve, Served, search_failed
 from .executor import CallTimes, Executor, Failed
 from .module_guard import ModuleGuard
 from .options import DEFAULTS, Options, Speed
@@ -97,8 +97,7 @@ class CallServer:
             return Eager(refusal.reason)
         except Exception as error:
             log.debug("looking for a graph failed", exc_info=True)
-            kind, line = type(error).__name__, first_line(error)
-            return Eager(message("looking for its graph failed ({kind}: {first_line})", kind=kind, first_line=line))
+            return Eager(search_failed(error))
 
     def _known(self, request: Request, run: RunContext, found: Provided | None = None) -> Serve | None:
         """Return what serves a request: the graph that was found, or the one in memory that a route leads to.

@@ -23,7 +23,7 @@ HINT = "hint.png"
 VAE_BOUND = 1e-5  # relative error, as for the other engines
 
 
-@pytest.mark.parametrize("name", ["sd15", "flux"])  # SDXL at one size is below
+@pytest.mark.parametrize("name", ["sd15", "flux"])  # SDXL at one size is below, and slow
 def test_a_size_is_one_graph_and_coming_back_is_none(
     server: ComfyServer, name: str, tally: Callable[[str], None]
 ) -> None:
@@ -38,23 +38,25 @@ def test_a_size_is_one_graph_and_coming_back_is_none(
     tally(f"tiny {name}, OneFlow on the CPU: compiled in {seconds[0]} s")
 
 
+@pytest.mark.parametrize("name", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_a_new_process_builds_nothing_and_another_checkpoint_neither(
-    server: ComfyServer, start_server: Callable[..., ComfyServer], tally: Callable[[str], None]
+    server: ComfyServer, start_server: Callable[..., ComfyServer], tally: Callable[[str], None], name: str
 ) -> None:
-    sdxl = FAMILIES["sdxl"]
-    other = dataclasses.replace(sdxl, checkpoint=OTHER["sdxl"])
-    expected, of_other = (latent_of(server.run(family.workflow(2))) for family in (sdxl, other))
+    own = FAMILIES[name]
+    other = dataclasses.replace(own, checkpoint=OTHER[name])
+    size = (64, 128)  # which no other test asks for
+    expected, of_other = (latent_of(server.run(family.workflow(2, size=size))) for family in (own, other))
     first = Counters(server)
-    assert_same_picture(latent_of(server.run(sdxl.workflow(2, "oneflow"))), expected)
-    assert (first.compiled, first.served, first.fallbacks, first.retired) == (1, sdxl.steps, {}, 0)
-    tally(f"tiny sdxl, OneFlow on the CPU: compiled in {first.graphs[0]['seconds']} s")
+    assert_same_picture(latent_of(server.run(own.workflow(2, "oneflow", size=size))), expected)
+    assert (first.compiled, first.served, first.fallbacks, first.retired) == (1, own.steps, {}, 0)
+    tally(f"tiny {name}, OneFlow on the CPU: compiled in {first.graphs[0]['seconds']} s")
     with start_server(server.base_dir) as second:
         counters = Counters(second)
-        for family, picture in ((sdxl, expected), (other, of_other), (sdxl, expected)):  # weights elsewhere each time
-            assert_same_picture(latent_of(second.run(family.workflow(2, "oneflow"))), picture)
+        for family, picture in ((own, expected), (other, of_other), (own, expected)):  # weights elsewhere each time
+            assert_same_picture(latent_of(second.run(family.workflow(2, "oneflow", size=size))), picture)
         assert (counters.captured, counters.compiled, counters.loaded) == (0, 0, 1)
-        assert (counters.served, counters.fallbacks) == (3 * sdxl.steps, {})
-        tally(f"tiny sdxl, OneFlow on the CPU: loaded in {counters.graphs[0]['seconds']} s")
+        assert (counters.served, counters.fallbacks) == (3 * own.steps, {})
+        tally(f"tiny {name}, OneFlow on the CPU: loaded in {counters.graphs[0]['seconds']} s")
 
 
 def test_a_kl_vae_decodes(server: ComfyServer) -> None:

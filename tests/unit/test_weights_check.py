@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from onediff_comfy.host.adapters.weights_check import WeightsCheck
+from onediff_comfy.host.weights.layer_images import is_changed
 
 
 class Told:
@@ -34,14 +35,15 @@ def test_a_verdict_is_kept_for_all_dispatchers_and_a_lora_asks_for_another() -> 
     module, told = torch.nn.Sequential(torch.nn.Linear(2, 2)), Told()
     check, other = WeightsCheck(MODEL, told, whole=True), WeightsCheck(MODEL, told, whole=True)
     in_blocks = WeightsCheck(MODEL, told, whole=False)
-    assert check.is_due(module) and not check.is_wrong(module)
-    assert check.agree(module, ONES, ONES)
-    assert not other.is_due(module) and in_blocks.is_due(module)
+    assert check.is_due(module, changed=False) and not check.is_wrong(module)
+    assert check.agree(module, False, ONES, ONES)
+    assert not other.is_due(module, changed=False) and in_blocks.is_due(module, changed=False)
     for name, function in (("weight_lowvram_function", abs), ("weight_function", [abs])):
         setattr(module[0], name, function)
-        assert other.is_due(module) == (name == "weight_lowvram_function")
-        if other.is_due(module):
-            assert not other.agree(module, ONES, 2 * ONES)
+        assert is_changed(module)
+        assert other.is_due(module, changed=True) == (name == "weight_lowvram_function")
+        if other.is_due(module, changed=True):
+            assert not other.agree(module, True, ONES, 2 * ONES)
         assert check.is_wrong(module)
         delattr(module[0], name)
     assert not check.is_wrong(module) and told.reasons == [check.reason]
@@ -49,6 +51,6 @@ def test_a_verdict_is_kept_for_all_dispatchers_and_a_lora_asks_for_another() -> 
 
 def test_what_rounding_explains_is_no_difference_and_another_structure_is() -> None:
     check = WeightsCheck(MODEL, Told(), whole=True)
-    assert check.agree(torch.nn.Linear(2, 2), ONES * (1 + 2**-12), ONES)
-    assert not check.agree(torch.nn.Linear(2, 2), (ONES,), ONES)
-    assert check.agree(torch.nn.Linear(2, 2), (ONES, None), (ONES, None)), "None is no tensor"
+    assert check.agree(torch.nn.Linear(2, 2), False, ONES * (1 + 2**-12), ONES)
+    assert not check.agree(torch.nn.Linear(2, 2), False, (ONES,), ONES)
+    assert check.agree(torch.nn.Linear(2, 2), False, (ONES, None), (ONES, None)), "None is no tensor"

@@ -22,11 +22,11 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
-from ...messages import first_line, message
-from ...serving.decision import Output
+from ...serving.decision import Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
 from ..process.services import OF_A_BLOCK
+from ..weights.layer_images import is_changed
 from ..weights.residency import StreamedModules, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy
@@ -93,20 +93,19 @@ class BlockServer:
                 return forward(*args, **kwargs)
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
                 log.debug("a block's weights could not be brought", exc_info=True)
-                kind, line = type(error).__name__, first_line(error)
-                reason = message("looking for its graph failed ({kind}: {first_line})", kind=kind, first_line=line)
-                self._dispatcher.passed_by(block, reason)
+                self._dispatcher.passed_by(block, search_failed(error))
                 return forward(*args, **kwargs)
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(image, on_image, (), call.arguments)
             told = outcome.value if isinstance(outcome, Output) else on_image(**call.arguments)
-            is_due = isinstance(outcome, Output) and self._check.is_due(block)
+            changed = is_changed(block)
+            is_due = isinstance(outcome, Output) and self._check.is_due(block, changed)
             with unplanned():
                 trial = on_image(**call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way
             with unplanned():
                 by_host = call.telling(forward)(**call.arguments)
-                told = told if self._check.agree(block, trial, by_host) else by_host
+                told = told if self._check.agree(block, changed, trial, by_host) else by_host
         return call.completed(told)
 
 

@@ -119,8 +119,10 @@ class ModelServer:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Return what ``forward`` gives, from a graph over the weights of the module's image, or from the host."""
-        on_image = types.MethodType(forward.__func__, image)
-        trial = functools.partial(on_image, *_copied(args), **_copied(kwargs)) if self._check.is_due(module) else None
+        assert self._pinned is not None  # whose image it is
+        on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
+        is_due = self._check.is_due(module, changed)
+        trial = functools.partial(on_image, *_copied(args), **_copied(kwargs)) if is_due else None
         outcome = self._dispatcher.attempt(image, on_image, args, kwargs)
         if not isinstance(outcome, Output):
             return forward(*args, **kwargs)
@@ -128,7 +130,7 @@ class ModelServer:
             return outcome.value
         by_host = forward(*_copied(trial.args), **_copied(trial.keywords))
         with unplanned():
-            is_right = self._check.agree(module, trial(), by_host)
+            is_right = self._check.agree(module, changed, trial(), by_host)
         return outcome.value if is_right else by_host
 
 

@@ -41,23 +41,27 @@ class WeightsCheck:
     def __init__(self, model: Any, dispatcher: Dispatcher, whole: bool) -> None:
         self._model, self._dispatcher, self._whole = weakref.ref(model), dispatcher, whole
 
-    def is_due(self, module: torch.nn.Module) -> bool:
-        """Return True if nothing is known of a module as it is now."""
-        return self._kind(module) not in _verdicts().get(module, {})
+    def is_due(self, module: torch.nn.Module, changed: bool) -> bool:
+        """Return True if nothing is known of a module.
+
+        Args:
+            changed: whether it computes with other weights than the model file's now; see ``is_changed``.
+        """
+        return (changed, self._whole) not in _verdicts().get(module, {})
 
     def is_wrong(self, module: torch.nn.Module) -> bool:
         """Return True if a module's image was seen to compute something else."""
         known = _verdicts().get(module, {})
-        return False in known.values() and known.get(self._kind(module)) is False
+        return False in known.values() and known.get((is_changed(module), self._whole)) is False
 
-    def agree(self, module: torch.nn.Module, on_image: Any, by_host: Any) -> bool:
-        """Return True if what both computed is the same but for rounding. It is remembered."""
+    def agree(self, module: torch.nn.Module, changed: bool, on_image: Any, by_host: Any) -> bool:
+        """Return True if what both computed is the same but for rounding. It is remembered; ``changed`` as before."""
         model = self._model()
         assert model is not None  # it is being called
         error = numerics.difference(on_image, by_host)
         tensors = (leaf for leaf in pytree.tree_leaves(by_host) if isinstance(leaf, torch.Tensor))
         allowed = numerics.limit({model.get_dtype_inference(), *(leaf.dtype for leaf in tensors)}, model.device)
-        is_right = _verdicts().setdefault(module, {})[self._kind(module)] = error <= allowed
+        is_right = _verdicts().setdefault(module, {})[changed, self._whole] = error <= allowed
         if not is_right:
             log.warning("OneDiff: %s (off by %.2g, at most %.2g)", self.reason, error, allowed)
             self._dispatcher.passed_by(module, self.reason)
@@ -66,9 +70,6 @@ class WeightsCheck:
     @property
     def reason(self) -> str:
         return message("its weights as they are brought are not what ComfyUI computes with")
-
-    def _kind(self, module: torch.nn.Module) -> Kind:
-        return is_changed(module), self._whole
 
 
 @functools.cache

@@ -50,9 +50,13 @@ class PinnedModule:
     Args:
         module: one of the host's, or a part of one.
         compute_dtype: what it computes in.
+
+    Attributes:
+        is_changed: whether the host has added a LoRA to the weights that the image shows.
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
+        self.is_changed = False
         self._dtype = compute_dtype
         self._layers = tuple(module.modules())
         self._images = LayerImages(module)
@@ -103,6 +107,7 @@ class PinnedModule:
             self._bring(device)
             self._show(device)
         self._signature, self._held = signature, self._weights()
+        self.is_changed = any(map(is_patched, self._layers))
 
     def _is_current(self) -> bool:
         """Return True if the layers, their weights, and what the host notes of these are the very same objects."""
