@@ -22,7 +22,7 @@ endif
 # many containers do, every process compiles ComfyUI and its packages anew: five of a server's eleven seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-quick test-host test-outside test-all test-families test-coverage test-oneflow test-fleet lint bench clean
+.PHONY: help setup demo test test-quick test-all test-families test-coverage test-oneflow test-fleet lint bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,7 +32,7 @@ help:
 	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"
 	@echo "             family and engine"
-	@echo "make test-quick, test-host, test-outside, test-families, test-coverage, test-oneflow, test-fleet   each by itself"
+	@echo "make test-quick, test-families, test-coverage, test-oneflow, test-fleet   each by itself"
 	@echo "make bench   the README's measurements, their files, plots and a table (needs an NVIDIA GPU)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environments that all of these use: .venv, and in .cache ComfyUI and that of a fleet"
@@ -57,19 +57,13 @@ lint: setup
 	  $(ENV_PYTHON) -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" \
 	    --no-explicit-package-bases pack/__init__.py pack/nodes; status=$$?; rm -r "$$folder"; exit $$status
 
-# OneFlow's tests run in an environment of their own, and a fleet's and the editor's mostly wait. So these run beside the
-# others, which by themselves would leave a core idle whenever one of them waits for its server.
+# OneFlow's tests run in an environment of their own, and a fleet's mostly wait: so both run beside the others.
 test: setup
-	@$(ENV_PYTHON) -m dev.side_by_side .cache/test-beside.log "$(MAKE) test-oneflow test-fleet test-outside" \
-	  "$(MAKE) lint" "$(MAKE) test-host"
+	@$(ENV_PYTHON) -m dev.side_by_side .cache/test-beside.log "$(MAKE) test-oneflow test-fleet" \
+	  "$(MAKE) lint" "$(MAKE) test-quick"
 
-test-quick: test-host test-outside
-
-test-host: setup
-	$(PYTEST_SPREAD) -m "not slow" tests/unit tests/host
-
-test-outside: setup
-	$(ENV_PYTHON) -m pytest tests/browser tests/package tests/faults -m "not slow" --durations 10 --durations-min 5
+test-quick: setup
+	$(PYTEST_SPREAD) -m "not slow" tests/unit tests/faults tests/host tests/browser tests/package
 
 test-fleet: setup
 	$(ENV_PYTHON) -m pytest tests/fleet -m "not slow" --durations 10 --durations-min 5
