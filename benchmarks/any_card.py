@@ -25,14 +25,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import sampling
 from .formats import FORMATTED, weights_of
 from .host import reported, start_host
 from .sampling import Bench, ours_failed, print_table
 from .variants import names
 
+MODELS = (*sampling.MODELS, "wan-14b")
 _HOLD = "import sys, torch; held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device='cuda'); print(); input()"
 _COPIED = 1 << 30  # bytes
-MODELS = ("flux", "sdxl", "wan-14b")
 
 
 def main() -> int:

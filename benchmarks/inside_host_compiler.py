@@ -98,7 +98,7 @@ def _in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _used_mib() -> int:
+def _used_mib(device: Any) -> int:
     """Return MiB that this process has on the device, or all processes where the driver does not tell them apart."""
     import torch
 
@@ -107,7 +107,7 @@ def _used_mib() -> int:
     used = {pid: mib for pid, mib in (line.split(", ") for line in lines if line.count(", ") == 1) if mib.isdigit()}
     if str(os.getpid()) in used:
         return int(used[str(os.getpid())])
-    free, total = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info(device)
     return (total - free) >> 20
 
 
@@ -211,7 +211,7 @@ class _Inside:
 
         if not self.on_gpu:
             return {"reserved_mib": 0, "used_mib": 0}
-        return {"reserved_mib": torch.cuda.memory_reserved(self.device) >> 20, "used_mib": _used_mib()}
+        return {"reserved_mib": torch.cuda.memory_reserved(self.device) >> 20, "used_mib": _used_mib(self.device)}
 
     def broken(self) -> list[str]:
         """Return which bounds are broken, of the runs so far."""

@@ -185,9 +185,9 @@ FAMILIES = {
     "flux": Family(partial(_flux, **_FLUX), torch.bfloat16, 16, (512, 4096), 768, 1.0, _GUIDANCE),
     # Wan 2.1 of 1.3 billion weights, two seconds at 16 frames a second.
     "wan": Family(partial(_wan, **_WAN), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
+    "wan-14b": Family(partial(_wan, **_WAN_14B), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
     # For a CPU, to see that something runs: Flux and Wan with few and narrow blocks.
     "tiny": Family(partial(_flux, **_TINY), torch.bfloat16, 16, (16, 64), 32, 1.0, _GUIDANCE, "128x128"),
-    "wan-14b": Family(partial(_wan, **_WAN_14B), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
     "tiny-wan": Family(partial(_wan, **_TINY_WAN), torch.bfloat16, 16, (16, 4096), 0, 6.0, {}, "128x128", 2),
     # The same for what changes a UNet.
     "tiny_unet": Family(_sd15_tiny, torch.float32, 4, (77, 768), 0, 7.0, {}, "128x128"),

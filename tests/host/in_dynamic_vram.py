@@ -7,6 +7,7 @@ Prints as JSON of each picture how far it is from one of an ordinary model, and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -111,7 +112,7 @@ def main() -> None:
         cases = []
         if "ONLY_BLOCKS" not in os.environ:
             cases = every_case(fast, base, expected, {"other seed": other_seed, "norms": norms}, engine)
-        cases.append(block_by_block(fast, expected[0.0]))
+        cases.append(block_by_block("no room to compute", fast, expected[0.0]))
         memory.unload_all_models()
         if "ONLY_BLOCKS" not in os.environ:
             cases.append(case("unloaded", fast, expected[0.0]))
@@ -138,7 +139,7 @@ def every_case(
         cases.append(case("half of the pages", fast, expected[0.0]))
         Pages.room = 1 << 20
     cases.append(case("room again", fast, expected[0.0]))
-    return cases + wrong_weights(expected[0.0], engine) + eight_bits(engine)
+    return cases + wrong_weights(expected, engine) + eight_bits(engine)
 
 
 def eight_bits(engine: str) -> list[dict[str, Any]]:
@@ -151,25 +152,31 @@ def eight_bits(engine: str) -> list[dict[str, Any]]:
             if strength:
                 plain, fast = with_lora(plain, strength), with_lora(fast, strength)
             expected = sampled(plain, 1)
-            cases.append(block_by_block(fast, expected, f"{what}, in blocks") if blocks else case(what, fast, expected))
+            cases.append(block_by_block(f"{what}, in blocks", fast, expected) if blocks else case(what, fast, expected))
     return cases
 
 
-def wrong_weights(expected: torch.Tensor, engine: str) -> list[dict[str, Any]]:
-    """Pictures where what an image holds is not what the host computes with, as on a host that has moved on."""
+def wrong_weights(expected: dict[float, torch.Tensor], engine: str) -> list[dict[str, Any]]:
+    """Pictures where what an image holds is not what the host computes with, as on a host that has moved on.
+
+    Also where it is so only since there is a LoRA.
+    """
     cases = []
-    for place, name in ((pinned_module, "wrong pages"), (residency, "wrong blocks")):
-        right = place.put
+    of_kinds = [(pinned_module, "wrong pages", case), (residency, "wrong blocks", block_by_block)]
+    for strength, (place, name, picture) in itertools.product((0.0, 0.3), of_kinds):
+        fast, right = accelerate(loaded(), engine), place.put
+        if strength:
+            picture(name, fast, expected[0.0])
+            fast, name = with_lora(fast, strength), f"LoRA on {name}"
         place.put = lambda weights, found, right=right: right(
             weights, tuple(None if weight is None else weight * 1.5 for weight in found)
         )
-        fast = accelerate(loaded(), engine)
-        cases.append(case(name, fast, expected) if place is pinned_module else block_by_block(fast, expected, name))
+        cases.append(picture(name, fast, expected[strength]))
         place.put = right
     return cases
 
 
-def block_by_block(fast: Any, expected: torch.Tensor, name: str = "no room to compute") -> dict[str, Any]:
+def block_by_block(name: str, fast: Any, expected: torch.Tensor) -> dict[str, Any]:
     """A picture where the host believes that there is hardly any memory to compute in."""
     free = memory.get_free_memory
     memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024

@@ -18,15 +18,18 @@ BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less"
 # In the call in which the host adds a LoRA to 8 bits, layers compute with more bits than are kept.
 LORA_ON_8_BITS = "a LoRA is added to 8-bit weights while they are brought to the device"
 # The call in which weights are found to be wrong counts as served, too.
-SERVED = {**BLOCK_BY_BLOCK, "wrong pages": 3, "wrong blocks": 2, "8 bits, LoRA": 1, "8 bits, LoRA, in blocks": 0}
+OF_WRONG_WEIGHTS = {"wrong pages": 3, "LoRA on wrong pages": 3, "wrong blocks": 2, "LoRA on wrong blocks": 2}
+SERVED = {**BLOCK_BY_BLOCK, **OF_WRONG_WEIGHTS, "8 bits, LoRA": 1, "8 bits, LoRA, in blocks": 0}
 WRONG = "its weights as they are brought are not what ComfyUI computes with"
 EAGER = {
     "wrong pages": {WRONG: 1},
     "wrong blocks": {WRONG: 4},
+    "LoRA on wrong pages": {WRONG: 1},
+    "LoRA on wrong blocks": {WRONG: 4},
     "8 bits, LoRA": {LORA_ON_8_BITS: 1},
     "8 bits, LoRA, in blocks": {LORA_ON_8_BITS: 4},
 }
-OF_OTHER_MODELS = ("wrong", "8 bits")
+OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong")
 
 
 @pytest.fixture(scope="module")

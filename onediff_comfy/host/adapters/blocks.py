@@ -98,14 +98,13 @@ class BlockServer:
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(image, on_image, (), call.arguments)
             told = outcome.value if isinstance(outcome, Output) else on_image(**call.arguments)
-            changed = is_changed(block)
-            is_due = isinstance(outcome, Output) and self._check.is_due(block, changed)
+            is_due = isinstance(outcome, Output) and self._check.is_due(block, is_changed(block))
             with unplanned():
                 trial = on_image(**call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way
             with unplanned():
                 by_host = call.telling(forward)(**call.arguments)
-                told = told if self._check.agree(block, changed, trial, by_host) else by_host
+                told = told if self._check.agree(block, is_changed(block), trial, by_host) else by_host
         return call.completed(told)
 
 

@@ -65,10 +65,10 @@ class EagerTimes:
         if reusing or self.is_over(kind):
             return False
         _, calls = self._times.fastest(kind[0], signature)
-        if self._library.verdicts.eager_samples(*kind):
-            if self.seconds(kind, signature) or calls - self._timed_at.get(kind, 0) < _EVERY_CALLS:
-                return False
-        elif kind in self._short_at and calls - self._short_at[kind] < _EVERY_CALLS:
+        if kind in self._short_at and calls - self._short_at[kind] < _EVERY_CALLS:
+            return False
+        is_sampled = bool(self._library.verdicts.eager_samples(*kind))
+        if is_sampled and (self.seconds(kind, signature) or calls - self._timed_at.get(kind, 0) < _EVERY_CALLS):
             return False
         if memory_is_short(device):  # as it is in all calls of a model that does not fit; asking takes a third of a ms
             self._short_at[kind] = calls
