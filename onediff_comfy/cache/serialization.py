@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 
 from ..capture.export import Binding, GraphInput
 from ..capture.shape_range import ShapeRange
+from ..capture.tracing.opaque_function import call_option
 from ..engines.base import CompiledGraph, Engine
 from ..runtime.step_cache import ReusableGraph
 from ..store.artifact import Artifact, Manifest, Part
@@ -107,12 +108,13 @@ def _bindings_to_json(graph: CompiledGraph) -> dict[str, object]:
 
 
 def _binding_to_json(binding: Binding) -> dict[str, object]:
-    return {
+    fields = {
         "inputs": [[item.kind, item.name, item.index] for item in binding.inputs],
         "output": pytree.treespec_dumps(binding.output),
         "folds": [[index, factor] for index, factor in binding.folds.items()],
         "waits": binding.waits,
     }
+    return fields | {"calls_option": True} if binding.calls_option else fields  # versions before take no such field
 
 
 def _binding_from_json(fields: Mapping[str, object], constants: Mapping[str, torch.Tensor]) -> Binding:
@@ -120,4 +122,6 @@ def _binding_from_json(fields: Mapping[str, object], constants: Mapping[str, tor
     assert isinstance(inputs, list) and isinstance(output, str) and isinstance(folds, list)
     tree = pytree.treespec_loads(output)
     waits = bool(fields.get("waits", False))  # artifacts from before had none that did
-    return Binding(tuple(GraphInput(*item) for item in inputs), constants, tree, dict(folds), waits)
+    if calls_option := bool(fields.get("calls_option", False)):
+        call_option()  # by its name the graph calls it
+    return Binding(tuple(GraphInput(*item) for item in inputs), constants, tree, dict(folds), waits, calls_option)

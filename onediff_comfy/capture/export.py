@@ -40,6 +40,7 @@ class Binding:
         folds: which of the call's tensors are handed over folded (see ``shape_range.fold``), and by what.
         waits: whether it waits for the device in its middle, for values that decide on sizes, or calls another
             library's operator that may. Such a graph is not replayed as a CUDA graph.
+        calls_option: whether it calls a function of the call's own options; see ``tracing.opaque_function``.
     """
 
     inputs: tuple[GraphInput, ...]
@@ -47,6 +48,7 @@ class Binding:
     output: pytree.TreeSpec
     folds: Mapping[int, int] = field(default_factory=dict)
     waits: bool = False
+    calls_option: bool = False
 
     @cached_property
     def weight_names(self) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..messages import Message, message
+
 
 class ChangedState(BaseException):
     """A function changed what it holds, or a variable of a module, while it was traced. None of its code catches it."""
@@ -103,6 +105,14 @@ class Functions(ABC):
         Raises:
             ChangedState: something did.
         """
+
+
+def changes_state(functions: Functions) -> Message:
+    """Say that functions, or what they hold, are others after a call."""
+    source = source_of(functions.functions[0])
+    return message(
+        "{name}, which the options hold, changes what it keeps", name=source.partition(":")[2], source=source
+    )
 
 
 def source_of(value: Any) -> str:

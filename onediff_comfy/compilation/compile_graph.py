@@ -14,7 +14,7 @@ import torch
 
 from ..cache.keys import CallKey, CompilerFingerprint, GraphKey, Variant
 from ..cache.serialization import GraphOrigin
-from ..capture.call import Call, NotCovered, Signature
+from ..capture.call import Call, ChangesState, NotCovered, Signature
 from ..capture.export import Capture
 from ..capture.fingerprint.code_ownership import NO_HOST, HostCode
 from ..capture.rewrites.fp8_linear import IN_FP8
@@ -63,6 +63,8 @@ class HostServices:
         unplanned: in this context the host's plan of what its models allocate takes no notice of what is allocated.
             Raises NotCovered where there is a plan that cannot be told so. The host's own forward runs outside of it.
         tracing: in this context its forwards are traced. What a trace has begun of such a plan ends with it.
+        opaque: of ``capture_options``, those in whose place a graph calls what the host's own forward would call, for
+            no trace can look into what the host was started with.
     """
 
     identity: str
@@ -82,6 +84,7 @@ class HostServices:
     fused: Callable[[torch.device], Forms] = lambda _device: {}
     unplanned: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     tracing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    opaque: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +203,7 @@ class Maker:
         with library.builder.while_no_graph_is_made(self._telling(show, None)):
             show(message("capturing"))
             start = time.monotonic()
-            captured = capture(target, what.forward, call, what.options, settings)
+            captured = _capture(what, settings, host.opaque)
             library.metrics.count("captured")
             if foreign_operators(captured) - host.recordable:  # a recording that fails may end the process
                 captured = replace(captured, binding=replace(captured.binding, waits=True))
@@ -228,6 +231,29 @@ class Maker:
             show(waiting_for_turn(waited) if waited.for_turn else _compiling(waited, expected))
 
         return while_waiting
+
+
+def _capture(what: TargetCall, settings: TraceSettings, opaque: frozenset[str]) -> Capture:
+    """Trace a forward. Where a function stands in the way, of those that the graph could call instead, have it do that.
+
+    Args:
+        opaque: options that the graph is to call in any case, unless the call has them.
+
+    Raises:
+        OptionRead, NotCovered: as for ``Maker.make``.
+    """
+    functions = {id(function) for function in what.call.functions.functions} if what.call.functions is not None else ()
+    own = frozenset(name for name in settings.overrides if id(what.options.get(name)) in functions)
+    settings = replace(settings, opaque=opaque - own)
+    try:
+        return capture(what.target, what.forward, what.call, what.options, settings)
+    except ChangesState:
+        raise
+    except NotCovered:
+        if not own:
+            raise
+        log.debug("tracing once more, with %s called by the graph", ", ".join(sorted(own)), exc_info=True)
+        return capture(what.target, what.forward, what.call, what.options, replace(settings, opaque=opaque | own))
 
 
 def _compiling(seconds: float, expected: float | None) -> Message:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from ..cache.keys import LOSSLESS, Variant
 from ..capture.call import Call, Signature
 from ..capture.target.held_objects import PlacedWeights
 from ..capture.target.target import Target
+from ..capture.tracing.opaque_function import options_given
 from ..engines.base import CompiledGraph
 from ..messages import Message, first_line, message
 
@@ -116,6 +118,7 @@ class Serve:
     Attributes:
         proof_key: what a proof is of: that of the route, and what functions of the call are and hold.
         stream: what the call shares with the same call in other steps of a run; None where that is not known.
+        options: of the call, where the graph calls a function of theirs; else None.
     """
 
     request: Request
@@ -124,6 +127,22 @@ class Serve:
     weights: PlacedWeights
     proof_key: tuple[str, tuple[int, ...]]
     stream: Hashable = None
+    options: Mapping[str, Any] | None = None
+
+    @contextlib.contextmanager
+    def bringing_options(self, watched: bool = False) -> Iterator[None]:
+        """Run the graph inside, if it calls a function of the options.
+
+        Args:
+            watched: put back what the functions change. Eager, which the graph is compared with, calls them as well.
+
+        Raises:
+            ChangedState: they changed something.
+        """
+        functions = self.request.call.functions
+        unchanged = functions.unchanged() if watched and functions is not None else contextlib.nullcontext()
+        with options_given(self.options or {}), unchanged:
+            yield
 
 
 @dataclass(frozen=True, eq=False)

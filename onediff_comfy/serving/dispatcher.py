@@ -120,7 +120,8 @@ class CallServer:
         proof_key, functions = route.proof_key, request.call.functions
         if functions is not None:  # a trace may mistake them for others that give this graph, which is proved of these
             proof_key = proof_key[0], (*proof_key[1], *functions.facts)
-        return Serve(request, route, graph, weights, proof_key, stream)
+        options = request.arguments.get(self.host.options_name) or {} if graph.binding.calls_option else None
+        return Serve(request, route, graph, weights, proof_key, stream, options)
 
     def _resolved(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
         """Return what answers a request that no graph in memory is known for."""
@@ -139,7 +140,7 @@ class CallServer:
         due = (settled is None or settled() is not serve.graph) and self.verifier.is_due(serve, run)
         reuse = run.step_cache is not None and self.executor.reuses(serve, run) and not due
         with self.host.unplanned():
-            output = self.executor.run(serve, run, reuse)
+            output = self.executor.run(serve, run, reuse, due)
         if isinstance(output, Failed):
             if output.for_good:
                 self.resolver.failed(serve, output.reason)

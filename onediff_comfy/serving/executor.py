@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 
 from ..capture.call import Signature
 from ..capture.export_lock import running
+from ..capture.handed_over import ChangedState, changes_state
 from ..compilation.library import GraphLibrary
 from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
@@ -172,28 +173,32 @@ class Executor:
         self._library, self.times, self._policy = library, times, policy
         self._record_only_launch_bound = record_only_launch_bound
 
-    def run(self, serve: Serve, run: RunContext, reuse: bool) -> Output | Failed:
+    def run(self, serve: Serve, run: RunContext, reuse: bool, watched: bool = False) -> Output | Failed:
         """Return the output of a call, as the host's forward gives it.
 
         Where memory runs out, give back all that recordings hold, and run the graph once more.
 
         Args:
             reuse: take the deep layers' work from an earlier step, as ``reuses`` said.
+            watched: fail where functions that the graph calls change what they keep, and put that back.
         """
         signature, device = None if reuse else serve.request.call.signature, serve.request.device
         flat: Sequence[torch.Tensor] | None = None
         try:
             begun = self.times.begin(device)
             try:
-                flat = self._outputs(serve, run, reuse)
+                flat = self._outputs(serve, run, reuse, watched)
             except torch.OutOfMemoryError:
                 self._make_room(run)
             if flat is None:  # nothing is being handled here: an exception would hold the tensors of the first try
                 torch.cuda.empty_cache()
-                flat = self._outputs(serve, run, reuse=False)
+                flat = self._outputs(serve, run, False, watched)
             self.times.end(begun, serve.route.graph_key, signature, device)
         except torch.OutOfMemoryError:
             return Failed(message("the compiled graph ran out of memory"), for_good=False)
+        except ChangedState:
+            assert serve.request.call.functions is not None
+            return Failed(changes_state(serve.request.call.functions))
         except Exception as error:
             log.debug("compiled graph failed", exc_info=True)
             kind, line = type(error).__name__, first_line(error)
@@ -227,9 +232,9 @@ class Executor:
         released = self._library.recordings.release()
         log.warning("OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20)
 
-    def _outputs(self, serve: Serve, run: RunContext, reuse: bool) -> Sequence[torch.Tensor]:
+    def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Sequence[torch.Tensor]:
         graph, weights, tensors = serve.graph, serve.weights, serve.request.call.tensors
-        with running():
+        with running(), serve.bringing_options(watched) if serve.options is not None else contextlib.nullcontext():
             if run.step_cache is not None and serve.stream is not None and isinstance(graph, ReusableGraph):
                 return run.step_cache.call(graph, serve.stream, weights.tensors, tensors, reuse)
             if isinstance(graph, RecordedGraph):

@@ -57,6 +57,7 @@ class _Brief(_Strict, frozen=True):
     output: LongText
     folds: Annotated[list[Annotated[list[Signed], Pair]], Field(max_length=_MANY)]
     waits: bool = False
+    calls_option: bool = False
 
 
 class _Binding(_Brief, frozen=True):

@@ -14,6 +14,7 @@ from onediff_comfy.engines.inductor import engine as inductor
 from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.engines.inductor.passes import few_bits, operands
 from onediff_comfy.engines.inductor.passes.regions import share_regions
+from onediff_comfy.serving.verification import numerics
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 CPU = torch.device("cpu")
@@ -72,6 +73,11 @@ class Cast(torch.nn.Module):
         return F.gelu(F.linear(x, self.weight.to(x.dtype))) + self.weight.float().sum()
 
 
+def assert_as_good(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Fail if two outputs differ by more than rounding. Processors with AMX sum in another order for each operator."""
+    assert numerics.relative_error(actual, expected) < torch.finfo(actual.dtype).eps / 4
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 def test_rounding_is_that_of_the_nearest_number_and_ends_at_the_largest(dtype: torch.dtype) -> None:
     scale, largest = torch.tensor(0.25), torch.finfo(dtype).max
@@ -95,7 +101,7 @@ def test_a_product_of_matrices_with_a_scale_each_is_that_of_eager(
     assert targets.count(torch.ops.aten._scaled_mm.default) == 2
     assert torch.ops.aten._scaled_mm_v2.default not in targets
     with torch.no_grad():
-        assert torch.equal(found.run_on(block, *given), expected)
+        assert_as_good(found.run_on(block, *given), expected)
 
 
 @multiplies
@@ -171,7 +177,7 @@ def test_a_scale_of_one_is_made_once_and_divides_nothing(capture_of: Callable[..
     assert scaled_fp8.quantize_operator().default not in targets
     weights = found.target.weights(found.capture.binding.weight_names, CPU)
     with torch.no_grad():
-        assert torch.equal(graph(*found.capture.binding.feed(weights, found.call.tensors))[0], net(x))
+        assert_as_good(graph(*found.capture.binding.feed(weights, found.call.tensors))[0], net(x))
 
 
 class Blocks(torch.nn.Module):
@@ -221,7 +227,7 @@ def test_blocks_whose_rounding_moved_are_still_one_function(
     weights = found.target.weights(found.capture.binding.weight_names, CPU)
     with torch.no_grad():
         output = shared(*found.capture.binding.feed(weights, found.call.tensors))[0]
-        assert torch.equal(output, blocks(*given))
+        assert_as_good(output, blocks(*given))
 
 
 def test_what_others_use_is_put_together_before_it_is_rounded(capture_of: Callable[..., Any]) -> None:

@@ -21,6 +21,9 @@ from .forms import is_leaf, order_of, take_apart, text_of
 from .numbers import HeldNumber, Uses
 from .snapshot import Snapshot
 
+_OWN_ADDRESS = "._torchdynamo_wrapper_id"
+"""Where ``torch.compiler.disable`` notes the address of the function that it gives: another for each such function."""
+
 
 class Part(NamedTuple):
     """A part of an object.
@@ -165,6 +168,9 @@ class HeldState:
         if type(value) is float and part.parent is not None and not self._uses.is_fixed(part.place):
             self.lines.append(f"number {self._uses.outcomes(part.place, value)}")
             self.numbers.append(HeldNumber(value, part.place, part.parent))
+            return []
+        if part.place.endswith(_OWN_ADDRESS) and value in self._counted:
+            self.lines.append(f"address of {self._counted[value]}")
             return []
         if id(value) in self._layers:
             self._layers_met[id(value)] = value

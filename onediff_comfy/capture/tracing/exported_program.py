@@ -13,7 +13,7 @@ from ..call import NotCovered
 from ..export import Binding, Capture, GraphInput
 from ..fingerprint.value_text import tensor_digest
 from ..graph_text import graph_lines, text_digest
-from .operator_traits import draws_random_numbers, waits_for_values
+from .operator_traits import calls_option, draws_random_numbers, waits_for_values
 
 
 def capture_of(program: torch.export.ExportedProgram, batch: int | None, folds: Mapping[int, int]) -> Capture:
@@ -34,8 +34,9 @@ def capture_of(program: torch.export.ExportedProgram, batch: int | None, folds: 
     drawing = next(filter(draws_random_numbers, graph.graph.nodes), None)
     if drawing is not None:  # others than eager would draw: a compiler has a generator of its own
         raise NotCovered(message("the model's forward draws random numbers ({operator})", operator=drawing.target))
-    waits = any(map(waits_for_values, graph.graph.nodes))
-    captured = Capture(graph, Binding(tuple(inputs), constants, output, folds, waits), "", batch)
+    calls = any(map(calls_option, graph.graph.nodes))
+    waits = calls or any(map(waits_for_values, graph.graph.nodes))
+    captured = Capture(graph, Binding(tuple(inputs), constants, output, folds, waits, calls), "", batch)
     return replace(captured, digest=text_digest(_lines(captured)))
 
 

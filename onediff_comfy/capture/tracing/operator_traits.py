@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..export import Capture
+from .opaque_function import call_option
 
 _KNOWN_LIBRARIES = ("aten", "prims", "onediff_comfy")
 
@@ -25,6 +26,11 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
     if not isinstance(operator, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
     return not any(part in operator.name() for part in ("dropout", "attention"))
+
+
+def calls_option(node: torch.fx.Node) -> bool:
+    """Return True if an operator calls a function of the options, of which nobody knows what it does."""
+    return node.target is call_option()
 
 
 def waits_for_values(node: torch.fx.Node) -> bool:

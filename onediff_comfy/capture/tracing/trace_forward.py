@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from ..call import Call, ChangesState, NotCovered
 from ..export import Capture
 from ..export_lock import capturing
 from ..graph_text import AddressInText
-from ..handed_over import ChangedState, source_of
+from ..handed_over import ChangedState, changes_state, source_of
 from ..option_probe import OptionProbe, OptionRead
 from ..rewrites.functionalize import replace_writing
 from ..rewrites.op_substitutions import Forms
@@ -33,6 +33,7 @@ from ..shape_range import Axis, batch_tensor, fold, fold_factors, representative
 from ..target.target import Target
 from ..target.tensor_parts import Wholes
 from .exported_program import capture_of
+from .opaque_function import put_stand_ins
 from .trace_scopes import (
     attributes_restored,
     generators_restored,
@@ -59,6 +60,8 @@ class TraceSettings:
         multiple: of a general capture, what the sides of images are multiples of; 0 if no tensor is an image.
         prepare: given the target's layers; may set attributes of theirs, which are put back afterwards.
         around: what a forward has begun outside of its module ends with this context.
+        opaque: of ``overrides``, the names of those that the graph calls as the call has them, if it has them: what
+            they give looks like what the override gives.
     """
 
     options_name: str
@@ -69,6 +72,7 @@ class TraceSettings:
     multiple: int = 1
     prepare: Callable[[Sequence[torch.nn.Module]], None] = lambda _layers: None
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    opaque: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,8 @@ def _traced(
         if copies is not None:
             rebuilt[bag] = copies.hand_over(rebuilt[bag])
             watch.copies, watch.held = copies, held
-        probes = {name: v if v is None else OptionProbe(name, watch.raised) for name, v in options.items()}
         if rebuilt.get(bag) is not None:
-            rebuilt[bag] = watch.handing({**settings.overrides, **probes, **rebuilt[bag]})
+            rebuilt[bag] = watch.handing(_options(settings, options, rebuilt[bag], watch.raised))
         return rebuilt
 
     wrapper = _Forward(target.module, forward, arguments, watch.forward_ended)
@@ -157,7 +160,8 @@ def _traced(
         except (OptionRead, NotCovered):
             raise
         except ChangedState as error:
-            raise ChangesState(_changes_state(call)) from error
+            assert functions is not None
+            raise ChangesState(changes_state(functions)) from error
         except AddressInText as error:
             raise NotCovered(_never_found_again(error)) from error
         except Exception as raised:
@@ -168,6 +172,22 @@ def _traced(
             if functions is not None and (learned := functions.learned_from(cause)) is not None:
                 raise OptionRead(learned) from cause
             raise NotCovered(_cannot_be_captured(cause, call)) from cause
+
+
+def _options(
+    settings: TraceSettings, options: Mapping[str, Any], own: Mapping[str, Any], raised: list[BaseException]
+) -> dict[str, Any]:
+    """Return what a forward is handed as its options.
+
+    Args:
+        options: of the call.
+        own: those that are part of the call's structure, as they are traced.
+        raised: takes in what stand-ins raise.
+    """
+    probes = {name: v if v is None else OptionProbe(name, raised) for name, v in options.items()}
+    handed = {**settings.overrides, **probes, **own}
+    put_stand_ins(handed, settings.options_name, {name: settings.overrides[name] for name in settings.opaque})
+    return handed
 
 
 def _inputs(call: Call, settings: TraceSettings, any_batch: bool) -> _Inputs:
@@ -290,14 +310,6 @@ def _cannot_be_captured(error: BaseException, call: Call) -> Message:
         source=source,
         kind=kind,
         first_line=line,
-    )
-
-
-def _changes_state(call: Call) -> Message:
-    assert call.functions is not None
-    source = source_of(call.functions.functions[0])
-    return message(
-        "{name}, which the options hold, changes what it keeps", name=source.partition(":")[2], source=source
     )
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 OF_A_BLOCK = " of a block"
 """At the end of the name of a function that is a block's, and not a whole model's."""
+_ATTENTION = "optimized_attention_override"  # the option by which a node chooses a model's attention
 _VAE_LEVELS = 4  # of those that do not say: eight pixels to a latent one
 
 
@@ -35,7 +36,8 @@ def _attention(_chosen: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Keep attention whole in the capture, whichever implementation the host was started with.
 
     The engine picks the kernel. The others cannot be captured: some read free memory while they
-    run, some call libraries that tracing cannot see into.
+    run, some call libraries that tracing cannot see into. What a person has chosen for its own sake, as
+    --use-sage-attention, a graph calls as the host does (``HostServices.opaque``).
     """
     return attention_pytorch(*args, **kwargs)
 
@@ -123,25 +125,18 @@ def _identity() -> str:
     return digest.hexdigest()
 
 
-@functools.cache
-def _say_whose_attention() -> None:
-    """Say, once, that graphs do not use the attention that the host was started with."""
-    chosen = next((name for name in ("sage", "flash") if getattr(args, f"use_{name}_attention", False)), None)
-    if chosen is not None:
-        log.warning(
-            "OneDiff: compiled graphs compute attention with PyTorch's own exact kernels, for no graph can look into "
-            "those that --use-%s-attention chooses; these run wherever ComfyUI runs a model itself",
-            chosen,
-        )
+def _untraceable_attention() -> str:
+    """Return the name of the attention that the host was started with, if no trace can look into it; else nothing."""
+    return next((name for name in ("sage", "flash") if getattr(args, f"use_{name}_attention", False)), "")
 
 
 def host_services() -> HostServices:
     """Return the services of the ComfyUI that this process runs."""
-    _say_whose_attention()
+    chosen = _untraceable_attention()
     return HostServices(
-        identity=f"{_identity()} {kernels()}",
+        identity=f"{_identity()} {kernels()}{chosen and f' attention by {chosen}'}",
         options_name="transformer_options",
-        capture_options={"optimized_attention_override": _attention},
+        capture_options={_ATTENTION: _attention},
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
         refuse=_refuse_patched_layers,
         watched=_weight_functions,
@@ -156,4 +151,5 @@ def host_services() -> HostServices:
         fused=fused_operators,
         unplanned=unplanned,
         tracing=tracing,
+        opaque=frozenset((_ATTENTION,)) if chosen else frozenset(),
     )

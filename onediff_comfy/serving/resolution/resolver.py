@@ -103,6 +103,9 @@ class Resolver:
 
     def failed(self, serve: Serve, reason: str) -> None:
         """Note that a graph failed when it ran: it is not tried again, at least not in this variant."""
+        functions = serve.request.call.functions
+        if functions is not None and serve.options is not None:
+            self.sources.provider.give_up(functions)
         if not (serve.route.variant.fp8 and self._dropped(serve.request, Variant(fp8=True), reason)):
             self.routes[serve.request.key] = Refused(reason)
 

@@ -91,10 +91,13 @@ Again = Callable[[Any], float]
 """Given eager's output, how far a right graph of a model that rounds to 8 bits may be off."""
 
 
-def again(
-    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], weights: Iterable[torch.Tensor]
-) -> Again | None:
-    """Return further runs of eager with inputs that are hardly others; None where nothing is rounded to 8 bits.
+def rounds_to_few_bits(weights: Iterable[torch.Tensor]) -> bool:
+    """Return True if a model with these weights rounds what it computes to 8 bits. So do attention libraries."""
+    return not _FEW_BITS.isdisjoint(weight.dtype for weight in weights)
+
+
+def again(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Again | None:
+    """Return further runs of eager with inputs that are hardly others; None where no input can be.
 
     Ask for it before eager runs, which may use its arguments up. They run when it is called.
 
@@ -102,10 +105,7 @@ def again(
         forward: eager.
         args: for it.
         kwargs: for it.
-        weights: those that the graph takes.
     """
-    if _FEW_BITS.isdisjoint(weight.dtype for weight in weights):
-        return None
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
     floating = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not floating:

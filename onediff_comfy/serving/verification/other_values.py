@@ -8,7 +8,7 @@ functions are called by the host's own code, with other values, and so is the gr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,11 +30,13 @@ class OtherValues:
         tensors: of the call, for its graph.
         args: of the call, for the host's own code.
         kwargs: likewise.
+        options: of the call, where its graph calls a function of theirs.
     """
 
     tensors: Sequence[torch.Tensor]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    options: Mapping[str, Any] | None
 
     @classmethod
     def of(cls, serve: Serve) -> OtherValues | None:
@@ -49,15 +51,16 @@ class OtherValues:
         def other(leaf: Any) -> Any:
             return leaf.clone() if isinstance(leaf, torch.Tensor) else instead.get(id(leaf), leaf)
 
-        args, kwargs = pytree.tree_map(other, (tuple(invocation.args), dict(invocation.kwargs)))
+        options = serve.options and dict(serve.options)
+        args, kwargs, options = pytree.tree_map(other, (tuple(invocation.args), dict(invocation.kwargs), options))
         own = [tensor.clone() for tensor in call.tensors[: call.own_tensors]]
-        return cls([*own, *held], args, kwargs)
+        return cls([*own, *held], args, kwargs, options)
 
     def difference(self, serve: Serve) -> float:
         """Return how far the graph is off; nothing where there is no memory to tell."""
         try:
             expected = serve.request.invocation.forward(*self.args, **self.kwargs)
-            with running():
+            with running(), replace(serve, options=self.options).bringing_options():
                 flat = _outputs(serve.graph, serve.weights.tensors, self.tensors)
         except torch.OutOfMemoryError:
             return 0.0

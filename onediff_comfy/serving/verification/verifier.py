@@ -91,7 +91,8 @@ class Verifier:
         request, route = serve.request, serve.route
         invocation = request.invocation
         others = None if self._is_proved(serve) else OtherValues.of(serve)
-        again = numerics.again(invocation.forward, invocation.args, invocation.kwargs, serve.weights.tensors)
+        lossy = numerics.rounds_to_few_bits(serve.weights.tensors) or serve.options is not None
+        again = numerics.again(invocation.forward, invocation.args, invocation.kwargs) if lossy else None
         try:
             with self._times.measured(EAGER, request.call.signature, request.device):
                 expected = invocation.eager()
@@ -156,7 +157,7 @@ class Verifier:
             return 0.0
         features = run.step_cache.features(serve.stream) if run.step_cache is not None else None
         try:
-            with running():
+            with running(), serve.bringing_options():
                 if features is None:  # nothing is reused in this run, but it may be in the next
                     _, features = graph.compute(weights, tensors)
                 flat, _ = graph.reuse(weights, tensors, features)

@@ -1,0 +1,69 @@
+"""A MODEL in a ComfyUI that was started with --use-sage-attention, in this process.
+
+    python by_attention_library.py COMFY_DIR CHECKPOINT
+
+Prints as JSON how far the pictures of an engine, that of the variable ENGINE, are from the host's, how far those are
+from exact attention's, and what served. Without a GPU the library is the one in ``attention_library``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+comfyui, checkpoint = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+import torch  # noqa: E402
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    sys.path.append(str(Path(__file__).with_name("attention_library")))
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = not ON_GPU
+args.use_sage_attention = True
+import comfy.ldm.modules.attention as attention  # noqa: E402
+import comfy.sd  # noqa: E402
+from tiny_flux import sampled, with_lora  # noqa: E402
+
+from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
+
+
+def picture(model: Any, seed: int, override: Any = None) -> torch.Tensor:
+    if override is not None:
+        model = model.clone()
+        model.model_options["transformer_options"]["optimized_attention_override"] = override
+    return sampled(model, seed)
+
+
+def exact(_chosen: Any, *given: Any, **options: Any) -> torch.Tensor:
+    output: torch.Tensor = attention.attention_pytorch(*given, **options)
+    return output
+
+
+def main() -> None:
+    assert attention.optimized_attention is attention.attention_sage
+    with torch.inference_mode():
+        model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
+        fast = accelerate(model, os.environ.get("ENGINE", "eager"))
+        plain, exactly = picture(model, 1), picture(model, 1, exact)
+        span = float(plain.max() - plain.min())
+        pairs = [(picture(fast, seed), picture(model, seed)) for seed in (1, 2)]
+        pairs.append((picture(with_lora(fast, 0.5), 1), picture(with_lora(model, 0.5), 1)))
+        pairs.append((picture(fast, 1, exact), exactly))
+    dispatcher = find_dispatcher(fast)
+    assert dispatcher is not None
+    figures = dispatcher.metrics.snapshot()
+    found = {
+        "off": [float((ours - eager).abs().max()) / span for ours, eager in pairs],
+        "rounded": float((plain - exactly).abs().max()) / span,
+        **{name: figures[name] for name in ("served", "fallbacks", "recorded")},
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+main()

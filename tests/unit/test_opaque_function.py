@@ -1,0 +1,215 @@
+"""Attention that no trace can look into: a graph calls what the call brings, with what eager hands it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
+
+OPTION = "optimized_attention_override"
+
+
+def by_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **_kwargs: Any) -> torch.Tensor:
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def attention(*args: Any, transformer_options: dict[str, Any], **kwargs: Any) -> torch.Tensor:
+    """As the host's models compute attention."""
+    override = transformer_options.get(OPTION)
+    kwargs["transformer_options"] = transformer_options
+    output: torch.Tensor = override(by_pytorch, *args, **kwargs) if override else by_pytorch(*args, **kwargs)
+    return output
+
+
+def by_numpy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, scale: float = 1.0) -> torch.Tensor:
+    """As a library's kernels do: no trace can look into it."""
+    query, key, value = (t.numpy().reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (q, k, v))
+    scores = np.exp(scale * query.shape[-1] ** -0.5 * query @ key.transpose(0, 1, 3, 2))
+    found = scores / scores.sum(-1, keepdims=True) @ value
+    return torch.from_numpy(np.ascontiguousarray(found.transpose(0, 2, 1, 3).reshape(q.shape)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(8, 24), nn.Linear(8, 24)])
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        options = transformer_options.copy()
+        for number, block in enumerate(self.blocks):
+            options["block"] = ("single", number)
+            options["slice"] = [0, x.shape[1]]
+            q, k, v = block(x).chunk(3, -1)
+            x = x + attention(q, k, v, 2, transformer_options=options)
+        return x
+
+
+class Served:
+    def __init__(self, engine: str = "eager") -> None:
+        torch.manual_seed(0)
+        self.net = Net().eval().requires_grad_(False)
+        self.library = GraphLibrary(GraphCache(1 << 30), Metrics())
+        self.dispatcher = Dispatcher(
+            engine,
+            self.library,
+            HostServices(
+                identity="host",
+                options_name="transformer_options",
+                capture_options={OPTION: lambda _chosen, *args, **kwargs: by_pytorch(*args, **kwargs)},
+                check_interrupted=lambda: None,
+                refuse=lambda _layers: None,
+            ),
+        )
+
+    def __call__(self, override: Callable[..., Any] | None, tokens: int = 6, **options: Any) -> bool:
+        """Return True if a call was served. It is always right."""
+        given = {"sigmas": torch.ones(1), **options, **({OPTION: override} if override else {})}
+        x, before = torch.randn(2, tokens, 8), self.figures()["served"]
+        with torch.inference_mode():
+            expected = self.net(x, given)
+            torch.testing.assert_close(self.dispatcher(self.net, self.net.forward, (x, given), {}), expected)
+        return bool(self.figures()["served"] > before)
+
+    def figures(self) -> dict[str, Any]:
+        return self.dispatcher.metrics.snapshot()
+
+    def compiled(self) -> int:
+        return int(self.library.metrics.snapshot()["compiled"])
+
+    def captured(self) -> int:
+        return int(self.library.metrics.snapshot()["captured"])
+
+
+def of_scale(scale: float) -> Callable[..., torch.Tensor]:
+    def override(_chosen: Any, *args: Any, transformer_options: Any, **kwargs: Any) -> torch.Tensor:
+        return by_numpy(*args, scale=scale, **kwargs)
+
+    return override
+
+
+@pytest.mark.parametrize("engine", ["eager", "inductor"])
+def test_an_attention_that_no_trace_can_look_into_is_called_by_the_graph(engine: str) -> None:
+    served = Served(engine)
+    for scale, tokens in ((1.0, 6), (2.0, 6), (3.0, 10), (1.0, 4)):
+        served.dispatcher.begin_run()
+        assert all(served(of_scale(scale), tokens) for _ in range(3)), served.figures()
+    assert served.compiled() == 1
+
+
+def test_without_it_the_graph_is_another(served: Served) -> None:
+    for override in (of_scale(1.0), None, of_scale(2.0), None):
+        served.dispatcher.begin_run()
+        assert served(override)
+    assert served.compiled() == 2
+
+
+def test_it_is_handed_the_options_of_the_call_and_of_the_block(served: Served) -> None:
+    def override(_chosen: Any, *args: Any, transformer_options: dict[str, Any], **kwargs: Any) -> torch.Tensor:
+        _, block = transformer_options["block"]
+        first, behind = transformer_options["slice"]
+        strength = float(transformer_options["sigmas"]) + transformer_options.get("level", 0.0)
+        return by_numpy(*args, scale=strength * (block + behind - first), **kwargs)
+
+    for sigma, level, tokens in ((1.0, 0.5, 6), (0.5, 0.5, 6), (0.5, 2.0, 10)):
+        served.dispatcher.begin_run()
+        assert all(served(override, tokens, sigmas=torch.tensor([sigma]), level=level) for _ in range(2))
+
+
+def test_it_may_ask_for_the_attention_that_it_stands_for(served: Served) -> None:
+    def override(chosen: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        args[0].numpy()
+        output: torch.Tensor = chosen(*args, **kwargs)
+        return output
+
+    assert all(served(override) for _ in range(3))
+
+
+def test_one_that_torch_is_not_to_compile_is_the_same_each_time_that_it_is_made(served: Served) -> None:
+    made = []
+    for _ in range(3):
+        made.append(torch.compiler.disable()(of_scale(1.0)))  # all are there: none has another's address
+        served.dispatcher.begin_run()
+        assert served(made[-1])
+    assert served.captured() == 1
+
+
+def test_what_it_holds_may_change(served: Served) -> None:
+    strengths = torch.tensor([1.0])
+
+    def override(_chosen: Any, *args: Any, transformer_options: Any, **kwargs: Any) -> torch.Tensor:
+        return by_numpy(*args, scale=float(strengths), **kwargs)
+
+    for strength in (1.0, 2.0, 0.5):
+        strengths.fill_(strength)
+        served.dispatcher.begin_run()
+        assert served(override)
+    assert served.compiled() == 1
+
+
+def test_one_that_counts_its_calls_runs_eager_and_counts_as_eager_does() -> None:
+    def counting() -> tuple[Callable[..., Any], list[int]]:
+        calls = [0]
+
+        def override(_chosen: Any, *args: Any, transformer_options: Any, **kwargs: Any) -> torch.Tensor:
+            calls[0] += 1
+            return by_numpy(*args, scale=float(calls[0]), **kwargs)
+
+        return override, calls
+
+    served, (override, calls), (other, other_calls) = Served(), counting(), counting()
+    x = torch.randn(2, 6, 8)
+    for _ in range(4):
+        served.dispatcher.begin_run()
+        with torch.inference_mode():
+            actual = served.dispatcher(served.net, served.net.forward, (x, {OPTION: override}), {})
+            torch.testing.assert_close(actual, served.net(x, {OPTION: other}))
+        assert calls == other_calls
+    assert not served.figures()["served"]
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.half, lambda t: t[:, :1], lambda t: [t]])
+def test_what_gives_something_else_runs_eager(change: Callable[[torch.Tensor], Any]) -> None:
+    served = Served()
+
+    def override(_chosen: Any, *args: Any, transformer_options: Any, **kwargs: Any) -> Any:
+        return change(by_numpy(*args, **kwargs))
+
+    x = torch.randn(2, 6, 8)
+    for _ in range(2):
+        with torch.inference_mode():
+            expected = _outcome(served.net, x, {OPTION: override})
+            actual = _outcome(served.dispatcher, served.net, served.net.forward, (x, {OPTION: override}), {})
+        assert str(actual) == str(expected)
+    assert not served.figures()["served"]
+
+
+def test_what_gives_back_what_it_was_given_is_not_written_to(served: Served) -> None:
+    def override(_chosen: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_args: Any, **_kw: Any) -> Any:
+        q.numpy()
+        return v
+
+    assert all(served(override) for _ in range(3))
+
+
+def _outcome(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except (TypeError, RuntimeError) as error:
+        return error
+
+
+@pytest.fixture
+def served() -> Served:
+    return Served()
