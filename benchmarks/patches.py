@@ -47,7 +47,24 @@ def image_prompt(model: Any) -> Any:
     return patched
 
 
-PATCHES: Mapping[str, Callable[[Any], Any]] = {"FreeU_V2": freeu, "image prompt": image_prompt}
+def sage_attention(model: Any) -> Any:
+    """The MODEL that attends by SageAttention, as other packs' nodes have it."""
+    from sageattention import sageattn  # type: ignore[import-not-found]
+
+    def override(_chosen: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **options: Any) -> Any:
+        if options.get("skip_reshape"):
+            return sageattn(q, k, v, tensor_layout="HND").transpose(1, 2).flatten(2)
+        parts = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
+        return sageattn(*parts, tensor_layout="NHD").flatten(2)
+
+    patched = model.clone()
+    patched.model_options["transformer_options"]["optimized_attention_override"] = override
+    return patched
+
+
+PATCHES: dict[str, Callable[[Any], Any]] = {"FreeU_V2": freeu, "image prompt": image_prompt}
+if importlib.util.find_spec("sageattention") is not None:
+    PATCHES["SageAttention"] = sage_attention
 
 
 class Adapter(torch.nn.Module):

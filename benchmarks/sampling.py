@@ -44,8 +44,14 @@ def main() -> int:
     return ours_failed(report)
 
 
-def arguments(description: str, models: Sequence[str]) -> argparse.Namespace:
-    """The command line of a script that times variants of one of ``models``."""
+def arguments(
+    description: str, models: Sequence[str], add: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+) -> argparse.Namespace:
+    """The command line of a script that times variants of one of ``models``.
+
+    Args:
+        add: adds what only this script has.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=models, default="sdxl")
     parser.add_argument("--size", help="image width x height in pixels (default: what the model was made for)")
@@ -58,6 +64,7 @@ def arguments(description: str, models: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--disable-cuda-malloc", action="store_true", help="PyTorch's own allocator, as ComfyUI's option of that name"
     )
+    add(parser)
     return parser.parse_args()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -234,32 +233,6 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "dtype": lambda text: getattr(torch, text.removeprefix("torch.")),
     "device": torch.device,
 }
-
-
-def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``function(*args, **kwargs)`` by name, defaults filled in.
-
-    Model families order their parameters differently, and callers mix positions and names: names
-    are the only common ground.
-
-    Raises:
-        NotCovered: the function takes positional-only or variadic positional arguments.
-    """
-    signature = inspect.signature(function)
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise NotCovered(message("the arguments do not fit the model's forward: {error}", error=error)) from error
-    bound.apply_defaults()
-    arguments: dict[str, Any] = {}
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments.update(bound.arguments[name])
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise NotCovered(message("the model's forward takes positional-only arguments ({name})", name=name))
-        else:
-            arguments[name] = bound.arguments[name]
-    return arguments
 
 
 def split(

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onediff_comfy.capture.call import NotCovered, Signature, TensorSpec, bind, split
+from onediff_comfy.capture.call import NotCovered, Signature, TensorSpec, split
+from onediff_comfy.capture.target.parameters import bind
 
 OPTIONS = "transformer_options"
 

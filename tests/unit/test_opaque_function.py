@@ -195,6 +195,28 @@ def test_what_gives_something_else_runs_eager(change: Callable[[torch.Tensor], A
     assert not served.figures()["served"]
 
 
+def centred(_chosen: Any, q: torch.Tensor, k: torch.Tensor, *args: Any, transformer_options: Any) -> torch.Tensor:
+    """Writes to the keys, as SageAttention 1 does."""
+    k -= k.mean(1, keepdim=True)
+    return by_numpy(q, k, *args)
+
+
+def test_one_that_writes_to_what_it_is_handed_is_served(served: Served) -> None:
+    assert all(served(centred) for _ in range(3))
+
+
+def test_where_the_model_uses_what_is_written_to_it_runs_eager() -> None:
+    class Using(Net):
+        def forward(self, x: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+            q, k, v = self.blocks[0](x).chunk(3, -1)
+            return attention(q, k, v, 2, transformer_options=transformer_options) + k
+
+    served = Served()
+    served.net = Using().eval().requires_grad_(False)
+    assert not any(served(centred) for _ in range(3))
+    assert served(of_scale(1.0))
+
+
 def test_what_gives_back_what_it_was_given_is_not_written_to(served: Served) -> None:
     def override(_chosen: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_args: Any, **_kw: Any) -> Any:
         q.numpy()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import operator
 import types
@@ -21,12 +20,12 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ...capture.call import NotCovered, bind
+from ...capture.call import NotCovered
+from ...capture.target.parameters import bind, signature_of
 from ...serving.decision import Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
 from ..process.services import OF_A_BLOCK
-from ..weights.layer_images import is_changed
 from ..weights.residency import StreamedModules, kind_of
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy
@@ -98,13 +97,13 @@ class BlockServer:
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(image, on_image, (), call.arguments)
             told = outcome.value if isinstance(outcome, Output) else on_image(**call.arguments)
-            is_due = isinstance(outcome, Output) and self._check.is_due(block, is_changed(block))
+            is_due = isinstance(outcome, Output) and self._check.is_due(block, streamed.is_changed(block))
             with unplanned():
                 trial = on_image(**call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way
             with unplanned():
                 by_host = call.telling(forward)(**call.arguments)
-                told = told if self._check.agree(block, is_changed(block), trial, by_host) else by_host
+                told = told if self._check.agree(block, streamed.is_changed(block), trial, by_host) else by_host
         return call.completed(told)
 
 
@@ -179,14 +178,8 @@ def _given_back(part: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 def _variadic(forward: Callable[..., Any]) -> str | None:
     """Return the name of the parameter that takes all positional arguments, as SD3's blocks have; None if none does."""
-    function = getattr(forward, "__func__", forward)
-    return _first_if_variadic(function, getattr(function, "__code__", None), function is not forward)
-
-
-@functools.lru_cache(maxsize=64)  # reading a signature takes as long as all else that is asked of a block
-def _first_if_variadic(function: Callable[..., Any], _code: object, is_method: bool) -> str | None:
-    parameters = list(inspect.signature(function).parameters.values())[is_method:]
-    return parameters[0].name if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL else None
+    first = next(iter(signature_of(forward).parameters.values()), None)
+    return first.name if first is not None and first.kind is first.VAR_POSITIONAL else None
 
 
 def _copied(value: Any) -> Any:

@@ -6,7 +6,7 @@ The host's layers say where their weights are, and how they are to be brought. A
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class LayerImages:
 
     Attributes:
         root: the image of ``module``.
-        look: what the images look like now.
+        look: what the images look like now; None if nobody knows.
         parameters: of each layer's image, in the order of ``module.modules()``: its weights by name.
     """
 
@@ -53,7 +53,7 @@ class LayerImages:
             images[layer] = ModuleImage(layer, NOTES, {**held, "_modules": children})
         self._images = [images[layer] for layer in layers]
         self.root = self._images[0].image
-        self.look = Look([])
+        self.look: Look | None = None
         self.parameters: list[dict[str, Any]] = [held["_parameters"] for held in self._held]
 
     def show(self, layers: Sequence[torch.nn.Module]) -> Look:
@@ -65,9 +65,8 @@ class LayerImages:
         for layer, image in zip(layers, self._images, strict=True):
             image.show(layer)
         self.show_weights(layers)
-        shown = _attributes(self.layers())
-        if not _same(shown, self.look.attributes):
-            self.look = Look(shown)
+        if self.look is None or not self.look.holds():
+            self.look = Look(self.layers())
         return self.look
 
     def show_weights(self, layers: Sequence[torch.nn.Module]) -> None:
@@ -81,11 +80,11 @@ class LayerImages:
 
     def put_back(self, layers: Sequence[torch.nn.Module]) -> None:
         """Set and delete on these layers what was set and deleted on their images since they were shown."""
-        if _same(_attributes(self.layers()), self.look.attributes):
+        if self.look is None or self.look.holds():  # never shown, or nothing has happened to them
             return
         for layer, image in zip(layers, self._images, strict=True):
             image.put_back(layer)
-        self.look = Look([])
+        self.look = None
 
     def layers(self) -> list[torch.nn.Module]:
         """Return the image of each layer."""
@@ -93,14 +92,41 @@ class LayerImages:
 
 
 class Look:
-    """What images look like, but for their weights. Compared by identity.
+    """What layers look like, but for weights, buffers and what the host notes of them. Compared by identity.
+
+    Asked of each block in each step: so a layer is compared by few calls, and not by a step for each attribute.
 
     Args:
-        attributes: of all images, in their order.
+        layers: a module and all its submodules, or images of them.
     """
 
-    def __init__(self, attributes: list[Any]) -> None:
-        self.attributes = attributes
+    def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
+        self._states = [vars(layer) for layer in layers]
+        names = [tuple(name for name in state if name not in _APART) for state in self._states]
+        self._counts = list(map(len, names))
+        self._getters = [operator.itemgetter("_modules", "training", *each) for each in names]  # never of one name
+        self._held = self._now()
+
+    def holds(self) -> bool:
+        """Return True if the layers hold the very objects that they held, by the same names."""
+        if [len(state) - sum(map(state.__contains__, _APART)) for state in self._states] != self._counts:
+            return False
+        try:
+            now = self._now()
+        except KeyError:  # one attribute went, and another came
+            return False
+        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+
+    def _now(self) -> list[Any]:
+        found: list[Any] = []
+        for getter, state in zip(self._getters, self._states, strict=True):
+            values = getter(state)
+            found += values
+            found += values[0].values()
+            for value in values[1:]:
+                if type(value) is dict:  # a forward may write to it
+                    found += value.values()
+        return found
 
 
 class SeenLayers:
@@ -108,43 +134,27 @@ class SeenLayers:
 
     Args:
         layers: the module and all its submodules.
-        look: what the images look like since.
+        shown: what the images look like since.
     """
 
-    def __init__(self, layers: Sequence[torch.nn.Module], look: Look) -> None:
-        self.layers, self.look = layers, look
-        self._attributes = _attributes(layers)
+    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
+        self.layers, self.shown = layers, shown
+        self._look = Look(layers)
 
     def are_same(self) -> bool:
         """Return True if the layers hold the very objects that they held, weights and what notes of them apart."""
-        return _same(_attributes(self.layers), self._attributes)
-
-
-def _attributes(layers: Sequence[torch.nn.Module]) -> list[Any]:
-    """Return what layers hold, but for weights, buffers and what the host notes of them.
-
-    A name comes before each value, and behind a dict what it has, for a forward may write to it.
-    """
-    found: list[Any] = []
-    for layer in layers:
-        for name, value in vars(layer).items():
-            if name not in _APART:
-                found += (name, value)
-                if type(value) is dict:
-                    found += value.values()
-        found += vars(layer).get("_modules", {}).values()  # an image that was never shown has nothing
-    return found
-
-
-def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(operator.is_, one, other))
+        return self._look.holds()
 
 
 def put(weights: dict[str, Any], found: tuple[Any, Any]) -> None:
-    """Put a weight and a bias in the place of a layer's own, as parameters, which is what layers hold."""
+    """Put a weight and a bias in the place of a layer's own, as parameters, which is what layers hold.
+
+    One of several tensors stays as it is: to make a parameter of it copies its scale on the device, in every call.
+    """
     for key, value in zip(KEYS, found, strict=True):
         if key in weights:
-            weights[key] = value if value is None else torch.nn.Parameter(value, requires_grad=False)
+            plain = type(value) is torch.Tensor
+            weights[key] = torch.nn.Parameter(value, requires_grad=False) if plain else value
 
 
 def convert(weights: dict[str, Any], layer: torch.nn.Module, device: torch.device) -> None:
@@ -161,7 +171,8 @@ def convert(weights: dict[str, Any], layer: torch.nn.Module, device: torch.devic
 
 def is_patched(layer: torch.nn.Module) -> bool:
     """Return True if the host adds a LoRA to a layer's weights while it brings them to the device."""
-    return any(vars(layer).get(f"{key}_lowvram_function") is not None for key in KEYS)
+    state = vars(layer)
+    return state.get("weight_lowvram_function") is not None or state.get("bias_lowvram_function") is not None
 
 
 def has_functions(layer: torch.nn.Module) -> bool:
@@ -172,7 +183,12 @@ def has_functions(layer: torch.nn.Module) -> bool:
 
 def is_changed(module: torch.nn.Module) -> bool:
     """Return True if some layer of a module computes with other weights than the model file's."""
-    return any(is_patched(layer) or has_functions(layer) for layer in module.modules())
+    return are_changed(module.modules())
+
+
+def are_changed(layers: Iterable[torch.nn.Module]) -> bool:
+    """As ``is_changed``, of a module and all its layers."""
+    return any(is_patched(layer) or has_functions(layer) for layer in layers)
 
 
 def stored_dtype(layer: torch.nn.Module, name: str) -> torch.dtype | None:

@@ -113,7 +113,7 @@ class PinnedModule:
         """Return True if the layers, their weights, and what the host notes of these are the very same objects."""
         now, seen = self._weights(), self._seen
         same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
-        return same and seen is not None and seen.look is self._images.look and seen.are_same()
+        return same and seen is not None and seen.shown is self._images.look and seen.are_same()
 
     def _weights(self) -> list[Any]:
         found: list[Any] = []

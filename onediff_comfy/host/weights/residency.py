@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -20,9 +19,10 @@ import comfy.ops
 import torch
 
 from ...capture.call import NotCovered
+from ...capture.target.parameters import signature_of
 from ...messages import message
 from ..compatibility import BRINGS_WEIGHTS
-from .layer_images import KEYS, LayerImages, SeenLayers, convert, is_patched, put, stored_dtype
+from .layer_images import KEYS, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype
 
 _PREFETCH = "comfy.model_prefetch"
 
@@ -36,7 +36,7 @@ def is_streamed(model: Any) -> bool:
 def can_bring() -> bool:
     """Return True if this host has what brings layers of Dynamic VRAM, as we call it. Not all that have it do."""
     try:
-        taken = inspect.signature(importlib.import_module(_PREFETCH).cleanup_prefetched_modules).parameters
+        taken = signature_of(importlib.import_module(_PREFETCH).cleanup_prefetched_modules).parameters
     except (ImportError, AttributeError):
         return False
     return all(use.problem() is None for use in BRINGS_WEIGHTS) and taken.keys() <= {"module", "comfy_modules"}
@@ -46,7 +46,7 @@ def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> Non
     """Have the host take back what it brought for layers of ``module``. Hosts since 0.31 are told the module, too."""
     taken = importlib.import_module(_PREFETCH).cleanup_prefetched_modules
     given = {"module": module, "comfy_modules": layers}
-    taken(**{name: given[name] for name in inspect.signature(taken).parameters})
+    taken(**{name: given[name] for name in signature_of(taken).parameters})
 
 
 class StreamedModules:
@@ -76,6 +76,10 @@ class StreamedModules:
         self._seen.pop(module, None)
         return False
 
+    def is_changed(self, module: torch.nn.Module) -> bool:
+        """Return True if some layer of ``module``, which was shown, computes with other weights than the file's."""
+        return are_changed(self._seen[module].layers)
+
     @contextlib.contextmanager
     def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[torch.nn.Module]:
         """Yield the image of ``module``, with all weights on ``device`` until the context ends.
@@ -87,7 +91,7 @@ class StreamedModules:
             NotCovered: the host has a weight in a form that no layer can hold in place.
         """
         seen = self._seen.get(module)
-        if seen is not None and seen.look is self._images.look:
+        if seen is not None and seen.shown is self._images.look:
             self._images.show_weights(seen.layers)
         else:
             layers = tuple(module.modules())
