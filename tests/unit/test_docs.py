@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import small_cards
+
 MOST_COLUMNS, MOST_WORDS = 120, 2_500
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _FILE = re.compile(r"`([\w./]+(?:\.py|/))`")
@@ -50,3 +52,9 @@ def test_the_design_is_read_in_one_sitting(root: Path) -> None:
     assert len(text.split()) <= MOST_WORDS
     layers = [path.name for path in (root / "onediff_comfy").iterdir() if (path / "__init__.py").exists()]
     assert [layer for layer in layers if f"{layer}/" not in text] == []
+
+
+def test_the_table_of_small_cards_is_what_one_file_says() -> None:
+    """Run ``python -m tools.small_cards --write`` after a change."""
+    text = small_cards.PAGE.read_text(encoding="utf-8")
+    assert small_cards.with_table(text, small_cards.table(small_cards.report())) == text
