@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,11 +20,10 @@ import torch
 from ..messages import message
 from .handed_over import Functions, Unliftable, in_order, source_of
 from .option_probe import OptionProbe
+from .parameters import read_of, signature_of
 
-# A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way
-# in every process.
+# A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way in every process.
 Structure = tuple[Any, ...]
-
 
 # Whether an option's value is None can be seen without reading it, so it counts as part of the name.
 _IS_NONE = "=None"
@@ -233,6 +233,34 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "dtype": lambda text: getattr(torch, text.removeprefix("torch.")),
     "device": torch.device,
 }
+
+
+def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``function(*args, **kwargs)`` by name, defaults filled in.
+
+    Model families order their parameters differently, and callers mix positions and names.
+
+    Raises:
+        NotCovered: the function takes positional-only or variadic positional arguments.
+    """
+    plain: Any = getattr(function, "__func__", None)
+    read = read_of(plain.__code__, True) if type(plain) is types.FunctionType else []
+    known = read and read[0] is plain.__defaults__ and not (plain.__dict__ or plain.__kwdefaults__)
+    signature = read[1] if known else signature_of(function)  # which would give the same, by one call more
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise NotCovered(message("the arguments do not fit the model's forward: {error}", error=error)) from error
+    bound.apply_defaults()
+    arguments: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(bound.arguments[name])
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise NotCovered(message("the model's forward takes positional-only arguments ({name})", name=name))
+        else:
+            arguments[name] = bound.arguments[name]
+    return arguments
 
 
 def split(

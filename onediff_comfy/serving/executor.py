@@ -15,8 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..capture.call import Signature
-from ..capture.export_lock import running
 from ..capture.handed_over import ChangedState, changes_state
+from ..capture.tracing.export_lock import running
 from ..compilation.library import GraphLibrary
 from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph

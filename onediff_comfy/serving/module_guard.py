@@ -12,9 +12,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._device import DeviceContext
 
-from ..capture.call import Call, NotCovered, split
+from ..capture.call import Call, NotCovered, bind, split
 from ..capture.handed_over import Functions
-from ..capture.target.parameters import bind
 from ..capture.target.target import Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary

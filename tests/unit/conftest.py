@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from onediff_comfy.capture.call import Call, split
+from onediff_comfy.capture.call import Call, bind, split
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.capture.rewrites.op_substitutions import Forms
-from onediff_comfy.capture.target.parameters import bind
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.capture.tracing.trace_forward import TraceSettings, capture
 from onediff_comfy.engines.oneflow import install

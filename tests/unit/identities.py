@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from onediff_comfy.cache.keys import CallKey, GraphKey, compiler
-from onediff_comfy.capture.call import split
-from onediff_comfy.capture.target.parameters import bind
+from onediff_comfy.capture.call import bind, split
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.capture.tracing.trace_forward import TraceSettings, capture
 from onediff_comfy.engines.eager import EagerEngine

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.capture.call import NotCovered, split
+from onediff_comfy.capture.call import NotCovered, bind, split
 from onediff_comfy.capture.option_probe import OptionProbe, OptionRead
-from onediff_comfy.capture.target.parameters import bind
 
 OPTIONS = "transformer_options"
 

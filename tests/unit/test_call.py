@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -10,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onediff_comfy.capture.call import NotCovered, Signature, TensorSpec, split
-from onediff_comfy.capture.target.parameters import bind
+from onediff_comfy.capture.call import NotCovered, Signature, TensorSpec, bind, split
 
 OPTIONS = "transformer_options"
 
@@ -385,3 +387,37 @@ def test_options_that_are_none_are_a_call_like_any_other() -> None:
     none = split({"x": torch.zeros(1), OPTIONS: None}, options_name=OPTIONS)
     assert none.rebuild(none.tensors)[OPTIONS] is None
     assert none.signature != with_options({})
+
+
+class Owner:
+    def method(self, x: int, y: Any = 1) -> None:
+        """A forward with a default."""
+
+
+def test_what_was_read_of_a_function_holds_while_its_code_and_defaults_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Owner()
+    assert bind(owner.method, (0,), {}) == {"x": 0, "y": 1}
+    monkeypatch.setattr(Owner.method, "__defaults__", (1.0,))  # equal, and of another type
+    assert type(bind(owner.method, (0,), {})["y"]) is float
+    monkeypatch.setattr(Owner.method, "__code__", (lambda self, other, y=1: None).__code__)
+    assert bind(owner.method, (0,), {}) == {"other": 0, "y": 1.0}
+    monkeypatch.setattr(Owner.method, "__kwdefaults__", {"y": 3})
+    assert bind(owner.method, (0,), {})["other"] == 0
+    monkeypatch.setattr(Owner.method, "__signature__", inspect.signature(lambda self, own: None), raising=False)
+    assert bind(owner.method, (0,), {}) == {"own": 0}
+
+
+def test_functions_of_one_code_are_told_apart_by_their_defaults_and_none_is_kept() -> None:
+    def made(value: object, closure: object) -> Any:
+        def function(x: int, y: object = value) -> object:
+            return closure
+
+        return function
+
+    held = [Owner(), Owner()]
+    alive = [weakref.ref(each) for each in held]
+    functions = [made(index, each) for index, each in enumerate(held)]
+    assert [bind(function, (0,), {})["y"] for function in (*functions, *functions)] == [0, 1, 0, 1]
+    del functions[:], held[:]
+    gc.collect()
+    assert [each() for each in alive] == [None, None]

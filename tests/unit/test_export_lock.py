@@ -1,4 +1,4 @@
-"""capture/export_lock.py: who captures is alone, and who runs is not."""
+"""capture/tracing/export_lock.py: who captures is alone, and who runs is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from onediff_comfy.capture.export_lock import capturing, running
+from onediff_comfy.capture.tracing.export_lock import capturing, running
 
 Inside = Callable[[], AbstractContextManager[None]]
 WAIT = 10.0  # seconds after which a test is broken, not slow

@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from onediff_comfy.capture.call import NotCovered, split
+from onediff_comfy.capture.call import NotCovered, bind, split
 from onediff_comfy.capture.export import Capture
-from onediff_comfy.capture.target.parameters import bind
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.capture.tracing.trace_forward import TraceSettings, capture
 from onediff_comfy.host.weights.gguf import BlocksOfBytes

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onediff_comfy.capture.call import TensorSpec, split
+from onediff_comfy.capture.call import TensorSpec, bind, split
 from onediff_comfy.capture.shape_range import fold_factors
-from onediff_comfy.capture.target.parameters import bind
 from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.engines.inductor.engine import InductorEngine

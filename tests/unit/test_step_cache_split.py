@@ -10,10 +10,9 @@ import torch
 from steps import Transformer, UNet, transformer_call, unet_call
 from torch import nn
 
-from onediff_comfy.capture.call import split
+from onediff_comfy.capture.call import bind, split
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.capture.rewrites.step_cache_split import with_brief, work
-from onediff_comfy.capture.target.parameters import bind
 
 Made = Callable[..., Capture]
 

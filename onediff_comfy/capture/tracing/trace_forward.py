@@ -22,7 +22,6 @@ import torch.utils._pytree as pytree
 from ...messages import Message, first_line, message
 from ..call import Call, ChangesState, NotCovered
 from ..export import Capture
-from ..export_lock import capturing
 from ..graph_text import AddressInText
 from ..handed_over import ChangedState, changes_state, source_of
 from ..option_probe import OptionProbe, OptionRead
@@ -32,6 +31,7 @@ from ..rewrites.size_conversions import keep_sizes_symbolic
 from ..shape_range import Axis, batch_tensor, fold, fold_factors, representative, symbolic_axes, unfold
 from ..target.target import Target
 from ..target.tensor_parts import Wholes
+from .export_lock import capturing
 from .exported_program import capture_of
 from .opaque_function import put_stand_ins
 from .trace_scopes import (

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ...capture.call import NotCovered
-from ...capture.target.parameters import bind, signature_of
+from ...capture.call import NotCovered, bind
+from ...capture.parameters import signature_of
 from ...serving.decision import Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned

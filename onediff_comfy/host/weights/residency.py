@@ -19,7 +19,7 @@ import comfy.ops
 import torch
 
 from ...capture.call import NotCovered
-from ...capture.target.parameters import signature_of
+from ...capture.parameters import signature_of
 from ...messages import message
 from ..compatibility import BRINGS_WEIGHTS
 from .layer_images import KEYS, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ...capture.call import Call, Signature
+from ...capture.call import Call, Signature, bind
 from ...capture.shape_range import batch_tensor
-from ...capture.target.parameters import bind
 from ..decision import Eager, Invocation, Output
 from ..verification import numerics
 from .batch_plan import BatchPart, cost_of_call, join, plan, split_batch

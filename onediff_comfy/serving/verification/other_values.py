@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ...capture.export_lock import running
+from ...capture.tracing.export_lock import running
 from ...engines.base import CompiledGraph
 from ...runtime.cuda_graphs import RecordedGraph
 from ...runtime.step_cache import ReusableGraph

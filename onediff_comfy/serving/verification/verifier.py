@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ...capture.export_lock import running
 from ...capture.handed_over import source_of
+from ...capture.tracing.export_lock import running
 from ...compilation.library import GraphLibrary
 from ...engines.base import CompiledGraph
 from ...messages import first_line, message
