@@ -2,7 +2,8 @@
 
     python records_of_blocks.py COMFY_DIR
 
-Prints as JSON, by name: whether each counts as a record, and whether what is made again is what it was.
+Prints as JSON, by name: whether each counts as a record, and whether what is made again is what it was; and of a block
+that writes to one argument and returns it, what a compiler is given of it, and what the caller gets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ args.cpu = True
 import comfy.ldm.chroma.layers as chroma  # noqa: E402
 import comfy.ldm.flux.layers as flux  # noqa: E402
 import torch  # noqa: E402
+import torch.utils._pytree as pytree  # noqa: E402
 
+from onediff_comfy.host.adapters.blocks import BlockCall  # noqa: E402
 from onediff_comfy.host.adapters.records import closed, is_record, opened  # noqa: E402
 
 
@@ -83,7 +86,24 @@ def main() -> None:
     del flux.ModulationOut.factor  # type: ignore[attr-defined]
     old, flux.ModulationOut = flux.ModulationOut, Foreign  # type: ignore[misc,assignment]
     found["of a class that was replaced"] = {"record": is_record(modulation(old)), "same": True}
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps({"records": found, "told": told()}) + "\n")
+
+
+def told() -> dict[str, Any]:
+    def block(img: torch.Tensor, txt: torch.Tensor, pair: Any) -> Any:
+        img += 1
+        return img, txt * pair.gate
+
+    img, txt = torch.zeros(2), torch.ones(2)
+    call = BlockCall(block, (img, txt), {"pair": modulation()})
+    output, written = call.telling(block)(**call.arguments)
+    before = img.tolist()
+    first, second = call.completed((output, written))
+    return {
+        "leaves": [type(leaf).__name__ for leaf in pytree.tree_leaves((output, written))],
+        "before": before,
+        "given back": [first is img, img.tolist(), second.tolist()],
+    }
 
 
 main()

@@ -57,6 +57,7 @@ def test_one_graph_of_the_whole_model_is_captured_and_one_of_each_kind_of_block(
     assert captured == {"first": 1, "a page less": 2, "8 bits": 1, "8 bits, in blocks": 2}
 
 
+@pytest.mark.slow  # that a compiler is given nothing but tensors, ``test_records_of_blocks.py`` sees in no time
 def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that returns what it was given, as Flux' does, is no trouble to a compiler."""
     monkeypatch.setenv("ENGINE", "inductor")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,10 +62,10 @@ class Net(nn.Module):
 
 
 class Served:
-    def __init__(self, engine: str = "eager") -> None:
+    def __init__(self, engine: str = "eager", library: GraphLibrary | None = None) -> None:
         torch.manual_seed(0)
         self.net = Net().eval().requires_grad_(False)
-        self.library = GraphLibrary(GraphCache(1 << 30), Metrics())
+        self.library = library or GraphLibrary(GraphCache(1 << 30), Metrics())
         self.dispatcher = Dispatcher(
             engine,
             self.library,
@@ -230,6 +235,17 @@ def _outcome(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     except (TypeError, RuntimeError) as error:
         return error
+
+
+def test_a_process_that_has_traced_nothing_serves_what_another_has_kept(root: Path, tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        command = [sys.executable, str(root / "tests" / "unit" / "opaque_restarted.py"), str(tmp_path)]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(json.loads(done.stdout))
+    assert found == [{"compiled": 1, "loaded": 0, "served": 1}, {"compiled": 0, "loaded": 1, "served": 1}]
 
 
 @pytest.fixture
