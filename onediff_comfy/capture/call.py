@@ -243,7 +243,7 @@ def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     Raises:
         NotCovered: the function takes positional-only or variadic positional arguments.
     """
-    plain: Any = getattr(function, "__func__", None)
+    plain: Any = function.__func__ if type(function) is types.MethodType else None
     read = read_of(plain.__code__, True) if type(plain) is types.FunctionType else []
     known = read and read[0] is plain.__defaults__ and not (plain.__dict__ or plain.__kwdefaults__)
     signature = read[1] if known else signature_of(function)  # which would give the same, by one call more

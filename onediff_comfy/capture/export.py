@@ -38,8 +38,8 @@ class Binding:
         constants: tensors that the forward made out of plain numbers; part of the code.
         output: how to put the flat outputs together again.
         folds: which of the call's tensors are handed over folded (see ``shape_range.fold``), and by what.
-        waits: whether it waits for the device in its middle, for values that decide on sizes, or calls another
-            library's operator that may. Such a graph is not replayed as a CUDA graph.
+        waits: whether it waits for the device in its middle, for values that decide on sizes, or calls what may:
+            another library's operator, a function of the options. Such a graph is not replayed as a CUDA graph.
         calls_option: whether it calls a function of the call's own options; see ``tracing.opaque_function``.
     """
 

@@ -15,7 +15,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     It is remembered where there is nothing but these to read it from: no wrapper, no signature of its own, no defaults
     that can change in place.
     """
-    plain = function.__func__ if isinstance(function, types.MethodType) else function
+    plain = function.__func__ if type(function) is types.MethodType else function
     if type(plain) is not types.FunctionType or plain.__dict__ or plain.__kwdefaults__:
         return inspect.signature(function)
     code, defaults, read = plain.__code__, plain.__defaults__, read_of(plain.__code__, plain is not function)

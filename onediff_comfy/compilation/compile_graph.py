@@ -234,17 +234,19 @@ class Maker:
 
 
 def _capture(what: TargetCall, settings: TraceSettings, opaque: frozenset[str]) -> Capture:
-    """Trace a forward. Where a function stands in the way, of those that the graph could call instead, have it do that.
+    """Trace a forward. Where a function of the options stands in the way that the graph could call, have it do that.
 
     Args:
-        opaque: options that the graph is to call in any case, unless the call has them.
+        opaque: options in whose place the graph calls what the host would call. Not those that this call has: whoever
+            put them there must be looked at first.
 
     Raises:
         OptionRead, NotCovered: as for ``Maker.make``.
     """
     functions = {id(function) for function in what.call.functions.functions} if what.call.functions is not None else ()
     own = frozenset(name for name in settings.overrides if id(what.options.get(name)) in functions)
-    settings = replace(settings, opaque=opaque - own)
+    opaque = frozenset(name for name in opaque if what.options.get(name) is None)
+    settings = replace(settings, opaque=opaque)
     try:
         return capture(what.target, what.forward, what.call, what.options, settings)
     except ChangesState:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.tracing.opaque_function import call_option, options_given
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
@@ -30,11 +31,15 @@ def by_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+IMPORTED = by_pytorch
+"""Models have imported the function; whoever puts another one into its module does not put it into them."""
+
+
 def attention(*args: Any, transformer_options: dict[str, Any], **kwargs: Any) -> torch.Tensor:
     """As the host's models compute attention."""
     override = transformer_options.get(OPTION)
     kwargs["transformer_options"] = transformer_options
-    output: torch.Tensor = override(by_pytorch, *args, **kwargs) if override else by_pytorch(*args, **kwargs)
+    output: torch.Tensor = override(IMPORTED, *args, **kwargs) if override else IMPORTED(*args, **kwargs)
     return output
 
 
@@ -56,13 +61,16 @@ class Net(nn.Module):
         for number, block in enumerate(self.blocks):
             options["block"] = ("single", number)
             options["slice"] = [0, x.shape[1]]
+            options["grid"] = x.shape[1:]
             q, k, v = block(x).chunk(3, -1)
             x = x + attention(q, k, v, 2, transformer_options=options)
         return x
 
 
 class Served:
-    def __init__(self, engine: str = "eager", library: GraphLibrary | None = None) -> None:
+    def __init__(
+        self, engine: str = "eager", library: GraphLibrary | None = None, opaque: frozenset[str] = frozenset()
+    ) -> None:
         torch.manual_seed(0)
         self.net = Net().eval().requires_grad_(False)
         self.library = library or GraphLibrary(GraphCache(1 << 30), Metrics())
@@ -75,6 +83,7 @@ class Served:
                 capture_options={OPTION: lambda _chosen, *args, **kwargs: by_pytorch(*args, **kwargs)},
                 check_interrupted=lambda: None,
                 refuse=lambda _layers: None,
+                opaque=opaque,
             ),
         )
 
@@ -124,8 +133,9 @@ def test_it_is_handed_the_options_of_the_call_and_of_the_block(served: Served) -
     def override(_chosen: Any, *args: Any, transformer_options: dict[str, Any], **kwargs: Any) -> torch.Tensor:
         _, block = transformer_options["block"]
         first, behind = transformer_options["slice"]
+        tokens, _width = transformer_options["grid"]
         strength = float(transformer_options["sigmas"]) + transformer_options.get("level", 0.0)
-        return by_numpy(*args, scale=strength * (block + behind - first), **kwargs)
+        return by_numpy(*args, scale=strength * (block + behind - first) / tokens, **kwargs)
 
     for sigma, level, tokens in ((1.0, 0.5, 6), (0.5, 0.5, 6), (0.5, 2.0, 10)):
         served.dispatcher.begin_run()
@@ -163,7 +173,8 @@ def test_what_it_holds_may_change(served: Served) -> None:
     assert served.compiled() == 1
 
 
-def test_one_that_counts_its_calls_runs_eager_and_counts_as_eager_does() -> None:
+@pytest.mark.parametrize("opaque", [frozenset(), frozenset((OPTION,))])  # the latter as under --use-sage-attention
+def test_one_that_counts_its_calls_runs_eager_and_counts_as_eager_does(opaque: frozenset[str]) -> None:
     def counting() -> tuple[Callable[..., Any], list[int]]:
         calls = [0]
 
@@ -173,7 +184,7 @@ def test_one_that_counts_its_calls_runs_eager_and_counts_as_eager_does() -> None
 
         return override, calls
 
-    served, (override, calls), (other, other_calls) = Served(), counting(), counting()
+    served, (override, calls), (other, other_calls) = Served(opaque=opaque), counting(), counting()
     x = torch.randn(2, 6, 8)
     for _ in range(4):
         served.dispatcher.begin_run()
@@ -182,6 +193,53 @@ def test_one_that_counts_its_calls_runs_eager_and_counts_as_eager_does() -> None
             torch.testing.assert_close(actual, served.net(x, {OPTION: other}))
         assert calls == other_calls
     assert not served.figures()["served"]
+
+
+def test_a_host_with_such_an_attention_of_its_own_and_nodes_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host was started with is called by every graph; what a node chooses is looked at first."""
+
+    def by_host(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **_kwargs: Any) -> torch.Tensor:
+        return by_numpy(q, k, v, heads, scale=3.0)
+
+    module = sys.modules[__name__]
+    for name in ("IMPORTED", "by_host"):
+        monkeypatch.setattr(module, name, by_host, raising=False)
+    by_host.__qualname__, by_host.__module__ = "by_host", __name__
+    served = Served(opaque=frozenset((OPTION,)))
+    for override in (None, of_scale(1.0), lambda chosen, *args, **kwargs: chosen(*args, **kwargs) * 2, None):
+        served.dispatcher.begin_run()
+        assert all(served(override) for _ in range(2)), served.figures()
+
+
+def test_where_the_function_that_it_stands_for_is_another_by_now_it_runs_eager(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def override(chosen: Any, *args: Any, **kwargs: Any) -> Any:
+        args[0].numpy()
+        return chosen(*args, **kwargs)
+
+    assert served(override)
+    monkeypatch.setattr(sys.modules[__name__], "by_pytorch", lambda q, *_args, **_kwargs: q)
+    assert not served(override)
+
+
+def test_one_that_refuses_other_values_of_what_it_holds_runs_eager(served: Served) -> None:
+    mask = torch.tensor([0.0, 1.0])
+
+    def override(_chosen: Any, *args: Any, transformer_options: Any, **kwargs: Any) -> torch.Tensor:
+        if not set(mask.tolist()) <= {0.0, 1.0}:
+            raise ValueError("a mask has zeros and ones")
+        return by_numpy(*args, scale=float(mask.sum()), **kwargs)
+
+    assert not any(served(override) for _ in range(2))
+
+
+def test_what_it_gives_is_new_memory(served: Served) -> None:
+    kept = torch.ones(2, 6, 8)
+    text = json.dumps({"option": OPTION, "args": [], "kwargs": {"dict": []}})
+    with options_given({OPTION: lambda: kept}):
+        given = call_option()([torch.ones(1)], [], text, [2, 6, 8], torch.float32)
+    assert torch.equal(given, kept) and given.data_ptr() != kept.data_ptr()
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.half, lambda t: t[:, :1], lambda t: [t]])

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import json
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from ...messages import message
 from ..call import NotCovered
+from ..fingerprint.value_text import code_digest
 
 _OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("options of the call that is being answered", default=None)
 _AS_THEY_ARE = (type(None), bool, int, str)
@@ -104,6 +106,10 @@ class _Notes:
             return {kind.__name__: [self.of(part) for part in value]}
         if kind is dict:
             return {"dict": [[self.of(key), self.of(part)] for key, part in value.items()]}
+        if kind is torch.Size:
+            return {"Size": [self.of(part) for part in value]}
+        if kind is torch.device:
+            return {"device": str(value)}
         place = _place_of(value)
         if place is None:
             raise NotCovered(
@@ -118,20 +124,32 @@ class _Notes:
 
 
 def _place_of(function: Any) -> list[Any] | None:
-    """Return where a function is found: its module, its name there, and whether it is wrapped by what is found."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if isinstance(module, str) and isinstance(name, str):
-        for wrapped in (False, True):
-            if _found(module, name, wrapped) is function:
-                return [module, name, wrapped]
+    """Return where a function is found: its module, its name there, whether what is found wraps it, and its code."""
+    if type(function) is not types.FunctionType or function.__closure__ or function.__kwdefaults__:
+        return None
+    for wrapped in (False, True):
+        if _at(function.__module__, function.__qualname__, wrapped) is function:
+            return [function.__module__, function.__qualname__, wrapped, code_digest(function.__code__)]
     return None
 
 
-def _found(module: str, name: str, wrapped: bool) -> Any:
+def _at(module: str, name: str, wrapped: bool) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return getattr(found, "__wrapped__", None) if wrapped else found
+
+
+def _found(module: str, name: str, wrapped: bool, code: str) -> Any:
+    """Return the function that was noted. Whoever has put another one there has not put it into the model, too.
+
+    Raises:
+        LookupError: another is there by now.
+    """
+    found = _at(module, name, wrapped)
+    if type(found) is not types.FunctionType or code_digest(found.__code__) != code:
+        raise LookupError(f"{module}.{name} is another function by now")
+    return found
 
 
 @functools.cache
@@ -151,7 +169,8 @@ def call_option() -> Callable[..., torch.Tensor]:
         if not isinstance(output, torch.Tensor) or (output.shape, output.dtype) != (torch.Size(shape), dtype):
             found = f"{output.dtype}{list(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
             raise TypeError(f"it gave {found} in place of {dtype}{list(shape)}")
-        return output.contiguous()
+        # New memory, which the graph may write to: it may have given what it keeps.
+        return output.clone(memory_format=torch.contiguous_format)
 
     @call_option.register_fake
     def _(
@@ -178,6 +197,8 @@ def _called(text: Mapping[str, Any], tensors: Sequence[torch.Tensor], sizes: Seq
             "float": lambda: float.fromhex(content),
             "dtype": lambda: getattr(torch, content),
             "list": lambda: [value(part) for part in content],
+            "Size": lambda: torch.Size(value(part) for part in content),
+            "device": lambda: torch.device(content),
             "tuple": lambda: tuple(value(part) for part in content),
             "dict": lambda: {value(key): value(part) for key, part in content},
             "function": lambda: _found(*content),

@@ -60,8 +60,8 @@ class TraceSettings:
         multiple: of a general capture, what the sides of images are multiples of; 0 if no tensor is an image.
         prepare: given the target's layers; may set attributes of theirs, which are put back afterwards.
         around: what a forward has begun outside of its module ends with this context.
-        opaque: of ``overrides``, the names of those that the graph calls as the call has them, if it has them: what
-            they give looks like what the override gives.
+        opaque: of ``overrides``, the names of those in whose place the graph calls a function: the call's own, where it
+            has one, else the host's. What that gives looks like what the override gives.
     """
 
     options_name: str
