@@ -128,7 +128,10 @@ def test_the_two_forms_are_of_the_same_nodes() -> None:
         assert editor == {node: content["class_type"] for node, content in api_form(name).items()}
 
 
-@pytest.mark.parametrize("version", OTHER_COMFYUI)
+# The oldest, and the one that all other tests run in; what is between them is slow.
+@pytest.mark.parametrize(
+    "version", [pytest.param(version, marks=[pytest.mark.slow] * (n > 0)) for n, version in enumerate(OTHER_COMFYUI)]
+)
 def test_another_version_of_the_host_loads_the_pack_and_knows_the_replacements(
     start_server: Callable[..., ComfyServer], version: str
 ) -> None:
