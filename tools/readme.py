@@ -7,7 +7,6 @@ python -m tools.readme --write    # writes them
 from __future__ import annotations
 
 import io
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import Any
 
 from benchmarks.files import Report, read, results_folder
 from dev.environment import repository
+
+from .marked_tables import with_table
 
 RESULTS = "2026-11-23-h200-formats.json"
 PLOT = repository() / "docs" / "images" / "formats.svg"
@@ -42,7 +43,6 @@ _CAPTIONS = {
         "ComfyUI {comfyui}，{date}；**随机权重**，全部事先编译。来源：[{file}]({link})。"
     ),
 }
-_BLOCK = re.compile(r"(<!-- speed: python -m tools\.readme --write -->\n).*?(<!-- /speed -->)", re.DOTALL)
 _COLUMNS = 120
 
 
@@ -107,15 +107,8 @@ def _wrapped(text: str) -> str:
 
 
 def with_block(text: str, made: str) -> str:
-    """Return a README with its table replaced.
-
-    Raises:
-        ValueError: it has no place for one.
-    """
-    changed, places = _BLOCK.subn(lambda match: match[1] + made + match[2], text)
-    if places != 1:
-        raise ValueError("the README has no place for the table of speed")
-    return changed
+    """Return a README with its table replaced."""
+    return with_table(text, "speed", made)
 
 
 def plot(found: Report) -> str:

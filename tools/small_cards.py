@@ -6,17 +6,17 @@ python -m tools.small_cards --write    # writes it
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 
 from benchmarks.files import Report, read, results_folder
 from dev.environment import repository
 
+from .marked_tables import with_table
+
 RESULTS = "2026-11-25-h200-any-card-six-steps.json"
 PAGE = repository() / "docs" / "weights.md"
-
-_BLOCK = re.compile(r"(<!-- python -m tools\.small_cards --write -->\n).*?(<!-- /table -->)", re.DOTALL)
+NAME = "small cards"
 
 
 def report() -> Report:
@@ -47,22 +47,10 @@ def table(found: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str, made: str) -> str:
-    """Return the page with its table replaced.
-
-    Raises:
-        ValueError: it has no place for one.
-    """
-    changed, places = _BLOCK.subn(lambda match: match[1] + made + match[2], text)
-    if places != 1:
-        raise ValueError("the page has no place for the table")
-    return changed
-
-
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if the page is what the file says, or was written so."""
     text = PAGE.read_text(encoding="utf-8")
-    made = with_table(text, table(report()))
+    made = with_table(text, NAME, table(report()))
     if "--write" in arguments:
         PAGE.write_text(made, encoding="utf-8")
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import small_cards
+from tools.marked_tables import with_table
 
 MOST_COLUMNS, MOST_WORDS = 120, 2_500
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -57,4 +58,4 @@ def test_the_design_is_read_in_one_sitting(root: Path) -> None:
 def test_the_table_of_small_cards_is_what_one_file_says() -> None:
     """Run ``python -m tools.small_cards --write`` after a change."""
     text = small_cards.PAGE.read_text(encoding="utf-8")
-    assert small_cards.with_table(text, small_cards.table(small_cards.report())) == text
+    assert with_table(text, small_cards.NAME, small_cards.table(small_cards.report())) == text
