@@ -57,10 +57,9 @@ lint: setup
 	  $(ENV_PYTHON) -m mypy --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" \
 	    --no-explicit-package-bases pack/__init__.py pack/nodes; status=$$?; rm -r "$$folder"; exit $$status
 
-# A fleet's tests mostly wait, and OneFlow's run in an environment of their own: so both run beside the others. OneFlow's
-# take what these leave of the processors, for of the others one process is the last to end.
+# OneFlow's tests run in an environment of their own, and a fleet's mostly wait: so both run beside the others.
 test: setup
-	@$(ENV_PYTHON) -m dev.side_by_side .cache/test-beside.log "$(MAKE) test-fleet && nice $(MAKE) test-oneflow" \
+	@$(ENV_PYTHON) -m dev.side_by_side .cache/test-beside.log "$(MAKE) test-oneflow test-fleet" \
 	  "$(MAKE) lint" "$(MAKE) test-quick"
 
 test-quick: setup
