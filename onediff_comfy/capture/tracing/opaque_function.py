@@ -165,7 +165,7 @@ def call_option() -> Callable[..., torch.Tensor]:
         tensors: Sequence[torch.Tensor], sizes: Sequence[int], text: str, shape: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
         # SageAttention 1 writes to its keys. What a graph has there may be somebody else's too.
-        output = _called(json.loads(text), [tensor.clone() for tensor in tensors], sizes)
+        output = _called(_text(text), [tensor.clone() for tensor in tensors], sizes)
         if not isinstance(output, torch.Tensor) or (output.shape, output.dtype) != (torch.Size(shape), dtype):
             found = f"{output.dtype}{list(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
             raise TypeError(f"it gave {found} in place of {dtype}{list(shape)}")
@@ -186,28 +186,39 @@ def _called(text: Mapping[str, Any], tensors: Sequence[torch.Tensor], sizes: Seq
     options = _OPTIONS.get()
     if options is None:
         raise RuntimeError("a graph that calls a function of the options was run without any")
-
-    def value(noted: Any) -> Any:
-        if type(noted) in _AS_THEY_ARE:
-            return noted
-        ((kind, content),) = noted.items()
-        return {
-            "tensor": lambda: tensors[content],
-            "size": lambda: sizes[content],
-            "float": lambda: float.fromhex(content),
-            "dtype": lambda: getattr(torch, content),
-            "list": lambda: [value(part) for part in content],
-            "Size": lambda: torch.Size(value(part) for part in content),
-            "device": lambda: torch.device(content),
-            "tuple": lambda: tuple(value(part) for part in content),
-            "dict": lambda: {value(key): value(part) for key, part in content},
-            "function": lambda: _found(*content),
-        }[kind]()
-
-    args, kwargs = [value(noted) for noted in text["args"]], value(text["kwargs"])
+    read = functools.partial(_read, tensors=tensors, sizes=sizes)
+    args, kwargs = [read(noted) for noted in text["args"]], read(text["kwargs"])
     changes = text.get("options")
     if changes is not None:
         kept = {key: option for key, option in options.items() if key not in changes["gone"]}
-        kwargs[changes["name"]] = kept | value(changes["changed"])
+        kwargs[changes["name"]] = kept | read(changes["changed"])
     function = options.get(text["option"])
     return function(*args, **kwargs) if function is not None else args[0](*args[1:], **kwargs)
+
+
+_text = functools.lru_cache(maxsize=1024)(json.loads)
+"""Reads a text that an operator of a graph has, and that is the same in every step. Nobody writes to what it gives."""
+
+
+def _read(noted: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Any:
+    """Return the value that ``_Notes.of`` has noted."""
+    if type(noted) in _AS_THEY_ARE:
+        return noted
+    ((kind, content),) = noted.items()
+    match kind:
+        case "tensor":
+            return tensors[content]
+        case "size":
+            return sizes[content]
+        case "float":
+            return float.fromhex(content)
+        case "dtype":
+            return getattr(torch, content)
+        case "device":
+            return torch.device(content)
+        case "function":
+            return _found(*content)
+        case "dict":
+            return {_read(key, tensors, sizes): _read(part, tensors, sizes) for key, part in content}
+    parts = [_read(part, tensors, sizes) for part in content]
+    return {"list": list, "tuple": tuple, "Size": torch.Size}[kind](parts)
