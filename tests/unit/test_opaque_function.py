@@ -160,6 +160,21 @@ def test_one_that_torch_is_not_to_compile_is_the_same_each_time_that_it_is_made(
     assert served.captured() == 1
 
 
+def test_one_that_calculates_with_its_own_address_runs_eager() -> None:
+    def made() -> Callable[..., torch.Tensor]:
+        def override(_chosen: Any, *args: Any, transformer_options: Any, **kwargs: Any) -> torch.Tensor:
+            output: torch.Tensor = by_pytorch(*args, **kwargs) * (wrapped._torchdynamo_wrapper_id % 97)
+            return output
+
+        wrapped: Any = torch.compiler.disable()(override)
+        return wrapped  # type: ignore[no-any-return]
+
+    served, kept = Served(), [made() for _ in range(4)]
+    for override in kept:
+        served.dispatcher.begin_run()
+        assert not served(override)
+
+
 def test_what_it_holds_may_change(served: Served) -> None:
     strengths = torch.tensor([1.0])
 

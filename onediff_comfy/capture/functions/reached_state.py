@@ -54,9 +54,9 @@ _STATES_OF_TORCH = """
 """What PyTorch keeps for the whole process, and whether it traces: a trace finds another thing than the host."""
 _INSIDES = """
     __annotations__ __globals__ __builtins__ __closure__ cell_contents __subclasses__ f_back f_locals f_globals gi_frame
-    tb_frame
+    tb_frame _torchdynamo_wrapper_id
     """
-"""By which code reaches what is neither held nor named."""
+"""By which code reaches what is neither held nor named, or an address, which is no part of what is held."""
 _UNFORESEEN = frozenset(
     (
         *("posix.urandom", "posix.stat", "posix.listdir", "posix.scandir", "posix.open", "posix.read", "posix.times"),
