@@ -142,8 +142,13 @@ def test_a_new_process_serves_new_sizes_and_other_weights_without_capturing_or_c
         (compiled,) = [made for made in everything if (made["key"], made["how"]) == (loaded["key"], "compiled")]
         tally(f"tiny {name}: compiled in {compiled['seconds']} s, loaded in {loaded['seconds']} s")
     assert "OneDiff: loaded" in restarted.log_text()
-    # Where one family is asked alone, Inductor is imported meanwhile, and other tests may have made its kernels before.
-    assert loaded["seconds"] < 0.5 * compiled["seconds"]
+    # Of the last, and once more, because Inductor itself is imported with the first.
+    restarted.post("/onediff/panel/free")
+    old.assert_served(restarted, family, seed=3007)
+    assert counters.loaded == 2
+    again = counters.graphs[-1]["seconds"]
+    tally(f"tiny {name}: loaded once more in {again} s")
+    assert again < 0.15 * compiled["seconds"]
 
 
 @pytest.mark.slow

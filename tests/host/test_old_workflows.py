@@ -17,6 +17,8 @@ from onediff_comfy.host.legacy.replacements import NOT_REPLACED, REPLACEMENTS, a
 from tools.workflows import Workflow
 
 STEPS = FAMILIES["sd15"].steps
+_OLDEST, *_BETWEEN = OTHER_COMFYUI
+"""The oldest host; and those between it and the one that all other tests run in, which are slow."""
 
 
 def _assert_known(server: ComfyServer) -> None:
@@ -128,10 +130,7 @@ def test_the_two_forms_are_of_the_same_nodes() -> None:
         assert editor == {node: content["class_type"] for node, content in api_form(name).items()}
 
 
-# The oldest, and the one that all other tests run in; what is between them is slow.
-@pytest.mark.parametrize(
-    "version", [pytest.param(version, marks=[pytest.mark.slow] * (n > 0)) for n, version in enumerate(OTHER_COMFYUI)]
-)
+@pytest.mark.parametrize("version", [_OLDEST, *(pytest.param(v, marks=pytest.mark.slow) for v in _BETWEEN)])
 def test_another_version_of_the_host_loads_the_pack_and_knows_the_replacements(
     start_server: Callable[..., ComfyServer], version: str
 ) -> None:
