@@ -8,6 +8,8 @@ import secrets
 import stat
 from pathlib import Path
 
+import filelock
+
 from .messages import message, printable
 
 TEMPORARY_SUFFIX = ".part"
@@ -101,6 +103,20 @@ def check_name(name: str) -> None:
         raise ValueError(
             message("a name of {length} characters is too long for a file; use a shorter one", length=longest)
         )
+
+
+def private_lock(path: Path, timeout_s: float = -1) -> filelock.BaseFileLock:
+    """Return a lock between processes that no other user can hold. It goes with the process, however that ends.
+
+    Args:
+        path: of the lock's file.
+        timeout_s: how long to wait for it; for ever, if negative.
+
+    Raises:
+        OSError: its folder cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return filelock.FileLock(path, timeout=timeout_s, mode=_PRIVATE_FILE)
 
 
 def private_folder(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +12,17 @@ from .. import __version__
 from ..capture.call import NotCovered
 from ..capture.shape_range import ShapeRange
 from ..store.artifact import Artifact
+from ..store.notes import OPTIONS
 from ..store.store import GraphStore
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = "options"
 _EXACT_ONLY = "exact_only"
+
+
+def reader_of(fingerprint: str, code: str) -> str:
+    """Return under which name it is known what a call reads: its target's, or that with the functions' ``code``."""
+    return hashlib.sha256(f"{fingerprint} {code}".encode()).hexdigest() if code else fingerprint
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class CallIndex:
     def options_read(self, fingerprint: str) -> frozenset[str]:
         """Return the options that the target with this fingerprint is known to read."""
         if fingerprint not in self._options_read:
-            noted = self._store.notes.read(_OPTIONS, fingerprint) if self._store else None
+            noted = self._store.notes.read(OPTIONS, fingerprint) if self._store else None
             self._options_read[fingerprint] = frozenset(noted or ())
         return self._options_read[fingerprint]
 
@@ -59,7 +65,7 @@ class CallIndex:
         """Remember that the target with this fingerprint reads the option ``name``."""
         read = self._options_read[fingerprint] = self.options_read(fingerprint) | {name}
         if self._store:
-            self._store.notes.write(_OPTIONS, fingerprint, sorted(read))
+            self._store.notes.add_options(fingerprint, read)
 
     def is_exact_only(self, call_key: str) -> bool:
         """Return True if calls of all sizes named ``call_key`` are known to have graphs for one set of sizes only.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import safetensors.torch
@@ -31,17 +31,15 @@ class GraphOrigin:
 
     Attributes:
         target: class name of the module.
-        fingerprint: of the target.
         signature: canonical lines of the call's signature.
         call_key: of the call that it was captured for.
-        options_read: which options the target reads.
+        options_read: what the call reads, by who reads it (see ``reader_of``).
     """
 
     target: str
-    fingerprint: str
     signature: Sequence[str]
     call_key: str
-    options_read: Sequence[str]
+    options_read: Mapping[str, Collection[str]]
 
 
 def to_artifact(
@@ -66,7 +64,7 @@ def to_artifact(
         shapes=graph.shapes.to_json(),
         binding=_bindings_to_json(graph),
         calls=[origin.call_key],
-        options_read={origin.fingerprint: sorted(origin.options_read)},
+        options_read={reader: sorted(names) for reader, names in origin.options_read.items()},
         parts={name: Part.of(content) for name, content in data.items()},
         compile_seconds=round(compile_seconds, 3),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

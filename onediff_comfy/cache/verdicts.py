@@ -19,8 +19,12 @@ _MOST_TIMED = 3000
 """Of one graph, how many times of eager calls are remembered."""
 
 
-def _is_sample(noted: Any) -> bool:
-    return isinstance(noted, list) and len(noted) == 2 and isinstance(noted[1], float) and noted[1] > 0
+def _samples(noted: Any) -> list[list[Any]]:
+    return [
+        sample
+        for sample in noted or ()
+        if isinstance(sample, list) and len(sample) == 2 and isinstance(sample[1], float) and sample[1] > 0
+    ]
 
 
 class Verdicts:
@@ -90,15 +94,20 @@ class Verdicts:
         del proofs[:-_MOST_PROVED]
         self._metrics.count("proved")
         if self._store:
-            self._store.notes.write(PROVED, graph_key, proofs)
+            # Another process may have found it wrong for other sizes: that stays noted.
+            self._store.notes.update(
+                PROVED,
+                graph_key,
+                lambda noted: noted is not False and [*(noted or ()), list(sizes)][-_MOST_PROVED:],
+            )
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
         """Remember how long a call that this graph serves took eager: a sample more."""
-        samples = [*self._eager_times(graph_key), [list(sizes), round(seconds, 6)]]
-        self._timed[graph_key] = samples[-_MOST_TIMED:]
+        sample = [list(sizes), round(seconds, 6)]
+        self._timed[graph_key] = [*self._eager_times(graph_key), sample][-_MOST_TIMED:]
         if self._store:
             # One entry for each sample, in the form that notes had when there was only one: either reads the other's.
-            self._store.notes.write(_EAGER_SECONDS, graph_key, self._timed[graph_key])
+            self._store.notes.update(_EAGER_SECONDS, graph_key, lambda noted: [*_samples(noted), sample][-_MOST_TIMED:])
 
     def eager_samples(self, graph_key: str, sizes: Sequence[int]) -> list[float]:
         """Return the seconds of eager calls that this graph serves now, in this process and earlier ones."""
@@ -107,14 +116,14 @@ class Verdicts:
     def _eager_times(self, graph_key: str) -> list[list[Any]]:
         if graph_key not in self._timed:
             noted = self._store.notes.read(_EAGER_SECONDS, graph_key) if self._store else None
-            self._timed[graph_key] = [sample for sample in noted or () if _is_sample(sample)]
+            self._timed[graph_key] = _samples(noted)
         return self._timed[graph_key]
 
     def _proofs(self, graph_key: str) -> list[list[int]]:
         if graph_key not in self._proved:
             noted = self._store.notes.read(PROVED, graph_key) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
-            self._proved[graph_key] = noted if isinstance(noted, list) else []
+            self._proved[graph_key] = list(noted or ())
         return self._proved[graph_key]
 
     def is_retired_here(self, graph_key: str) -> bool:

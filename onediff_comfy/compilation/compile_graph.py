@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..cache.call_index import reader_of
 from ..cache.keys import CallKey, CompilerFingerprint, GraphKey, Variant
 from ..cache.serialization import GraphOrigin
 from ..capture.call import Call, ChangesState, NotCovered, Signature
@@ -215,12 +216,12 @@ class Maker:
     def _origin(self, library: GraphLibrary, what: TargetCall, general: bool) -> GraphOrigin:
         target, signature = what.target, what.call.signature
         sizes = "all sizes" if general else largest_tensor(signature)
+        readers = {reader_of(target.fingerprint, code) for code in ("", what.call.code)}
         return GraphOrigin(
             target=f"{_name_of(target, what.forward)} {sizes}{self.variant}",
-            fingerprint=target.fingerprint,
             signature=_scope(what.call, general).lines(),
             call_key=self.call_key(target, what.call, general),
-            options_read=sorted(library.index.options_read(target.fingerprint)),
+            options_read={reader: library.index.options_read(reader) for reader in readers},
         )
 
     def _telling(self, show: Callable[[str], None], expected: float | None) -> Callable[[Waited], None]:

@@ -192,8 +192,8 @@ class GraphBuilder:
     def _note_compile_rate(self, engine: Engine, device: torch.device, seconds: float, operators: int) -> None:
         if self._store is not None:
             name = f"{engine.name}-{device.type}"
-            rates = self._store.notes.read(_COMPILE_RATES, name) or []
-            self._store.notes.write(_COMPILE_RATES, name, [*rates, seconds / operators][-_RATES_KEPT:])
+            rate = seconds / operators
+            self._store.notes.update(_COMPILE_RATES, name, lambda noted: [*(noted or ()), rate][-_RATES_KEPT:])
 
     def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
         """Into the cache, recorded where that helps."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..cache.call_index import reader_of
 from ..capture.functions.lifted import LiftedFunctions, code_of, lift
 from ..capture.handed_over import Functions, Unliftable
 from ..capture.target.target import Target
@@ -78,11 +78,6 @@ class FunctionLifter:
             raise Unliftable(0, message("what it holds changes again and again"))
         digests.add(lifted.digest)
         return lifted
-
-
-def reader_of(fingerprint: str, code: str) -> str:
-    """Return under which name it is known what a call reads: its target's, or that with the functions' ``code``."""
-    return hashlib.sha256(f"{fingerprint} {code}".encode()).hexdigest() if code else fingerprint
 
 
 def _keep(kept: OrderedDict[Key, Any], key: Key, value: Any) -> None:

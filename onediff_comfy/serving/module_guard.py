@@ -12,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._device import DeviceContext
 
+from ..cache.call_index import reader_of
 from ..capture.call import Call, NotCovered, bind, split
 from ..capture.handed_over import Functions
 from ..capture.target.target import Target
@@ -20,7 +21,7 @@ from ..compilation.library import GraphLibrary
 from ..messages import Message, message
 from ..settings import MOST_IDENTITIES
 from .decision import Invocation, Request
-from .function_lifter import FunctionLifter, reader_of
+from .function_lifter import FunctionLifter
 from .run import RunContext
 
 _MOST_MODULES = 256  # of one object: blocks, a text encoder's stacks, a GPU's copy each, a ControlLora's pool

@@ -80,7 +80,7 @@ class Manifest:
         binding: how to call it: ``inputs`` as [kind, name, index] and ``output`` as a tree
             specification; ``constants`` are parts named ``constant/<name>``, with shape and dtype here.
         calls: keys of the calls it is known to serve.
-        options_read: which options the target reads, by target fingerprint.
+        options_read: what the call reads, by who reads it: its target, or that with functions that nodes put into it.
         parts: of its payload.
         compile_seconds: what compiling took.
         created: when, ISO 8601 in UTC.

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import read_regular, write_atomically
+from ..files import private_lock, read_regular, write_atomically
 from ..settings import GRAPH_SUFFIX
 from .artifact import parse_json
 from .trust import Trust
 
 log = logging.getLogger(__name__)
 
+OPTIONS = "options"
+"""The kind of the notes on what targets, and functions that nodes put into them, are known to read."""
 PROVED = "proved"
 """The kind of the notes on whether a graph's output agreed with eager's: for which sizes, or False."""
 
 _SUFFIXES = {"graphs": GRAPH_SUFFIX, "locks": ".lock"}
 _MAX_NOTE = 64 << 20
+_LOCK_TIMEOUT_S = 2
+"""A lock is held for milliseconds: whoever holds it longer was stopped, and nobody is to wait for that."""
 # Of a graph key, a call or whatever else a file is named by: nothing that could lead out of its folder.
 _FILE_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
@@ -38,12 +43,40 @@ class Notes:
 
     def add_call(self, call_key: str, graph_key: str, shapes: Mapping[str, Any]) -> None:
         """Remember that calls named ``call_key`` of sizes within ``shapes`` are served by a graph."""
-        known = {key: value for key, value in self.calls(call_key) if key != graph_key}
-        self.write("calls", call_key, [*known.items(), (graph_key, shapes)])
+        self.update(
+            "calls",
+            call_key,
+            lambda noted: [*(pair for pair in noted or () if pair[0] != graph_key), (graph_key, shapes)],
+        )
 
     def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the graphs, with their ranges of sizes, that are known to serve calls named ``call_key``."""
         return [(key, shapes) for key, shapes in self.read("calls", call_key) or ()]
+
+    def add_options(self, fingerprint: str, names: Collection[str]) -> None:
+        """Remember that a target reads options of these names, besides those that are known."""
+        self.update(OPTIONS, fingerprint, lambda noted: sorted({*(noted or ()), *names}))
+
+    def update(self, kind: str, name: str, change: Callable[[Any], Any]) -> None:
+        """Write anew what other processes may be writing too: none of them loses what another has noted.
+
+        Args:
+            change: makes the value of what is noted here now, None if nothing is.
+        """
+        with self._locked():
+            # As this class reads it, from folders: a fleet's store would be asked under the lock.
+            self.write(kind, name, change(Notes.read(self, kind, name)))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from updating notes. Where there can be no lock, a note may be lost."""
+        path = path_in(self._folders[0], "locks", "notes")
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(private_lock(path, _LOCK_TIMEOUT_S))
+            except (OSError, NotImplementedError) as error:  # a timeout is an OSError
+                log.debug("notes are written without a lock: %s", error)
+            yield
 
     def write(self, kind: str, name: str, value: Any) -> None:
         """Remember a small fact, where it can be kept; sealed, for it decides which graph serves a call."""

@@ -5,6 +5,7 @@
     <folder>/options/<fingerprint>.json     which options a target reads, sealed
     <folder>/proved/<graph key>.json        whether its output agreed with eager's on this machine, sealed
     <folder>/locks/<graph key>.lock         held while one process compiles
+    <folder>/locks/notes.lock               held while one process adds to a note
 
 Every file appears whole, by rename. Damage is noticed on reading, reported once, and answered by
 compiling anew. Several processes may use one folder, on one machine or through a network drive
@@ -21,9 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
-
-from ..files import TEMPORARY_SUFFIX, read_regular, write_atomically
+from ..files import TEMPORARY_SUFFIX, private_lock, read_regular, write_atomically
 from ..folders import cache_folder, config_folder, shared_cache_folder, store_role, store_url
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES, FLEET_PACKAGES
@@ -151,7 +150,7 @@ class GraphStore:
         for call_key in verified.manifest.calls:
             self.notes.add_call(call_key, verified.manifest.key, verified.manifest.shapes)
         for fingerprint, names in verified.manifest.options_read.items():
-            self.notes.write("options", fingerprint, sorted({*names, *(self.notes.read("options", fingerprint) or ())}))
+            self.notes.add_options(fingerprint, names)
         return path
 
     def _put(self, artifact: Artifact) -> Path:
@@ -165,8 +164,8 @@ class GraphStore:
 
     def _forget_proof(self, key: str) -> None:
         """Forget that a graph agreed with eager, because another compilation takes its place. Keep that it did not."""
-        if self.notes.read(PROVED, key):
-            self.notes.write(PROVED, key, [])  # not removed: a read-only folder may have a note too
+        if self.notes.read(PROVED, key):  # not removed: a read-only folder may have a note too
+            self.notes.update(PROVED, key, lambda noted: False if noted is False else [])
 
     def remove(self, key: str) -> None:
         """Remove the artifact of a graph key from the folder we write, if it is there."""
@@ -181,9 +180,8 @@ class GraphStore:
         written to there is no lock, and processes compile for themselves.
         """
         path = path_in(self.folder, "locks", key)
-        lock = filelock.FileLock(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = private_lock(path)
             lock.acquire()
         except (OSError, NotImplementedError) as error:
             log.warning("OneDiff: no lock in %s (%s); another process may compile the same graph", path.parent, error)

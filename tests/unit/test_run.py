@@ -28,7 +28,7 @@ from onediff_comfy.store.trust import Trust
 SIGNATURE = Signature("Net.forward", (), (), ())
 KEY, SIZES = "a" * 64, (2, 128)
 CPU = torch.device("cpu")
-ORIGIN = GraphOrigin("Linear", "f" * 64, (), "c" * 64, ())
+ORIGIN = GraphOrigin("Linear", (), "c" * 64, {})
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from onediff_comfy.runtime.cuda_graphs import RecordedGraph
 from onediff_comfy.store.artifact import Artifact
 
 CPU = torch.device("cpu")
-ORIGIN = GraphOrigin("Net", "f" * 64, (), "c" * 64, ())
+ORIGIN = GraphOrigin("Net", (), "c" * 64, {})
 
 
 class Net(nn.Module):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...cache.call_index import reader_of
 from ...capture.call import ChangesState, NotCovered
 from ...capture.handed_over import Functions
 from ...capture.option_probe import OptionRead
@@ -21,7 +22,6 @@ from ...compilation.library import GraphLibrary
 from ...engines.base import CompiledGraph, Engine, EngineError
 from ...messages import first_line, message
 from ..decision import Request, Served
-from ..function_lifter import reader_of
 from ..module_guard import ModuleGuard
 from ..run import RunContext
 
@@ -105,6 +105,10 @@ class GraphProvider:
                 learned.add(read.name)
                 self._library.index.learn_option(reader_of(target.fingerprint, call.code), read.name)
                 request = self._guard.up_to_date(request)
+                # A call that reads more has another name, under which its graph may be known.
+                found = self.kept(request, maker, not general, run.wait)
+                if found is not None:
+                    return found
                 continue
             except ChangesState:
                 if call.functions is not None:

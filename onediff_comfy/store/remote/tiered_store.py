@@ -17,7 +17,7 @@ from typing import Any
 
 from ...settings import DISK_LIMIT_BYTES
 from ..artifact import Artifact, ArtifactError
-from ..notes import Notes, path_in
+from ..notes import OPTIONS, Notes, path_in
 from ..signing.key_ring import KeyRing
 from ..store import GraphStore, Superseded
 from ..trust import Trust, Untrusted, VerifiedArtifact
@@ -75,11 +75,12 @@ class TieredNotes(Notes):
     def read(self, kind: str, name: str) -> Any | None:
         """See ``Notes.read``."""
         value = super().read(kind, name)
-        if value is None and kind == "options" and self._may_ask(kind, name):
+        if value is None and kind == OPTIONS and self._may_ask(kind, name):
             with self._counted():
                 value = self._tier.options(name) or None
                 if value is not None:
-                    self.write(kind, name, value)
+                    self.add_options(name, value)
+                    value = super().read(kind, name)
         return value
 
     def _may_ask(self, kind: str, name: str) -> bool:
