@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Sized
@@ -27,6 +28,21 @@ from .run import RunContext
 _MOST_MODULES = 256  # of one object: blocks, a text encoder's stacks, a GPU's copy each, a ControlLora's pool
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What a call with functions reads.
+
+    Attributes:
+        by_target: of it, what the target reads whatever it is handed over.
+        code: of the functions.
+        names: of all options that are read.
+    """
+
+    by_target: frozenset[str]
+    code: str
+    names: frozenset[str]
+
+
 @dataclass
 class _Guarded:
     """A module that was seen."""
@@ -36,6 +52,7 @@ class _Guarded:
     checked: bool = False  # in this run
     accepted: bool = False  # by the host, with the attributes that its layers have
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
+    read_with_functions: _Read | None = None  # by the last call that had some
     identities: set[str] = field(default_factory=set)
     last_known: dict[tuple[str, str], str] = field(default_factory=dict)  # attributes, of the last identity allowed
     changing: tuple[Target, Message] | None = None  # what changed since
@@ -80,7 +97,9 @@ class ModuleGuard:
             self._host.refuse(target.layers)
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
         arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
-        call = self._split(invocation, arguments, guarded.options_read, target)
+        call, guarded.read_with_functions = self._split(
+            invocation, arguments, guarded.options_read, target, guarded.read_with_functions
+        )
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
@@ -112,7 +131,7 @@ class ModuleGuard:
         guarded = self._guarded.get(id(request.invocation.module))
         if guarded is not None and guarded.target is target:
             guarded.options_read = read
-        call = self._split(request.invocation, request.arguments, read, target)
+        call, _ = self._split(request.invocation, request.arguments, read, target)
         return replace(request, call=call, key=(target.fingerprint, call.signature, request.reusing))
 
     def give_up(self, functions: Functions) -> None:
@@ -124,24 +143,45 @@ class ModuleGuard:
         self._lifter.forget()
 
     def _split(
-        self, invocation: Invocation, arguments: Mapping[str, Any], options_read: frozenset[str], target: Target
-    ) -> Call:
+        self,
+        invocation: Invocation,
+        arguments: Mapping[str, Any],
+        options_read: frozenset[str],
+        target: Target,
+        last: _Read | None = None,
+    ) -> tuple[Call, _Read | None]:
+        """Return a call, and what it reads if it has functions: which they are shows where they were found.
+
+        Args:
+            options_read: by the target, whatever it is handed over.
+            last: what the call before this one read, which most likely had the same functions.
+        """
         forward = invocation.forward
+        split_by = functools.partial(
+            split,
+            arguments,
+            function=getattr(forward, "__qualname__", type(forward).__qualname__),
+            options_name=self._host.options_name,
+            lift=functools.partial(self._lifter.lift, target),
+        )
+        if last is not None and last.by_target == options_read:
+            with contextlib.suppress(NotCovered):  # of an option that this call may not read
+                call = split_by(options_read=last.names)
+                if call.code == last.code and self._read_by(target, call) <= last.names:
+                    return call, last
+        names = options_read
         while True:
-            call = split(
-                arguments,
-                function=getattr(forward, "__qualname__", type(forward).__qualname__),
-                options_name=self._host.options_name,
-                options_read=options_read,
-                lift=functools.partial(self._lifter.lift, target),
-            )
+            call = split_by(options_read=names)
             if call.functions is None:
-                return call
+                return call, None
             # What functions read is no reason to tell calls without them apart.
-            read = options_read | self._library.index.options_read(reader_of(target.fingerprint, call.code))
-            if read == options_read:
-                return call
-            options_read = read
+            read = names | self._read_by(target, call)
+            if read == names:
+                return call, _Read(options_read, call.code, names)
+            names = read
+
+    def _read_by(self, target: Target, call: Call) -> frozenset[str]:
+        return self._library.index.options_read(reader_of(target.fingerprint, call.code))
 
     def _checked(self, module: torch.nn.Module) -> _Guarded:
         """Return what is known of a module, after a look at it where it may be another than before.
