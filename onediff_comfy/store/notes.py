@@ -40,6 +40,7 @@ class Notes:
 
     def __init__(self, folders: Sequence[Path], trust: Trust) -> None:
         self._folders, self._trust = folders, trust
+        self._may_lock = True
 
     def add_call(self, call_key: str, graph_key: str, shapes: Mapping[str, Any]) -> None:
         """Remember that calls named ``call_key`` of sizes within ``shapes`` are served by a graph."""
@@ -69,13 +70,18 @@ class Notes:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from updating notes. Where there can be no lock, a note may be lost."""
+        """Keep other processes from updating notes. Where there can be no lock, a note may be lost.
+
+        Who has waited in vain does not wait again: notes are written in the middle of sampling.
+        """
         path = path_in(self._folders[0], "locks", "notes")
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(private_lock(path, _LOCK_TIMEOUT_S))
+                if self._may_lock:
+                    held.enter_context(private_lock(path, _LOCK_TIMEOUT_S))
             except (OSError, NotImplementedError) as error:  # a timeout is an OSError
-                log.debug("notes are written without a lock: %s", error)
+                self._may_lock = False
+                log.debug("notes are written without a lock from now on: %s", error)
             yield
 
     def write(self, kind: str, name: str, value: Any) -> None:
