@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import small_cards
-from tools.marked_tables import with_table
+from tools import patched_models, small_cards
+from tools.marked_tables import ResultsTable
 
 MOST_COLUMNS, MOST_WORDS = 120, 2_500
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -55,7 +55,9 @@ def test_the_design_is_read_in_one_sitting(root: Path) -> None:
     assert [layer for layer in layers if f"{layer}/" not in text] == []
 
 
-def test_the_table_of_small_cards_is_what_one_file_says() -> None:
-    """Run ``python -m tools.small_cards --write`` after a change."""
-    text = small_cards.PAGE.read_text(encoding="utf-8")
-    assert with_table(text, small_cards.NAME, small_cards.table(small_cards.report())) == text
+@pytest.mark.parametrize("table", [small_cards.TABLE, patched_models.TABLE], ids=lambda table: table.name)
+def test_a_table_of_results_is_what_one_file_says(table: ResultsTable) -> None:
+    """Run the command in the table's mark after a change."""
+    text = table.path.read_text(encoding="utf-8")
+    assert table.written() == text
+    assert f"<!-- {table.name}: {table.command} -->" in text
