@@ -27,6 +27,10 @@ def _samples(noted: Any) -> list[list[Any]]:
     ]
 
 
+def _proofs_in(noted: Any) -> list[list[int]]:
+    return noted if isinstance(noted, list) else []
+
+
 class Verdicts:
     """Remembers what was found out about graphs.
 
@@ -98,7 +102,7 @@ class Verdicts:
             self._store.notes.update(
                 PROVED,
                 graph_key,
-                lambda noted: noted is not False and [*(noted or ()), list(sizes)][-_MOST_PROVED:],
+                lambda noted: noted is not False and [*_proofs_in(noted), list(sizes)][-_MOST_PROVED:],
             )
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
@@ -123,7 +127,7 @@ class Verdicts:
         if graph_key not in self._proved:
             noted = self._store.notes.read(PROVED, graph_key) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
-            self._proved[graph_key] = list(noted or ())
+            self._proved[graph_key] = _proofs_in(noted)
         return self._proved[graph_key]
 
     def is_retired_here(self, graph_key: str) -> bool:

@@ -80,7 +80,6 @@ class TieredNotes(Notes):
                 value = self._tier.options(name) or None
                 if value is not None:
                     self.add_options(name, value)
-                    value = super().read(kind, name)
         return value
 
     def _may_ask(self, kind: str, name: str) -> bool:
