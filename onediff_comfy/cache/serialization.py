@@ -15,7 +15,7 @@ from ..capture.shape_range import ShapeRange
 from ..capture.tracing.opaque_function import call_option
 from ..engines.base import CompiledGraph, Engine
 from ..runtime.step_cache import ReusableGraph
-from ..store.artifact import Artifact, Manifest, Part
+from ..store.artifact import LONGEST_OPTION, MOST_OPTIONS, Artifact, Manifest, Part
 from ..store.trust import VerifiedArtifact
 from .keys import GraphKey
 
@@ -64,7 +64,11 @@ def to_artifact(
         shapes=graph.shapes.to_json(),
         binding=_bindings_to_json(graph),
         calls=[origin.call_key],
-        options_read={reader: sorted(names) for reader, names in origin.options_read.items()},
+        # What is left out is found out by a trace, on another machine. A manifest that is too long would be no graph.
+        options_read={
+            reader: sorted(name for name in names if len(name) <= LONGEST_OPTION)[:MOST_OPTIONS]
+            for reader, names in origin.options_read.items()
+        },
         parts={name: Part.of(content) for name, content in data.items()},
         compile_seconds=round(compile_seconds, 3),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -31,6 +31,11 @@ def _proofs_in(noted: Any) -> list[list[int]]:
     return noted if isinstance(noted, list) else []
 
 
+def _with_proof(proofs: list[list[int]], sizes: list[int]) -> list[list[int]]:
+    """Add a proof that another process may have noted already: proofs are counted (``proofs_like``)."""
+    return [*(proof for proof in proofs if proof != sizes), sizes][-_MOST_PROVED:]
+
+
 class Verdicts:
     """Remembers what was found out about graphs.
 
@@ -100,9 +105,7 @@ class Verdicts:
         if self._store:
             # Another process may have found it wrong for other sizes: that stays noted.
             self._store.notes.update(
-                PROVED,
-                graph_key,
-                lambda noted: noted is not False and [*_proofs_in(noted), list(sizes)][-_MOST_PROVED:],
+                PROVED, graph_key, lambda noted: noted is not False and _with_proof(_proofs_in(noted), list(sizes))
             )
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:

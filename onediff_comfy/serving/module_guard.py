@@ -52,7 +52,7 @@ class _Guarded:
     checked: bool = False  # in this run
     accepted: bool = False  # by the host, with the attributes that its layers have
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
-    read_with_functions: _Read | None = None  # by the last call that had some
+    read_with_functions: _Read | None = None  # by the call before, if it had some
     identities: set[str] = field(default_factory=set)
     last_known: dict[tuple[str, str], str] = field(default_factory=dict)  # attributes, of the last identity allowed
     changing: tuple[Target, Message] | None = None  # what changed since

@@ -31,6 +31,8 @@ import torch
 from ..messages import message, printable
 
 FORMAT = 2
+LONGEST_OPTION, MOST_OPTIONS = 2_000, 1_000
+"""Characters of the name of what is read, and names for one reader: a manifest with more is refused."""
 """Raised when an older reader could misunderstand a newer file."""
 
 _MARK = "onediff-comfy compiled graphs"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from .artifact import is_part_name
+from .artifact import LONGEST_OPTION, MOST_OPTIONS, is_part_name
 
 
 def _part_name(name: str) -> str:
@@ -75,7 +75,15 @@ class _Manifest(_Strict, frozen=True):
     shapes: _Shapes
     binding: _Binding
     calls: Annotated[list[Digest], Field(max_length=_MANY)]
-    options_read: Annotated[dict[Digest, Annotated[list[Text], Field(max_length=1_000)]], Field(max_length=_MANY)]
+    options_read: Annotated[
+        dict[
+            Digest,
+            Annotated[
+                list[Annotated[str, StringConstraints(max_length=LONGEST_OPTION)]], Field(max_length=MOST_OPTIONS)
+            ],
+        ],
+        Field(max_length=_MANY),
+    ]
     parts: Annotated[dict[PartName, _Part], Field(max_length=_MANY)]
     compile_seconds: Annotated[float, Field(ge=0, le=1e9)]
     created: Annotated[str, StringConstraints(max_length=64)]

@@ -177,5 +177,27 @@ def test_proofs_and_times_of_two_processes_are_known_to_the_next(start: Any) -> 
     assert later.eager_samples(KEY, (1,)) == [0.25] and later.eager_samples(KEY, (2,)) == [0.5]
 
 
+def test_a_proof_that_two_processes_made_counts_once(start: Any) -> None:
+    """So many numbers of a function are proved, and no more."""
+    processes = [start().library.verdicts for _ in range(3)]
+    for verdicts in processes:
+        assert not verdicts.is_proved(KEY, (1, 5))
+    for verdicts in processes:
+        verdicts.proved(KEY, (1, 5))
+    assert start().library.verdicts.proofs_like(KEY, (1,)) == 1
+
+
+@pytest.mark.parametrize("numbers", [60, 3])
+def test_however_much_functions_read_their_graph_is_kept(start: Any, numbers: int) -> None:
+    """The name of a sum has the names of all that is in it. A manifest has no room for any."""
+    values = {f"a rather long name of a number that a node holds, {i}": 0.5 for i in range(numbers)}
+
+    def scale(x: torch.Tensor, _options: dict[str, Any]) -> torch.Tensor:
+        return x * int(sum(values.values()))
+
+    assert start().serve(patches=scale) == COMPILED
+    assert start().serve(patches=scale) == LOADED
+
+
 def _fingerprint(process: Process) -> str:
     return Target(process.net, HOST.code, HOST.formats).fingerprint
