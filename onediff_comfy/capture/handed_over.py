@@ -71,6 +71,15 @@ class Functions(ABC):
     def facts(self) -> tuple[int, int]:
         """Return what a proof is of, beside a graph and its sizes: all that the functions are, and their numbers."""
 
+    @property
+    @abstractmethod
+    def are_assumed(self) -> bool:
+        """Return True if they are described as if they decided by values as in the call before."""
+
+    @abstractmethod
+    def are_as_assumed(self) -> bool:
+        """Return True if they do. Waits for the device."""
+
     @abstractmethod
     def tensors(self, device: torch.device) -> list[torch.Tensor]:
         """Return the tensors that the functions hold, as they are now, and behind them the numbers.

@@ -27,7 +27,7 @@ import torch
 from ..engines.base import CompiledGraph
 from .device_memory import memory_errors
 from .launch_bound import Launching
-from .recording_pool import RecordingPool
+from .recording_pool import DevicePool, RecordingPool
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +51,22 @@ class _Recording:
     addresses: list[int]
     tensors: list[torch.Tensor]
     outputs: Sequence[torch.Tensor]
+    pool: DevicePool
     replays: int = 0
 
-    def replay(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        self.replays += 1
-        _copy(tensors, self.tensors)
-        with memory_errors():
-            self.graph.replay()
-        # The next replay overwrites them, and a caller may keep what it is given.
-        return [output.clone() for output in self.outputs]
+    def replay(
+        self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None
+    ) -> list[torch.Tensor] | None:
+        """Return the outputs for ``tensors``; None if ``confirmed``, asked once these are in place, says no."""
+        with self.pool.replaying():
+            _copy(tensors, self.tensors)
+            if confirmed is not None and not confirmed():
+                return None
+            self.replays += 1
+            with memory_errors():
+                self.graph.replay()
+            # The next replay overwrites them, and a caller may keep what it is given.
+            return [output.clone() for output in self.outputs]
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,14 @@ class _Call:
 
 
 def _copy(source: Sequence[torch.Tensor], destination: Sequence[torch.Tensor]) -> None:
+    """Copy tensors, those of one dtype at once: seventy functions hold 140, each of which would be a launch."""
+    alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for given, own in zip(source, destination, strict=True):
-        own.copy_(given)
+        into, of = alike.setdefault(own.dtype, ([], []))
+        into.append(own)
+        of.append(given)
+    for into, of in alike.values():
+        torch._foreach_copy_(into, of)
 
 
 def _renew_workspace(device: torch.device) -> None:
@@ -149,7 +162,9 @@ class RecordedGraph(CompiledGraph):
         self._overflows.clear()
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.run(weights, [weight.data_ptr() for weight in weights], tensors)
+        outputs = self.run(weights, [weight.data_ptr() for weight in weights], tensors)
+        assert outputs is not None  # nobody was asked
+        return outputs
 
     def run(
         self,
@@ -157,20 +172,25 @@ class RecordedGraph(CompiledGraph):
         addresses: list[int],
         tensors: Sequence[torch.Tensor],
         record_only_launch_bound: bool = False,
-    ) -> Sequence[torch.Tensor]:
-        """Return the outputs for ``tensors``.
+        confirmed: Callable[[], bool] | None = None,
+    ) -> Sequence[torch.Tensor] | None:
+        """Return the outputs for ``tensors``; None if they are not wanted.
 
         Args:
             addresses: of the weights.
             record_only_launch_bound: only calls that are bound by launching are recorded.
+            confirmed: tells whether they are wanted. It may wait for the device, so it is asked as late as can be.
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
-        if self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors):
-            return self.inner(weights, tensors)
-        recording = self._recordings.get(sizes)
+        plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
+        recording = None if plain else self._recordings.get(sizes)
         if recording is not None and recording.addresses == addresses:
             self._recordings.move_to_end(sizes)
-            return recording.replay(tensors)
+            return recording.replay(tensors, confirmed)
+        if confirmed is not None and not confirmed():
+            return None
+        if plain:
+            return self.inner(weights, tensors)
         if recording is not None:  # weights have moved, and every recording reads some of them
             self.forget_recordings()
         seen = self._seen.get(sizes)
@@ -263,7 +283,7 @@ class RecordedGraph(CompiledGraph):
                 graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(pool.stream)
         _renew_workspace(device)
-        return _Recording(graph, call.addresses, own, outputs)
+        return _Recording(graph, call.addresses, own, outputs, pool)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
         """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.

@@ -1,7 +1,7 @@
 """The memory that CUDA graph recordings share: one pool for each device, under one budget.
 
-Recordings run one after another on one stream and hand out copies, so each may overwrite what the others left. A pool
-is as large as the largest of them needs, and its memory comes back when the last recording is gone.
+Recordings of a device are replayed one after another and hand out copies, so each may overwrite what the others left.
+A pool is as large as the largest of them needs, and its memory comes back when the last recording is gone.
 """
 
 from __future__ import annotations
@@ -37,16 +37,34 @@ class DevicePool:
     """The recordings of one device.
 
     Attributes:
+        device: which.
         stream: that all of them are made on: PyTorch reuses memory per stream only.
         handle: of their memory, for PyTorch; None before the first.
         nbytes: that they hold.
         alive: those that are there.
     """
 
+    device: torch.device
     stream: torch.cuda.Stream
     handle: Any = None
     nbytes: int = 0
     alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    _turn: threading.RLock = field(default_factory=threading.RLock)
+    _replayed_on: torch.cuda.Stream | None = None
+
+    @contextlib.contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Have one replay launched inside, from its inputs' copies to its outputs'. Other threads and streams wait.
+
+        Recordings share inputs, outputs and memory with one another: those of two threads, or of two streams of one
+        thread, would write into each other's pictures.
+        """
+        with self._turn:
+            stream = torch.cuda.current_stream(self.device)
+            if self._replayed_on is not None and self._replayed_on != stream:
+                stream.wait_stream(self._replayed_on)
+            self._replayed_on = stream
+            yield
 
     def renew(self, handle: Any) -> None:
         """Begin anew, with another pool of PyTorch's or none."""
@@ -91,7 +109,7 @@ class RecordingPool:
         """
         pool = self._devices.get(device)
         if pool is None:
-            pool = self._devices[device] = DevicePool(torch.cuda.Stream(device))
+            pool = self._devices[device] = DevicePool(device, torch.cuda.Stream(device))
         if pool.handle is None or not pool.alive:
             pool.renew(torch.cuda.graph_pool_handle())
         return pool

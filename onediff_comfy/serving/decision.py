@@ -77,6 +77,15 @@ class Request:
     is_checked: bool = True
 
     @property
+    def is_assumed(self) -> bool:
+        """Return True if its functions are assumed to decide as in the call before.
+
+        What they decide by is on the device, behind kernels that are not done. A graph may be found meanwhile, and run
+        only once it is known.
+        """
+        return self.call.functions is not None and self.call.functions.are_assumed
+
+    @property
     def reusing(self) -> bool:
         """Return True if the run may be served by graphs that can leave deep layers out."""
         return self.key[2]

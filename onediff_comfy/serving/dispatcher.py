@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from ..capture.call import NotCovered
-from ..compilation.compile_graph import HostServices, largest_tensor
+from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
 from ..engines.base import CompiledGraph
 from ..engines.eager import EagerEngine
-from ..messages import message
 from ..metrics import Metrics
 from ..runtime.step_cache import StepCache
 from .decision import Eager, Invocation, Output, Request, Serve, Served, search_failed
@@ -64,33 +63,46 @@ class CallServer:
 
     def attempt(self, invocation: Invocation, run: RunContext) -> Output | Eager:
         """Return what the host's call gives if a graph can answer it; else why the host has to, which is counted."""
-        decision = self.decide(invocation, run)
-        if isinstance(decision, Serve):
-            decision = self._serve(decision, run)
-        if isinstance(decision, BatchSplit):
+        for assume in (True, False):
+            decision = self.decide(invocation, run, assume)
+            answer = self._serve(decision, run) if isinstance(decision, Serve) else decision
+            if answer is not None:  # or its functions decide in another way than in the call before
+                break
+        assert answer is not None
+        if isinstance(answer, BatchSplit):
             splitter = self.resolver.sources.splitter
-            output, separable = splitter.run(decision, invocation, lambda part: self.attempt(part, run.of_part()))
+            output, separable = splitter.run(answer, invocation, lambda part: self.attempt(part, run.of_part()))
             if not separable:
                 self.resolver.never_split()
-            decision = Output(output)
-        if isinstance(decision, Eager):
-            self.teller.fell_back(invocation.module, decision, run)
-        return decision
+            answer = Output(output)
+        if isinstance(answer, Eager):
+            self.teller.fell_back(invocation.module, answer, run)
+        return answer
 
-    def decide(self, invocation: Invocation, run: RunContext) -> Serve | BatchSplit | Eager | Output:
-        """Return what answers an invocation, or the answer. Whatever goes wrong with us, the host can do without."""
+    def decide(
+        self, invocation: Invocation, run: RunContext, assume: bool = False
+    ) -> Serve | BatchSplit | Eager | Output:
+        """Return what answers an invocation, or the answer. Whatever goes wrong with us, the host can do without.
+
+        Args:
+            assume: a graph may be found for functions that are assumed to decide as in the call before.
+        """
         try:
             with self.host.unplanned():
                 if not run.wait and (pending := self.resolver.pending(invocation, run.reusing)) is not None:
                     return Eager(pending.reason, expected=True)
-                request = self.guard.request(invocation, run)
+                request = self.guard.request(invocation, run, assume)
                 if not request.is_checked:
                     output = self._served_ahead(request, run)
                     if output is not None:
                         return output
                     if not self.guard.confirms(request):
                         request = self.guard.request(invocation, run)
-                return self._known(request, run) or self._resolved(request, run)
+                known = self._known(request, run)
+                if known is None and request.is_assumed:  # nothing is traced for a guess
+                    request = self.guard.request(invocation, run)
+                    known = self._known(request, run)
+                return known or self._resolved(request, run)
         except self.host.interruption:
             raise
         except NotCovered as refusal:
@@ -134,13 +146,14 @@ class CallServer:
         assert serve is not None
         return serve
 
-    def _serve(self, serve: Serve, run: RunContext) -> Output | Eager:
-        """Run the graph of a decision, and compare it with eager where that is due."""
+    def _serve(self, serve: Serve, run: RunContext) -> Output | Eager | None:
+        """Run the graph of a decision, and compare it with eager where due; None if it was for a wrong assumption."""
         settled = self.verifier.settled.get(serve.proof_key)
         due = (settled is None or settled() is not serve.graph) and self.verifier.is_due(serve, run)
-        reuse = run.step_cache is not None and self.executor.reuses(serve, run) and not due
         with self.host.unplanned():
-            output = self.executor.run(serve, run, reuse, due)
+            output = self.executor.run(serve, run, due)
+        if output is None:
+            return None
         if isinstance(output, Failed):
             if output.for_good:
                 self.resolver.failed(serve, output.reason)
@@ -168,7 +181,7 @@ class CallServer:
             serve = self._known(request, run)
             if serve is None or not serve.graph.returns_early(request.device) or self.verifier.is_due(serve, run):
                 return None
-            output = self.executor.run(serve, run, self.executor.reuses(serve, run))
+            output = self.executor.run(serve, run)
             if isinstance(output, Output) and self.guard.confirms(request):
                 if run.report.graph_answered(serve.route, request.call.signature):
                     self.resolver.prefer_better(serve, self.executor.times)
@@ -258,14 +271,7 @@ class Dispatcher:
             self._server.decide(put_off, self._run)
         self._server.guard.end_run()
         self._server.executor.end_run()
-        report = self._run.report
-        if not report.calls:
-            uncalled = message("the model was not called in this run")
-            log.warning("OneDiff: %s (%s)", uncalled, type(module).__name__)
-            self._server.teller.show(uncalled)
-            return
-        log.info("OneDiff: %d of %d model calls served by compiled graphs", report.served, report.calls)
-        self._server.teller.show(report.status(what))
+        self._server.teller.ended(self._run.report, module, what)
 
     def end_step_cache(self) -> None:
         """Reuse nothing any more, and keep nothing for it: the run is over, or has failed."""
@@ -307,13 +313,7 @@ class Dispatcher:
 
     def speeds(self) -> list[Speed]:
         """Return how fast calls of each size are, where eager's time is known."""
-        found = []
-        for signature, route in self._resolver.routes.served():
-            eager = self._eager_times.seconds(route.proof_key, signature)
-            graph = self.times.usual(route.graph_key, signature)
-            if eager and graph:
-                found.append(Speed(route.graph_key, largest_tensor(signature), eager, graph))
-        return found
+        return self._eager_times.speeds(self._resolver.routes.served())
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -20,7 +20,7 @@ from ..capture.tracing.export_lock import running
 from ..compilation.library import GraphLibrary
 from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
-from ..runtime.step_cache import ReusableGraph
+from ..runtime.step_cache import ReusableGraph, StepCache
 from .decision import Output, Serve
 from .resolution.variant_policy import VariantPolicy
 from .run import RunContext
@@ -173,26 +173,36 @@ class Executor:
         self._library, self.times, self._policy = library, times, policy
         self._record_only_launch_bound = record_only_launch_bound
 
-    def run(self, serve: Serve, run: RunContext, reuse: bool, watched: bool = False) -> Output | Failed:
-        """Return the output of a call, as the host's forward gives it.
+    def run(self, serve: Serve, run: RunContext, due: bool = False) -> Output | Failed | None:
+        """Return the output of a call, as the host's forward gives it; None if its functions decide not as assumed.
 
         Where memory runs out, give back all that recordings hold, and run the graph once more.
 
         Args:
-            reuse: take the deep layers' work from an earlier step, as ``reuses`` said.
-            watched: fail where functions that the graph calls change what they keep, and put that back.
+            due: the output is to be compared with eager's: nothing is reused, and functions that the graph calls may
+                not change what they keep, which is put back.
         """
+        reuse = False
+        if run.step_cache is not None:
+            functions = serve.request.call.functions
+            if functions is not None and not functions.are_as_assumed():
+                return None
+            reuse = self._reuses(serve, run.step_cache) and not due
         signature, device = None if reuse else serve.request.call.signature, serve.request.device
         flat: Sequence[torch.Tensor] | None = None
+        ran_out = False
         try:
             begun = self.times.begin(device)
             try:
-                flat = self._outputs(serve, run, reuse, watched)
+                flat = self._outputs(serve, run, reuse, due)
             except torch.OutOfMemoryError:
+                ran_out = True
                 self._make_room(run)
-            if flat is None:  # nothing is being handled here: an exception would hold the tensors of the first try
+            if ran_out:  # nothing is being handled here: an exception would hold the tensors of the first try
                 torch.cuda.empty_cache()
-                flat = self._outputs(serve, run, False, watched)
+                flat = self._outputs(serve, run, False, due)
+            if flat is None:
+                return None
             self.times.end(begun, serve.route.graph_key, signature, device)
         except torch.OutOfMemoryError:
             return Failed(message("the compiled graph ran out of memory"), for_good=False)
@@ -205,17 +215,15 @@ class Executor:
             return Failed(message("the compiled graph failed ({kind}: {first_line})", kind=kind, first_line=line))
         return Output(pytree.tree_unflatten(flat, serve.graph.binding.output))
 
-    def reuses(self, serve: Serve, run: RunContext) -> bool:
+    def _reuses(self, serve: Serve, step_cache: StepCache) -> bool:
         """Return True if the step cache wants this call to reuse what an earlier step found. Ask once for each call."""
-        if run.step_cache is None:
-            return False
         if serve.stream is None:
-            run.step_cache.cannot_reuse(message("a call does not say which prompt it is for"))
+            step_cache.cannot_reuse(message("a call does not say which prompt it is for"))
             return False
         if not isinstance(serve.graph, ReusableGraph):
-            run.step_cache.cannot_reuse(self._policy.why_no_reuse(serve.request.target))
+            step_cache.cannot_reuse(self._policy.why_no_reuse(serve.request.target))
             return False
-        return run.step_cache.reuses(serve.stream)
+        return step_cache.reuses(serve.stream)
 
     def end_run(self) -> None:
         """Record what threads of other GPUs called in the run that is over, if there is memory for what comes next."""
@@ -232,11 +240,15 @@ class Executor:
         released = self._library.recordings.release()
         log.warning("OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20)
 
-    def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Sequence[torch.Tensor]:
+    def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Sequence[torch.Tensor] | None:
         graph, weights, tensors = serve.graph, serve.weights, serve.request.call.tensors
+        functions = serve.request.call.functions
+        confirmed = None if functions is None else functions.are_as_assumed
         with running(), serve.bringing_options(watched) if serve.options is not None else contextlib.nullcontext():
+            if isinstance(graph, RecordedGraph):
+                return graph.run(weights.tensors, weights.addresses, tensors, self._record_only_launch_bound, confirmed)
+            if confirmed is not None and not confirmed():
+                return None
             if run.step_cache is not None and serve.stream is not None and isinstance(graph, ReusableGraph):
                 return run.step_cache.call(graph, serve.stream, weights.tensors, tensors, reuse)
-            if isinstance(graph, RecordedGraph):
-                return graph.run(weights.tensors, weights.addresses, tensors, self._record_only_launch_bound)
             return graph(weights.tensors, tensors)

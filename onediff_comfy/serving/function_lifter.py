@@ -1,13 +1,19 @@
-"""Where the guard meets functions in a call's options: lifted once a run, and compared by identity at every call."""
+"""Where the guard meets functions in a call's options: lifted once a run, and compared by identity at every call.
+
+What they decide by, as the noise level, is on the device, behind the kernels of the step before. Meanwhile they may be
+assumed to decide as they did in the call before.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..cache.call_index import reader_of
 from ..capture.functions.lifted import LiftedFunctions, code_of, lift
+from ..capture.functions.readings import Values
 from ..capture.handed_over import Functions, Unliftable
 from ..capture.target.target import Target
 from ..compilation.compile_graph import HostServices
@@ -20,6 +26,25 @@ _MOST_KEPT = 16  # of one run: a batch's positive and negative prompt, each with
 Key = tuple[str, tuple[int, ...]]
 
 
+@dataclass
+class _Kept:
+    """Functions that were lifted in this run.
+
+    Attributes:
+        read: what such functions were known to read.
+        values: that the last call of them was answered by.
+    """
+
+    lifted: LiftedFunctions
+    read: frozenset[str]
+    values: Values | None = None
+
+    def at(self, options: Mapping[str, Any], assume: bool) -> LiftedFunctions:
+        functions = self.lifted.at(options, self.values if assume else None)
+        self.values = functions.values
+        return functions
+
+
 class FunctionLifter:
     """Lifts functions, and keeps what came of it until the run ends.
 
@@ -30,7 +55,7 @@ class FunctionLifter:
 
     def __init__(self, library: GraphLibrary, host: HostServices) -> None:
         self._index, self._host = library.index, host
-        self._kept: OrderedDict[Key, tuple[LiftedFunctions, frozenset[str]]] = OrderedDict()
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
         self._refused: OrderedDict[Key, tuple[Sequence[Any], Unliftable]] = OrderedDict()
         self._given_up: set[str] = set()
         self._digests: dict[str, set[str]] = {}
@@ -40,8 +65,13 @@ class FunctionLifter:
         self._kept.clear()
         self._refused.clear()
 
-    def lift(self, target: Target, functions: Sequence[Any], options: Mapping[str, Any]) -> LiftedFunctions:
+    def lift(
+        self, target: Target, functions: Sequence[Any], options: Mapping[str, Any], assume: bool = False
+    ) -> LiftedFunctions:
         """Return functions that a call of ``target`` with these options hands over, lifted.
+
+        Args:
+            assume: rather than wait for the device, assume that they decide as in the call before.
 
         Raises:
             Unliftable: no graph can take one of them.
@@ -50,8 +80,8 @@ class FunctionLifter:
         key = reader_of(target.fingerprint, code_of(functions)), tuple(map(id, functions))
         read = self._index.options_read(key[0])
         kept = self._kept.get(key)
-        if kept is not None and kept[1] == read and kept[0].holds():
-            return kept[0].at(options)
+        if kept is not None and kept.read == read and kept.lifted.holds():
+            return kept.at(options, assume)
         refused = self._refused.get(key)
         if refused is not None:
             raise Unliftable(refused[1].index, refused[1].reason)
@@ -60,8 +90,9 @@ class FunctionLifter:
         except Unliftable as refusal:
             _keep(self._refused, key, (tuple(functions), refusal))
             raise
-        _keep(self._kept, key, (lifted, read))
-        return lifted.at(options)
+        kept = _Kept(lifted, read)
+        _keep(self._kept, key, kept)
+        return kept.at(options, assume)
 
     def give_up(self, functions: Functions) -> None:
         """Lift functions of this code no more, whatever they hold: they change it."""

@@ -78,17 +78,23 @@ class ModuleGuard:
             guarded.checked = False
             guarded.target.forget_addresses()
 
-    def request(self, invocation: Invocation, run: RunContext) -> Request:
+    def request(self, invocation: Invocation, run: RunContext, assume: bool = False) -> Request:
         """Return the request that an invocation is.
 
         A module that seems to be what it was, but has not been looked at in this run, is not looked at here: see
         ``Request.is_checked``.
+
+        Args:
+            assume: rather than wait for the device, assume that functions decide as in the call before: see
+                ``Request.is_assumed``.
 
         Raises:
             NotCovered: no graph can stand for such a call, or for such a module.
         """
         if any(_SEES_ALL) or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
             refuse_what_sees_all()
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # nothing may be read meanwhile
+            raise NotCovered(message("ComfyUI records a CUDA graph of its own here"))
         guarded = self._guarded.get(id(invocation.module))
         if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
@@ -98,13 +104,11 @@ class ModuleGuard:
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
         arguments = bind(invocation.forward, invocation.args, invocation.kwargs)
         call, guarded.read_with_functions = self._split(
-            invocation, arguments, guarded.options_read, target, guarded.read_with_functions
+            invocation, arguments, guarded.options_read, target, guarded.read_with_functions, assume
         )
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise NotCovered(message("ComfyUI records a CUDA graph of its own here"))
         if torch.is_grad_enabled() and any(map(_requires_grad, pytree.tree_leaves(arguments))):
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(device.type):
@@ -149,12 +153,14 @@ class ModuleGuard:
         options_read: frozenset[str],
         target: Target,
         last: _Read | None = None,
+        assume: bool = False,
     ) -> tuple[Call, _Read | None]:
         """Return a call, and what it reads if it has functions: which they are shows where they were found.
 
         Args:
             options_read: by the target, whatever it is handed over.
             last: what the call before this one read, which most likely had the same functions.
+            assume: that functions decide as in the call before.
         """
         forward = invocation.forward
         split_by = functools.partial(
@@ -162,7 +168,7 @@ class ModuleGuard:
             arguments,
             function=getattr(forward, "__qualname__", type(forward).__qualname__),
             options_name=self._host.options_name,
-            lift=functools.partial(self._lifter.lift, target),
+            lift=functools.partial(self._lifter.lift, target, assume=assume),
         )
         if last is not None and last.by_target == options_read:
             with contextlib.suppress(NotCovered):  # of an option that this call may not read

@@ -153,6 +153,20 @@ class Teller:
             reason,
         )
 
+    def ended(self, report: RunReport, module: torch.nn.Module, what: str) -> None:
+        """Say what served a run over ``module``, in the log and on the node.
+
+        Args:
+            what: what the run made, for people.
+        """
+        if not report.calls:
+            uncalled = message("the model was not called in this run")
+            log.warning("OneDiff: %s (%s)", uncalled, type(module).__name__)
+            self.show(uncalled)
+            return
+        log.info("OneDiff: %d of %d model calls served by compiled graphs", report.served, report.calls)
+        self.show(report.status(what))
+
 
 def _rounded(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"

@@ -137,10 +137,22 @@ def test_a_pool_does_not_keep_graphs_alive() -> None:
     run.pool.budget_changed()  # which asks all that are there
 
 
+class Stream:
+    """A stream there, and which others it has waited for."""
+
+    def __init__(self) -> None:
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+
+
 class Card:
     """In the place of ``torch``: a GPU whose memory is a number, on which recording takes what a graph is said to need.
 
     Attributes:
+        copied: how many tensors were copied at once, each time.
+        stream: that kernels are launched on.
         needs: bytes that the call takes which is being recorded.
         fails: what a replay raises, if anything.
     """
@@ -150,14 +162,16 @@ class Card:
     def __init__(self) -> None:
         self.needs = self.held = 0
         self.fails: Exception | None = None
+        self.copied: list[int] = []
+        self.stream = Stream()
         nothing = contextlib.nullcontext()
-        stream = SimpleNamespace(wait_stream=lambda _other: None)
+        stream = Stream()
         self.cuda = SimpleNamespace(
             CUDAGraph=lambda: SimpleNamespace(
                 capture_begin=lambda **_options: None, capture_end=self._take, replay=self._replay
             ),
             Stream=lambda _device: stream,
-            current_stream=lambda _device: stream,
+            current_stream=lambda _device: self.stream,
             device=lambda _device: nothing,
             empty_cache=self._give_back,
             get_allocator_backend=lambda: "native",
@@ -179,6 +193,9 @@ class Card:
     def empty_like(self, tensor: Any, device: object) -> Any:
         return tensor.clone()
 
+    def _foreach_copy_(self, into: Sequence[OnCard], given: Sequence[OnCard]) -> None:
+        self.copied.append(len(given))
+
     def _take(self) -> None:
         self.held += self.needs
 
@@ -195,13 +212,11 @@ class OnCard:
 
     device = torch.device("cuda")
 
-    def __init__(self, columns: int) -> None:
-        self.shape = (1, columns)
+    def __init__(self, columns: int, dtype: torch.dtype = torch.float16) -> None:
+        self.shape, self.dtype = (1, columns), dtype
 
     def clone(self) -> OnCard:
-        return OnCard(self.shape[1])
-
-    def copy_(self, _other: OnCard) -> None: ...
+        return OnCard(self.shape[1], self.dtype)
 
     def to(self, _device: str) -> OnCard:
         return self
@@ -255,6 +270,46 @@ def test_the_addresses_of_weights_are_not_read_again(card: Card, monkeypatch: py
     for address in (1, 1, 1, 2, 2):
         run.graph.run([OnCard(1)], [address], [OnCard(4)])  # type: ignore[list-item]
     assert (run.made, run.inner.calls) == (2, 4), "weights at another address are another recording"
+
+
+def test_a_replay_waits_for_what_is_asked_once_its_inputs_are_in_place(card: Card) -> None:
+    run, asked = Recorded(lambda _weight, x: x, RecordingPool(lambda: MANY)), [False, True, True, False, True]
+
+    def called() -> bool:
+        def confirmed() -> bool:
+            copies.append(list(card.copied))
+            return asked.pop(0)
+
+        card.copied.clear()
+        copies: list[list[int]] = []
+        wanted = asked[0]
+        outputs = run.graph.run([OnCard(1)], [0], [OnCard(4)], False, confirmed)  # type: ignore[list-item]
+        assert (outputs is not None) == wanted
+        return copies == [[1]]
+
+    assert [called() for _ in range(5)] == [False, False, False, True, True], "only a replay has inputs to be copied"
+    assert (run.made, run.inner.calls) == (1, 2), "what is not wanted is not launched, nor recorded"
+
+
+def test_inputs_of_one_type_are_copied_at_once(card: Card) -> None:
+    graph = RecordedGraph(Function(lambda _weight, x: x), RecordingPool(lambda: MANY), lambda: None)
+    several = [*(OnCard(n) for n in (1, 2, 3)), *(OnCard(n, torch.float64) for n in (4, 5))]
+    for _ in range(3):
+        card.copied.clear()
+        graph.run([OnCard(1)], [0], several)  # type: ignore[list-item,arg-type]
+    assert card.copied == [3, 2]
+
+
+def test_a_replay_on_another_stream_waits_for_the_one_before(card: Card) -> None:
+    """They share inputs, outputs and memory: two of them at once would write into each other's picture."""
+    part = Part(card, RecordingPool(lambda: 1000 * MB), 100 * MB)
+    part.calls(3)
+    first, card.stream = card.stream, Stream()
+    assert part.replays() and part.replays()
+    second, card.stream = card.stream, first
+    before = len(first.waited_for)
+    assert part.replays()
+    assert second.waited_for == [first] and first.waited_for[before:] == [second]
 
 
 def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> None:
@@ -667,3 +722,57 @@ def test_the_drivers_want_of_memory_is_pytorchs(card: Card, raised: Exception, e
     with pytest.raises(RuntimeError) as caught:
         part.calls()
     assert caught.type is expected
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_inputs_of_any_kind_are_in_place() -> None:
+    def given(seed: int) -> list[torch.Tensor]:
+        return [
+            *(
+                torch.randn(3, 5, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(dtype)
+                for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool)
+            ),
+            torch.full((), float(seed), device="cuda", dtype=torch.float64),
+            torch.empty(0, 4, device="cuda"),
+            torch.full((2, 3, 4), seed, device="cuda", dtype=torch.bfloat16).transpose(0, 2),
+            torch.full((6, 2), float(seed), device="cuda")[::2],
+        ]
+
+    class Sum(Function):
+        def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [tensor * 1 for tensor in tensors]
+
+    graph = RecordedGraph(Sum(lambda _w, x: x), RecordingPool(lambda: MANY), lambda: None)
+    for seed in range(4):
+        tensors = given(seed)
+        for output, tensor in zip(graph([], tensors), tensors, strict=True):
+            assert torch.equal(output, tensor)
+    assert graph.recordings == 1
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_threads_with_streams_of_their_own_replay_one_recording() -> None:
+    weight = on_gpu(512, 512) / 16
+
+    def deep(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = torch.tanh(x @ w)
+        return x
+
+    run = Recorded(deep)
+    for _ in range(2):
+        run(weight, on_gpu(512, 512))
+
+    def many(seed: int) -> float:
+        x = torch.randn(512, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+        right = deep(weight, x)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            outputs = [run(weight, x) for _ in range(200)]
+            return max(float((output - right).abs().max()) for output in outputs)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert max(threads.map(many, (1, 2))) < 1e-3
+    assert run.graph.recordings == 1

@@ -26,7 +26,7 @@ from .forms import empty_like, fill
 from .held_state import HeldState, StateDescriber
 from .numbers import ALL_NUMBERS, Number, Uses
 from .reached_state import ReachedState
-from .readings import VALUES, Asked, Reading, Readings, is_readable
+from .readings import VALUES, Arriving, Asked, Reading, Readings, Values, is_readable
 from .snapshot import Snapshot
 
 _facts_of, _attributes_of = operator.attrgetter("__class__", "requires_grad"), operator.attrgetter("__dict__")
@@ -42,7 +42,8 @@ class LiftedFunctions(Functions):
         modules: layers that they hold.
         uses: of numbers, as far as it is known.
         readings: by which values they decide, as far as it is known.
-        values: those of this call.
+        values: those of this call, or of the one before.
+        arriving: those of this call, if ``values`` are not.
         objects: what they hold and what has parts, by ``id``, with the parts.
         layers: of the module that they are called by, as far as they hold them.
     """
@@ -50,25 +51,41 @@ class LiftedFunctions(Functions):
     modules: Sequence[torch.nn.Module]
     uses: Uses
     readings: Readings
-    values: Mapping[tuple[str, str], float]
+    values: Values
     objects: Mapping[int, tuple[Any, Sequence[Any]]]
     layers: Sequence[torch.nn.Module]
     _snapshot: Snapshot
     _facts: Sequence[object]
     _scalars: dict[torch.device, list[torch.Tensor]] = field(default_factory=dict)
+    arriving: Arriving | None = None
 
     def holds(self) -> bool:
         """Return True if everything that was described holds the same objects."""
         return self._snapshot.holds() and _facts(self.held) == self._facts
 
-    def at(self, options: Mapping[str, Any]) -> LiftedFunctions:
-        """Return the functions as a call with these options hands them over: how they decide is part of the key."""
+    def at(self, options: Mapping[str, Any], before: Values | None = None) -> LiftedFunctions:
+        """Return the functions as a call with these options hands them over: how they decide is part of the key.
+
+        Args:
+            before: values of the call before. As long as those of this one are on their way, the functions are assumed
+                to decide by them as they did, which ``are_as_assumed`` tells.
+        """
         held = [(i, held.stride(), held.storage_offset()) for i, held in enumerate(self.held) if _lies_oddly(held)]
         if not self.readings.questions and not held:
             return self
-        values = self.readings.values(options)
-        answers = self.readings.answers(values, self.numbers)
-        return replace(self, values=values, digest=f"{self.digest} {answers} {held}")
+        arriving: Arriving | None = self.readings.values(options)
+        if before is None or arriving.are_here:
+            before, arriving = arriving.get(), None
+        answers = self.readings.answers(before, self.numbers)
+        return replace(self, values=before, arriving=arriving, digest=f"{self.digest} {answers} {held}")
+
+    @property
+    def are_assumed(self) -> bool:
+        return self.arriving is not None
+
+    def are_as_assumed(self) -> bool:
+        answers = functools.partial(self.readings.answers, numbers=self.numbers)
+        return self.arriving is None or answers(self.arriving.get()) == answers(self.values)
 
     def learned_from(self, error: BaseException) -> str | None:
         if isinstance(error, GuardOnDataDependentSymNode) and not self.readings.are_read:

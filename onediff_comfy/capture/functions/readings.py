@@ -70,6 +70,40 @@ class Question(NamedTuple):
         return tuple(bool(getattr(operator, self.comparison)(value, number)) for number in than)
 
 
+Values = Mapping[tuple[str, str], float]
+"""Of tensors in the options, by option and place."""
+
+
+class Arriving:
+    """Values of tensors on their way to the CPU. Kernels that are launched later are not waited for.
+
+    Args:
+        tensors: of one value each, by option and place.
+    """
+
+    def __init__(self, tensors: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        self._copies = {
+            place: torch.empty((), dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            if tensor.is_cuda
+            else tensor
+            for place, tensor in tensors.items()
+        }
+        self._copied = []
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            self._copied.append(torch.cuda.current_stream(device).record_event())
+
+    @property
+    def are_here(self) -> bool:
+        """Return True if nobody has to wait for them."""
+        return all(event.query() for event in self._copied)
+
+    def get(self) -> Values:
+        """Return the values. Waits for them."""
+        for event in self._copied:
+            event.synchronize()
+        return {place: float(value) for place, value in self._copies.items()}
+
+
 class Readings:
     """What is known of the questions that functions ask.
 
@@ -81,16 +115,16 @@ class Readings:
         self.are_read = VALUES in read
         self.questions = tuple(sorted(filter(None, map(Question.parsed, read))))
 
-    def values(self, options: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-        """Return the values that are asked for, as they are now. Waits for the device."""
+    def values(self, options: Mapping[str, Any]) -> Arriving:
+        """Return the values that are asked for, as they are at this place among the kernels of their device."""
         found = {}
         for option, at in dict.fromkeys((question.option, question.at) for question in self.questions):
             value = options.get(option)
             if value is not None and is_readable(value) and (number := _value_at(value, at)) is not None:
-                found[option, at] = float(number)
-        return found
+                found[option, at] = number
+        return Arriving(found)
 
-    def answers(self, values: Mapping[tuple[str, str], float], numbers: Sequence[HeldNumber]) -> str:
+    def answers(self, values: Values, numbers: Sequence[HeldNumber]) -> str:
         """Return the outcomes of all questions, for a key."""
         known = ((question, values.get((question.option, question.at))) for question in self.questions)
         return repr([None if value is None else question.answers(value, numbers) for question, value in known])
@@ -121,7 +155,7 @@ class Asked(NamedTuple):
     """
 
     known: frozenset[Question]
-    values: Mapping[tuple[str, str], float]
+    values: Values
     raised: list[BaseException]
 
     def error(self, error: BaseException) -> BaseException:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from ...capture.call import Signature
+from ...compilation.compile_graph import largest_tensor
 from ...compilation.library import GraphLibrary
 from ...runtime.device_memory import memory_is_short
+from ..decision import Served
 from ..executor import EAGER, CallTimes
+from ..options import Speed
 from ..run import Kind
 
 _EVERY_CALLS = 20
@@ -108,6 +113,19 @@ class EagerTimes:
         """Return how many times faster than eager the graph answers such calls; None where that is not known."""
         eager, graph = self.seconds(kind, signature), self._times.usual(kind[0], signature)
         return eager / graph if eager and graph else None
+
+    def speeds(self, served: Iterable[tuple[Signature, Served]]) -> list[Speed]:
+        """Return how fast graphs answer calls, of those whose eager time is known.
+
+        Args:
+            served: calls, and the graphs that answer them.
+        """
+        found = []
+        for signature, route in served:
+            eager, graph = self.seconds(route.proof_key, signature), self._times.usual(route.graph_key, signature)
+            if eager and graph:
+                found.append(Speed(route.graph_key, largest_tensor(signature), eager, graph))
+        return found
 
     def _agree(self, samples: list[float], kind: Kind, signature: Signature) -> bool:
         """Return True if the two least samples agree, and make no odd gain."""

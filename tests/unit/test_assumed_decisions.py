@@ -1,0 +1,144 @@
+"""Functions that decide by the noise level: a graph is found before the level is known, and runs only after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.functions import readings
+from onediff_comfy.capture.functions.readings import Arriving, Values
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.engines.eager import EagerGraph
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
+
+HOST = HostServices(
+    identity="host",
+    options_name="transformer_options",
+    capture_options={},
+    check_interrupted=lambda: None,
+    refuse=lambda _layers: None,
+)
+LEVELS = (1.0, 0.75, 0.6, 0.5, 0.2, 0.05)
+FIRST, AS_ASSUMED, NOT_AS_ASSUMED = (
+    ["waited", "found", "found", "computed"],  # the model is looked at as well
+    ["found", "waited", "computed"],
+    ["found", "waited", "waited", "found", "computed"],
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        x = self.layer(x)
+        for patch in transformer_options["patches"]:
+            x = patch(x, transformer_options)
+        return x
+
+
+class Between:
+    """A patch that asks, as IP-Adapter_plus does, whether it is between its start and its end."""
+
+    def __init__(self, start: float = 0.8, end: float = 0.3) -> None:
+        self.start, self.end = start, end
+
+    def __call__(self, out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        level = extra["sigmas"].detach().cpu()[0].item()
+        return out * 1.5 if level <= self.start and level >= self.end else out
+
+
+class Calls:
+    """Calls of a model with one patch, each compared with eager.
+
+    Attributes:
+        events: what became of the last call.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slow: bool = True) -> None:
+        self.events: list[str] = []
+        self.library = GraphLibrary(GraphCache(1 << 30), Metrics())
+        self.dispatcher = Dispatcher("eager", self.library, HOST)
+        self.net, self.patch = Net().eval().requires_grad_(False), Between()
+        if slow:
+            self._watch(monkeypatch)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        events, get, compute = self.events, GraphCache.get, EagerGraph.__call__
+
+        class FromDevice(Arriving):
+            """Values that a device has not computed yet when they are asked for."""
+
+            @property
+            def are_here(self) -> bool:
+                return False
+
+            def get(self) -> Values:
+                events.append("waited")
+                return super().get()
+
+        monkeypatch.setattr(readings, "Arriving", FromDevice)
+        monkeypatch.setattr(GraphCache, "get", lambda *args: (events.append("found"), get(*args))[1])
+        monkeypatch.setattr(EagerGraph, "__call__", lambda *args: (events.append("computed"), compute(*args))[1])
+
+    def run(self, levels: Sequence[float] = LEVELS) -> list[list[str]]:
+        """Return what became of each call of a run, after the host's look at the model."""
+        self.dispatcher.begin_run()
+        happened = []
+        for level in levels:
+            self.events.clear()
+            x, options = torch.randn(2, 4), {"patches": [self.patch], "sigmas": torch.full((2,), level)}
+            with torch.inference_mode():
+                output = self.dispatcher(self.net, self.net.forward, (x,), {"transformer_options": options})
+                happened.append(list(self.events))
+                torch.testing.assert_close(output, self.net(x, options))
+        self.dispatcher.end_run(self.net)
+        return happened
+
+
+def test_a_graph_is_found_before_the_level_is_known_and_runs_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    calls.run()
+    calls.run()
+    assert calls.run() == [FIRST, NOT_AS_ASSUMED, AS_ASSUMED, AS_ASSUMED, NOT_AS_ASSUMED, AS_ASSUMED]
+
+
+def test_no_graph_is_made_for_what_is_only_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these calls crosses over to a side, and one is the first there."""
+    known = Calls(monkeypatch, slow=False)
+    known.run()
+    calls = Calls(monkeypatch)
+    calls.run()
+    counts, right = calls.library.metrics.snapshot(), known.library.metrics.snapshot()
+    same = ("captured", "proved", "served", "retired", "failed", "fallbacks")
+    assert {name: counts[name] for name in same} == {name: right[name] for name in same}
+    assert counts["served"] == len(LEVELS) and not counts["fallbacks"]
+
+
+def test_a_start_that_is_changed_in_the_middle_of_a_run_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    calls.run((0.75, 0.5))
+    calls.patch = Between(start=0.4)
+    assert calls.run((0.75, 0.5, 0.35, 0.2))[-1] is not None
+    assert not calls.library.metrics.snapshot()["fallbacks"]
+
+
+def test_an_option_that_is_missing_now_is_no_answer_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level of two axes cannot be decided by: what was assumed of the call before does not hold."""
+    calls = Calls(monkeypatch)
+    for _ in range(3):
+        calls.run((0.5, 0.4))
+    x = torch.randn(2, 4)
+    patch = lambda out, extra: out * 2 if extra.get("sigmas") is None else out  # noqa: E731
+    for options in ({"patches": [patch], "sigmas": torch.ones(2)}, {"patches": [patch]}):
+        with torch.inference_mode():
+            output = calls.dispatcher(calls.net, calls.net.forward, (x,), {"transformer_options": options})
+            torch.testing.assert_close(output, calls.net(x, options))
