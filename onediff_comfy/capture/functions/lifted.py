@@ -73,11 +73,11 @@ class LiftedFunctions(Functions):
         held = [(i, held.stride(), held.storage_offset()) for i, held in enumerate(self.held) if _lies_oddly(held)]
         if not self.readings.questions and not held:
             return self
-        arriving: Arriving | None = self.readings.values(options)
-        if before is None or arriving.are_here:
-            before, arriving = arriving.get(), None
-        answers = self.readings.answers(before, self.numbers)
-        return replace(self, values=before, arriving=arriving, digest=f"{self.digest} {answers} {held}")
+        arriving = self.readings.values(options)
+        assumed = before is not None and not arriving.are_here
+        values = before if assumed and before is not None else arriving.get()
+        digest = f"{self.digest} {self.readings.answers(values, self.numbers)} {held}"
+        return replace(self, values=values, arriving=arriving if assumed else None, digest=digest)
 
     @property
     def are_assumed(self) -> bool:

@@ -1,0 +1,54 @@
+"""The Triton kernel of ``passes/norm_rope.py``. Imported only where there is Triton."""
+
+# mypy: disable-error-code="no-untyped-def"
+import triton  # type: ignore[import-not-found,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+
+
+@triton.autotune(configs=[triton.Config({}, num_warps=8)], key=[])
+@triton.jit
+def norm_rope_kernel(
+    x,
+    scale,
+    rotations,
+    out,
+    first,
+    heads,
+    x_batch,
+    x_token,
+    x_head,
+    rotations_batch,
+    rotations_token,
+    out_batch,
+    out_token,
+    out_head,
+    eps,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Norm and rotate one token's heads, ``HEADS`` of them; the rotation is read once for all.
+
+    Channels of a head are neighbours. A rotation is [WIDTH / 2, 2, 2], one matrix for each pair of channels.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    batch = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)[:, None]
+    channel = tl.arange(0, WIDTH)[None, :]
+    is_head = head < heads
+
+    values = tl.load(x + batch * x_batch + token * x_token + head * x_head + channel, mask=is_head, other=0.0)
+    exact = values.to(tl.float32)
+    rms = tl.math.rsqrt(tl.sum(exact * exact, axis=1, keep_dims=True) / WIDTH + eps)
+    normed = exact * rms * tl.load(scale + channel).to(tl.float32)
+    normed = normed.to(values.dtype).to(tl.float32)  # as the norm rounds it, which is an operator of its own elsewhere
+
+    entries = tl.arange(0, WIDTH * 2)
+    matrix = tl.load(rotations + batch * rotations_batch + (token + first) * rotations_token + entries)
+    columns = tl.reshape(matrix, (1, WIDTH // 2, 2, 2))
+    for_even, for_odd = tl.split(columns)
+    even_even, odd_even = tl.split(for_even)
+    even_odd, odd_odd = tl.split(for_odd)
+    even, odd = tl.split(tl.reshape(normed, (HEADS, WIDTH // 2, 2)))
+    rotated = tl.join(even_even * even + even_odd * odd, odd_even * even + odd_odd * odd)
+    place = out + batch * out_batch + (token + first) * out_token + head * out_head + channel
+    tl.store(place, tl.reshape(rotated, (HEADS, WIDTH)).to(values.dtype), mask=is_head)
