@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .models import Family
 
 MODELS = ("sd15", "sdxl", "flux", "tiny")
+_FIRST_STEPS = 2
+"""Of an image: with what is once an image."""
 _COUNTED = ("served", "reused", "captured", "compiled", "loaded", "fallbacks")
 
 
@@ -94,13 +96,14 @@ class Sampler:
             tuple(conditioning(self.family, 2 * prompt + which) for which in (1, 2)) for prompt in range(prompts)
         ]
 
-    def __call__(self, model: Any, seed: int, prompt: int = 0) -> Any:
+    def __call__(self, model: Any, seed: int, prompt: int = 0, callback: Callable[..., None] | None = None) -> Any:
         """The latent, [batch, channels, height / 8, width / 8] in float32 on the CPU.
 
         Args:
             model: a MODEL.
             seed: of the noise.
             prompt: which of the conditionings.
+            callback: of the sampler, after each step.
         """
         import comfy.sample
         import torch
@@ -108,9 +111,8 @@ class Sampler:
         positive, negative = self._prompts[prompt]
         noise = torch.randn(self._latent.shape, generator=torch.Generator().manual_seed(seed))
         cfg, latent = self.family.cfg, self._latent
-        return comfy.sample.sample(
-            model, noise, self.steps, cfg, "euler", "simple", positive, negative, latent, seed=seed, disable_pbar=True
-        )
+        steps, options = self.steps, {"seed": seed, "disable_pbar": True, "callback": callback}
+        return comfy.sample.sample(model, noise, steps, cfg, "euler", "simple", positive, negative, latent, **options)
 
 
 class Bench:
@@ -198,26 +200,37 @@ class Bench:
         self.images[name].append(self.image(name, seed=len(self.images[name]) + 1)[1])
 
     def image(self, name: str, seed: int) -> tuple[Any, dict[str, Any]]:
-        """A latent; seconds, the most memory that was allocated in MiB, and what our counters counted."""
-        import torch
+        """A latent; seconds, the most memory that was allocated in MiB, and what our counters counted.
+
+        ``later_s`` are the seconds of a step after the first two, which have what is once an image.
+        """
+        moments = []
+
+        def note_moment(at: Any = None) -> None:
+            if at is None or at["i"] == _FIRST_STEPS - 1:
+                _wait_for_device()
+                moments.append(time.perf_counter())
 
         _reset_peak()
         before = counters()
-        start = time.perf_counter()
-        latent = self.sampler(self.models[name], seed)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
+        note_moment()
+        latent = self.sampler(self.models[name], seed, callback=note_moment)
+        note_moment()
         after = counters()
-        found = {"s": seconds, "peak_mib": _peak_mib(), **{what: after[what] - before[what] for what in _COUNTED}}
-        return latent, found
+        found = {"s": moments[-1] - moments[0], "peak_mib": _peak_mib()}
+        if self.sampler.steps > _FIRST_STEPS:
+            found["later_s"] = (moments[2] - moments[1]) / (self.sampler.steps - _FIRST_STEPS)
+        return latent, {**found, **{what: after[what] - before[what] for what in _COUNTED}}
 
 
 def _summary(images: list[dict[str, Any]], steps: int) -> dict[str, Any]:
     """What a variant's timed images come to; its calls, of our graphs, are those of all these images together."""
     seconds = [image["s"] for image in images]
     per_step = [1000 * value / steps for value in seconds]
+    later = [1000 * image["later_s"] for image in images if "later_s" in image]
     return {
+        "later_step_ms": statistics.median(later) if later else None,
+        "later_step_ms_all": later,
         "step_ms": statistics.median(per_step),
         "step_ms_min": min(per_step),
         "step_ms_max": max(per_step),
@@ -257,6 +270,13 @@ def _compiler_phases() -> dict[str, float]:
     from torch._dynamo.utils import compilation_time_metrics
 
     return {phase: sum(seconds) for phase, seconds in compilation_time_metrics.items()}
+
+
+def _wait_for_device() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _reset_peak() -> None:
@@ -308,7 +328,7 @@ def print_table(report: dict[str, Any]) -> None:
     width = max(map(len, rows))
     print(f"\n{what['model']} {what['size']} batch {what['batch']}, {what['steps']} steps; {report['environment']}")
     print(
-        f"{'variant':{width}} {'step ms':>8} {'min':>8} {'max':>8} {'ratio':>6} {'first s':>8} {'peak MiB':>9} "
+        f"{'variant':{width}} {'step ms':>8} {'min':>8} {'max':>8} {'later':>8} {'ratio':>6} {'first s':>8} {'peak MiB':>9} "
         f"{'rel. error':>10} {'reused':>9}"
     )
     for name, row in rows.items():
@@ -322,7 +342,8 @@ def print_table(report: dict[str, Any]) -> None:
         reused += f"  {row['calls_eager']} calls ran eager" if row["calls_eager"] else ""
         spread = f"{row['step_ms']:8.1f} {row['step_ms_min']:8.1f} {row['step_ms_max']:8.1f}"
         first = f"{row['first_image_s']:8.2f}"
-        print(f"{name:{width}} {spread} {ratio:>6} {first} {peak:>9} {error:>10} {reused:>9}", flush=True)
+        later = f"{row['later_step_ms']:.1f}" if row.get("later_step_ms") else "-"
+        print(f"{name:{width}} {spread} {later:>8} {ratio:>6} {first} {peak:>9} {error:>10} {reused:>9}", flush=True)
     print("onediff:", {k: v for k, v in report["onediff"].items() if k != "graphs"})
     for graph in report["onediff"]["graphs"]:
         print(f"  {graph['how']} {graph['what']} with {graph['engine']} in {graph['seconds']} s")

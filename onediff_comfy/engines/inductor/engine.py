@@ -101,6 +101,7 @@ class InductorEngine(Engine):
             "few bits": "rounded where computed, by one without division, saturated by the conversion",
             "gelu": "by sigmoid",
             "operands": "written once, and their parts",
+            "norm and RoPE": "one kernel",
             "regions": "shared" if _shares_regions() else "none",
             "rows": "one pass, heads as well",
             "upsampling": "folded",
@@ -182,16 +183,21 @@ def _compiled(capture: Capture) -> Any:
         graph = leave_fp8_to_eager(graph)
     try:
         from .passes.double_precision import compute_once
+        from .passes.norm_rope import fuse_norm_and_rope
         from .passes.operands import write_operands_once
 
         written = compute_once(write_operands_once(graph))
+        if all(device.type == "cuda" for device in devices):
+            written = fuse_norm_and_rope(written)
         if written is not graph:
             return _compile_in_regions(capture, written) or _compile(capture, written)
     except Exception as error:
         log.info(
-            "OneDiff: what is put into memory is left to Inductor (%s: %s)", type(error).__name__, first_line(error)
+            "OneDiff: norms, rotations and what is put into memory are left to Inductor (%s: %s)",
+            type(error).__name__,
+            first_line(error),
         )
-        log.debug("compiling with operands and angles in memory failed", exc_info=True)
+        log.debug("compiling with operands in memory, and norms and rotations in one kernel, failed", exc_info=True)
     return _compile_in_regions(capture, graph) or _compile(capture, graph)
 
 
