@@ -206,8 +206,8 @@ class Bench:
         """
         moments = []
 
-        def note_moment(at: Any = None) -> None:
-            if at is None or at["i"] == _FIRST_STEPS - 1:
+        def note_moment(step: int = _FIRST_STEPS - 1, *_latents: Any) -> None:
+            if step == _FIRST_STEPS - 1:
                 _wait_for_device()
                 moments.append(time.perf_counter())
 
