@@ -26,10 +26,11 @@ HOST = HostServices(
     refuse=lambda _layers: None,
 )
 LEVELS = (1.0, 0.75, 0.6, 0.5, 0.2, 0.05)
-FIRST, AS_ASSUMED, NOT_AS_ASSUMED = (
+FIRST, AS_ASSUMED, NOT_AS_ASSUMED, KNOWN = (
     ["waited", "found", "found", "computed"],  # the model is looked at as well
     ["found", "waited", "computed"],
     ["found", "waited", "waited", "found", "computed"],
+    ["waited", "found", "computed"],
 )
 
 
@@ -63,23 +64,22 @@ class Calls:
         events: what became of the last call.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slow: bool = True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, are_here: bool = False) -> None:
         self.events: list[str] = []
         self.library = GraphLibrary(GraphCache(1 << 30), Metrics())
         self.dispatcher = Dispatcher("eager", self.library, HOST)
         self.net, self.patch = Net().eval().requires_grad_(False), Between()
-        if slow:
-            self._watch(monkeypatch)
+        self._watch(monkeypatch, are_here)
 
-    def _watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
         events, get, compute = self.events, GraphCache.get, EagerGraph.__call__
 
         class FromDevice(Arriving):
-            """Values that a device has not computed yet when they are asked for."""
+            """Values that a device has not computed yet when they are asked for, or has."""
 
             @property
             def are_here(self) -> bool:
-                return False
+                return here
 
             def get(self) -> Values:
                 events.append("waited")
@@ -111,9 +111,35 @@ def test_a_graph_is_found_before_the_level_is_known_and_runs_after(monkeypatch: 
     assert calls.run() == [FIRST, NOT_AS_ASSUMED, AS_ASSUMED, AS_ASSUMED, NOT_AS_ASSUMED, AS_ASSUMED]
 
 
+def test_what_is_known_is_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, and where the GPU was done before it was asked."""
+    calls = Calls(monkeypatch, are_here=True)
+    calls.run()
+    calls.run()
+    assert calls.run() == [FIRST, *[KNOWN] * 5]
+
+
+def test_a_graph_that_left_memory_is_not_made_again_for_what_is_only_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    calls.run()
+    calls.run((1.0, 0.9))
+    x, options = torch.randn(2, 4), {"patches": [calls.patch], "sigmas": torch.full((2,), 1.0)}
+    calls.dispatcher.begin_run()
+    captured = []
+    with torch.inference_mode():
+        for level in (1.0, 0.5):
+            calls.library.cache.clear()
+            before = calls.library.metrics.snapshot()["captured"]
+            options["sigmas"] = torch.full((2,), level)
+            output = calls.dispatcher(calls.net, calls.net.forward, (x,), {"transformer_options": options})
+            torch.testing.assert_close(output, calls.net(x, options))
+            captured.append(calls.library.metrics.snapshot()["captured"] - before)
+    assert captured == [1, 1], "for the side that it is on, and not for the one before"
+
+
 def test_no_graph_is_made_for_what_is_only_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these calls crosses over to a side, and one is the first there."""
-    known = Calls(monkeypatch, slow=False)
+    known = Calls(monkeypatch, are_here=True)
     known.run()
     calls = Calls(monkeypatch)
     calls.run()

@@ -154,13 +154,40 @@ class Rounded(nn.Module):
         return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
 
 
+class RoundedTwice(nn.Module):
+    """It is rounded in between, and of one dtype all the same."""
+
+    def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        normed = F.rms_norm(heads, (WIDTH,), torch.ones(WIDTH)).bfloat16().float()
+        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+
+
+class OfATokensHeads(nn.Module):
+    """One norm over all heads of a token, which are apart already."""
+
+    def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        normed = F.rms_norm(x.unflatten(-1, (HEADS, -1)), (HEADS, WIDTH), torch.ones(HEADS, WIDTH))
+        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by.transpose(1, 2)))
+
+
+class PutTogetherByHeads(nn.Module):
+    def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        normed = torch.cat([F.rms_norm(part, (WIDTH,), torch.ones(WIDTH)) for part in heads.split(1, 1)], 1)
+        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+
+
 class Unscaled(nn.Module):
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         normed = F.rms_norm(x.unflatten(-1, (HEADS, -1)).transpose(1, 2), (WIDTH,))
         return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
 
 
-@pytest.mark.parametrize("module", [OfAllHeads(), Changed(), Rounded(), Unscaled()], ids=lambda m: type(m).__name__)
+OTHERS = (OfAllHeads, OfATokensHeads, PutTogetherByHeads, Changed, Rounded, RoundedTwice, Unscaled)
+
+
+@pytest.mark.parametrize("module", [other() for other in OTHERS], ids=lambda module: type(module).__name__)
 def test_what_is_something_else_is_left_alone(module: nn.Module) -> None:
     graph = captured(module, (torch.randn(2, 5, HEADS * WIDTH), rotations(5)))
     assert fuse_norm_and_rope(graph) is graph
