@@ -78,6 +78,37 @@ def rows_filled(h: torch.Tensor, other: torch.Tensor) -> Any:
     return h * h[:, 1:2] + first[:, None]
 
 
+def parts_filled(h: torch.Tensor, other: torch.Tensor) -> Any:
+    """As FreeU_V2 does with half of the channels, and with its mask."""
+    h[:, : h.shape[1] // 2] = h[:, : h.shape[1] // 2] * other.mean(1, keepdim=True)
+    mask = torch.ones_like(h)
+    height, width = h.shape[2] // 2, h.shape[3] // 2
+    mask[..., height - 1 : height + 1, width - 1 : width + 1] = other.amax()
+    h = h * mask
+    h[:, 1:3, 0] = other[:, 1:3, 0]
+    h[:, 1, 0] = other[:, 1, 1]
+    h[:, ::2, -1] = other[:, ::2, 0]
+    h[:, 2:, 1:3, 2].mul_(3)
+    h += other
+    h[:, 1:].clamp_(-1, 1)
+    return h + mask
+
+
+def row_of_a_part(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1:3, 0] = other[:, 1:3, 0]
+    return h * 2
+
+
+def row_of_a_row(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1, 0] = other[:, 1, 0]
+    return h * 2
+
+
+def row_of_every_other(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, ::2, 0] = other[:, ::2, 0]
+    return h * 2
+
+
 SIMPLE: dict[str, Function] = {
     function.__name__: function
     for function in (
@@ -89,6 +120,10 @@ SIMPLE: dict[str, Function] = {
         with_numbers,
         masks_and_roundings,
         rows_filled,
+        parts_filled,
+        row_of_a_part,
+        row_of_a_row,
+        row_of_every_other,
     )
 }
 
@@ -114,21 +149,6 @@ def row_made_before(h: torch.Tensor, other: torch.Tensor) -> Any:
     row = h[:, 1]
     h[:, 2] = other[:, 2]
     row.copy_(other[:, 1])
-    return h * 2
-
-
-def row_of_a_part(h: torch.Tensor, other: torch.Tensor) -> Any:
-    h[:, 1:3, 0] = other[:, 1:3, 0]
-    return h * 2
-
-
-def row_of_a_row(h: torch.Tensor, other: torch.Tensor) -> Any:
-    h[:, 1, 0] = other[:, 1, 0]
-    return h * 2
-
-
-def row_of_every_other(h: torch.Tensor, other: torch.Tensor) -> Any:
-    h[:, ::2, 0] = other[:, ::2, 0]
     return h * 2
 
 
@@ -193,16 +213,46 @@ def a_view_operator(h: torch.Tensor, other: torch.Tensor) -> Any:
     return h * 2
 
 
+def part_that_reads_the_whole(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1:3].add_(h[:, 2:])
+    return h * other
+
+
+def part_made_before(h: torch.Tensor, other: torch.Tensor) -> Any:
+    part = h[:, 1:3]
+    h += other
+    part.mul_(2)
+    return h * 2
+
+
+def part_of_a_turned(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h.transpose(2, 3)[:, 1:3].mul_(2)
+    return h + other
+
+
+def part_that_is_kept(h: torch.Tensor, other: torch.Tensor) -> Any:
+    part = h[:, 1:3].mul_(2)
+    h += other
+    return h * part.sum()
+
+
+def part_from_one_number(h: torch.Tensor, other: torch.Tensor) -> Any:
+    h[:, 1:3].copy_(other.amax())
+    return h * 2
+
+
 DIFFICULT: dict[str, Function] = {
     function.__name__: function
     for function in (
+        part_that_reads_the_whole,
+        part_made_before,
+        part_of_a_turned,
+        part_that_is_kept,
+        part_from_one_number,
         through_a_view,
         row_seen_by_a_view,
         row_that_is_kept,
         row_made_before,
-        row_of_a_part,
-        row_of_a_row,
-        row_of_every_other,
         row_from_another,
         row_of_another_dtype,
         row_that_gives_itself,

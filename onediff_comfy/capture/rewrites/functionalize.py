@@ -2,8 +2,8 @@
 
 torch.export makes a graph functional by tracing it once more, which takes twice as long as the export itself: 28 of 44
 seconds of a UNet that adds a ControlNet's residuals in place. Most writing is of that kind, to a tensor that nobody
-else has a view of, or fills one row of such a tensor (positions in Flux and all that took them over), and needs no
-tracing.
+else has a view of, or to a part of such a tensor (positions in Flux and all that took them over, FreeU's channels and
+masks), and needs no tracing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _USUAL = {
     )
 }
 _COPY = aten.copy_.default
+_SCATTER = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default}
+"""By the operator that gives a part of a tensor: the one that gives the tensor with another part."""
 _THE_END = 2**63 - 1
 """What a slice without an end has in its place."""
 
@@ -49,9 +51,11 @@ def replace_writing(module: GraphModule) -> bool:
         return False
     for node in writing:
         with graph.inserting_before(node):
-            result = _scattered(graph, node) if node.target is _COPY else _computed(graph, node)
+            result = node.args[1] if node.target is _COPY else _computed(graph, node)
+            views = _views(node)
+            if views:
+                result = _scattered(graph, views, result)
         same.replace(node, result)
-        views = _views(node)
         graph.erase_node(node)
         for view in views:
             if not view.users:
@@ -83,14 +87,15 @@ class _Same:
     def may_be_replaced(self, node: Node) -> bool:
         """Whether it is enough to use a new tensor from here on; asked of nodes in their order."""
         written: Any = None
-        if node.target is _COPY:
-            written = _row_of(node)
+        views = _views(node)
+        if views:
+            written = _whole_of(views, node)
         elif _functional(node.target) is not None and node.args:
             written = node.args[0]
         if not isinstance(written, Node) or not _gives_what_is_written(node, written):
             return False
         names = self._names[node] = self._names.setdefault(written, [written])
-        if node.target is not _COPY:  # that gives the row, and nobody uses it
+        if not views:  # else it gives the part, and nobody uses it
             names.append(node)
         (storage,) = _storages(written)
         sharing = self._sharing[storage]
@@ -127,45 +132,53 @@ def _computed(graph: Graph, node: Node) -> Node:
     return result
 
 
-def _scattered(graph: Graph, node: Node) -> Node:
-    """Insert the operator that gives the whole of which ``node`` fills a row."""
-    row, source = _whole_of(node.args[0]), node.args[1]
-    assert row is not None  # see _row_of
-    whole = _whole_of(row.args[0])
-    assert whole is not None
-    result = graph.call_function(aten.select_scatter.default, (whole, source, *row.args[1:]))
-    result.meta = dict(whole.meta)
-    return result
+def _scattered(graph: Graph, views: list[Node], part: Node) -> Node:
+    """Insert the operators that give the whole, of which ``part`` takes the place of what ``views`` show."""
+    for view in views:
+        if _shows_all(view):
+            continue
+        whole = _before(view)
+        part = graph.call_function(_SCATTER[view.target], (whole, part, *view.args[1:]))  # type: ignore[index]
+        part.meta = dict(whole.meta)
+    return part
 
 
-def _row_of(node: Node) -> Node | None:
-    """Return the tensor that ``node`` copies another to one row of; None where it copies otherwise."""
-    row, source = _whole_of(node.args[0]), node.args[1]
-    if len(node.args) != 2 or node.kwargs or node.users or row is None or not isinstance(source, Node):
+def _whole_of(views: list[Node], node: Node) -> Node | None:
+    """Return the tensor of which ``node`` writes what ``views`` show; None where it is not only that."""
+    others = [other for other in node.all_input_nodes if other is not views[0]]
+    whole = views[-1].args[0]
+    if node.users or not isinstance(whole, Node) or any(view.kwargs for view in views):
         return None
-    whole = _whole_of(row.args[0]) if row.target is aten.select.int else None
-    if whole is None or _storages(source) & _storages(whole) or not _are_one_size(row, source):
-        return None
-    return whole
-
-
-def _whole_of(view: Any) -> Node | None:
-    """Return the tensor of which ``view`` is all, by slices from the beginning to the end."""
-    while isinstance(view, Node) and view.target is aten.slice.Tensor:
-        if view.args[2:] != (0, _THE_END) or view.kwargs:
+    if node.target is _COPY:
+        if len(node.args) != 2 or node.kwargs or not _are_one_size(views[0], *others):
             return None
-        view = view.args[0]
-    return view if isinstance(view, Node) else None
+    elif _functional(node.target) is None:
+        return None
+    reads_itself = any(_storages(other) & _storages(whole) for other in others)
+    return None if reads_itself or (not others and node.target is _COPY) else whole
 
 
 def _views(node: Node) -> list[Node]:
-    """Return the views by which ``node`` fills a row, the last one first; none for others."""
+    """Return the views by which ``node`` writes to a part of a tensor, the last one first; none for others."""
     views: list[Node] = []
-    view = node.args[0] if node.target is _COPY else None
-    while isinstance(view, Node) and view.target in (aten.select.int, aten.slice.Tensor):
+    view = node.args[0] if node.args else None
+    while isinstance(view, Node) and view.target in _SCATTER:
         views.append(view)
         view = view.args[0]
     return views
+
+
+def _before(view: Node) -> Node:
+    """Return what ``view`` shows a part of, without views that show all of it."""
+    before = view.args[0]
+    while isinstance(before, Node) and _shows_all(before):
+        before = before.args[0]
+    assert isinstance(before, Node)
+    return before
+
+
+def _shows_all(view: Node) -> bool:
+    return view.target is aten.slice.Tensor and view.args[2:] == (0, _THE_END)
 
 
 def _are_one_size(*nodes: Node) -> bool:
