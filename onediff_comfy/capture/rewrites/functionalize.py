@@ -95,8 +95,7 @@ class _Same:
         if not isinstance(written, Node) or not _gives_what_is_written(node, written):
             return False
         names = self._names[node] = self._names.setdefault(written, [written])
-        if not views:  # else it gives the part, and nobody uses it
-            names.append(node)
+        names.append(node)
         (storage,) = _storages(written)
         sharing = self._sharing[storage]
         if any(other.op == "placeholder" for other in sharing):  # others see what is written there
