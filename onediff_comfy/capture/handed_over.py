@@ -81,6 +81,10 @@ class Functions(ABC):
         """Return True if they do. Waits for the device."""
 
     @abstractmethod
+    def settled(self) -> Functions:
+        """Return them with the values by which they decide, if they are as assumed."""
+
+    @abstractmethod
     def tensors(self, device: torch.device) -> list[torch.Tensor]:
         """Return the tensors that the functions hold, as they are now, and behind them the numbers.
 

@@ -42,6 +42,11 @@ _MOST_OVERFLOWS = 2
 MOST_RECORDINGS = 32
 """Of one compiled graph. Each holds some megabytes of launch parameters outside the pool."""
 
+_COPIED_AT_ONCE = frozenset(
+    (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+)
+"""PyTorch has such a kernel for these; not for all that there are, as scales of mxfp8."""
+
 Sizes = tuple[tuple[int, ...], ...]
 
 
@@ -105,6 +110,9 @@ def _copy(source: Sequence[torch.Tensor], destination: Sequence[torch.Tensor]) -
     """Copy tensors, those of one dtype at once: seventy functions hold 140, each of which would be a launch."""
     alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for given, own in zip(source, destination, strict=True):
+        if own.dtype not in _COPIED_AT_ONCE:
+            own.copy_(given)
+            continue
         into, of = alike.setdefault(own.dtype, ([], []))
         into.append(own)
         of.append(given)
@@ -229,7 +237,7 @@ class RecordedGraph(CompiledGraph):
         device = call.device
         while len(self._recordings) >= MOST_RECORDINGS:
             self._recordings.popitem(last=False)
-        with self._pool.recording(), torch.cuda.device(device):
+        with self._pool.recording(device), torch.cuda.device(device):
             torch.cuda.synchronize(device)
             free = torch.cuda.mem_get_info(device)[0]
             random_state = torch.cuda.get_rng_state(device)

@@ -107,12 +107,14 @@ class RecordingPool:
         PyTorch ends a pool with its last graph, and refuses to record into one that has ended. So there is a new one
         where no recording is left in the old one.
         """
-        pool = self._devices.get(device)
-        if pool is None:
-            pool = self._devices[device] = DevicePool(device, torch.cuda.Stream(device))
+        pool = self._of(device)
         if pool.handle is None or not pool.alive:
             pool.renew(torch.cuda.graph_pool_handle())
         return pool
+
+    def _of(self, device: torch.device) -> DevicePool:
+        pool = self._devices.get(device)
+        return pool or self._devices.setdefault(device, DevicePool(device, torch.cuda.Stream(device)))
 
     def add(self, recording: object, device: torch.device, nbytes: int) -> bool:
         """Count a new recording, which took so many bytes more. Return False if that was too much and all are gone."""
@@ -162,12 +164,14 @@ class RecordingPool:
             weakref.finalize(owner, self.release).atexit = False
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Have one recording made inside, by this thread.
+    def recording(self, device: torch.device) -> Iterator[None]:
+        """Have one recording made and replayed inside, by this thread.
 
-        Whatever asks for a release meanwhile, as a model that dies in a garbage collection, has it afterwards.
+        Whatever asks for a release meanwhile, as a model that dies in a garbage collection, has it afterwards. A model
+        may die in a thread that replays: it has its device's turn, and waits for the lock. So who records takes both
+        in that order.
         """
-        with self._lock:
+        with self._of(device).replaying(), self._lock:
             self._recording = True
             try:
                 yield

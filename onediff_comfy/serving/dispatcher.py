@@ -100,7 +100,7 @@ class CallServer:
                         request = self.guard.request(invocation, run)
                 known = self._known(request, run)
                 if known is None and request.is_assumed:  # nothing is traced for a guess
-                    request = self.guard.request(invocation, run)
+                    request = self.guard.settled(request, run)
                     known = self._known(request, run)
                 return known or self._resolved(request, run)
         except self.host.interruption:

@@ -17,6 +17,7 @@ from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.module_guard import ModuleGuard
 
 HOST = HostServices(
     identity="host",
@@ -135,6 +136,28 @@ def test_a_graph_that_left_memory_is_not_made_again_for_what_is_only_assumed(mon
             torch.testing.assert_close(output, calls.net(x, options))
             captured.append(calls.library.metrics.snapshot()["captured"] - before)
     assert captured == [1, 1], "for the side that it is on, and not for the one before"
+
+
+class Summing(Between):
+    """Between start and end it decides by what is computed, which no graph can."""
+
+    def __call__(self, out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        level = extra["sigmas"][0].item()
+        return out * float(out.sum()) if self.end <= level <= self.start else out
+
+
+def test_a_call_that_no_graph_can_answer_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, looked = Calls(monkeypatch), []
+    calls.patch = Summing()
+    for _ in range(2):
+        calls.run()
+    request = ModuleGuard.request
+    monkeypatch.setattr(
+        ModuleGuard, "request", lambda *args, **options: (looked.append(1), request(*args, **options))[1]
+    )
+    calls.run((0.75, 0.6, 0.5))
+    assert len(looked) == 3
+    assert calls.library.metrics.snapshot()["fallbacks"]
 
 
 def test_no_graph_is_made_for_what_is_only_assumed(monkeypatch: pytest.MonkeyPatch) -> None:

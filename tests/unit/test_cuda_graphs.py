@@ -8,6 +8,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -310,6 +312,35 @@ def test_a_replay_on_another_stream_waits_for_the_one_before(card: Card) -> None
     before = len(first.waited_for)
     assert part.replays()
     assert second.waited_for == [first] and first.waited_for[before:] == [second]
+
+
+def test_a_model_may_die_in_a_replay_while_another_thread_records(card: Card) -> None:
+    pool, stream = RecordingPool(lambda: MANY), torch.device("cuda")
+    part, models = Part(card, pool, 100 * MB), [nn.Module()]
+    part.calls(2)
+    pool.release_with(models[0])
+    replays, records = threading.Event(), threading.Event()
+
+    def record() -> None:
+        replays.wait(5)
+        records.set()
+        with pool.recording(stream), pool.on_device(stream).replaying():
+            pass
+
+    def replay() -> None:
+        with pool.on_device(stream).replaying():
+            replays.set()
+            records.wait(5)
+            time.sleep(0.05)  # the other is at its lock
+            models.clear()
+
+    threads = [threading.Thread(target=does, daemon=True) for does in (record, replay)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+    assert pool.nbytes == 0
 
 
 def test_a_release_in_the_middle_of_a_recording_is_made_after_it(card: Card) -> None:

@@ -43,6 +43,12 @@ def rotations(tokens: int, width: int = WIDTH, batch: int = 1, device: str = "cp
     return torch.stack(parts, -1).unflatten(-1, (2, 2))
 
 
+def attended(query: torch.Tensor, key: torch.Tensor, axis: int = 2) -> torch.Tensor:
+    if axis == 1:
+        query, key = query.transpose(1, 2), key.transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, key)
+
+
 class Block(nn.Module):
     """Query and key of text and image, normed by head, put together and rotated: Flux' double block."""
 
@@ -65,8 +71,7 @@ class Block(nn.Module):
             for which in (0, 1)
         ]
         query, key = (torch.cat(parts, self.axis) for parts in normed)
-        query, key = torch.ops.comfy_kitchen.apply_rope(query, key, rotations)
-        return torch.cat([query, key], -1)
+        return attended(*torch.ops.comfy_kitchen.apply_rope(query, key, rotations), self.axis)
 
 
 def calls(width: int = WIDTH, batch: int = 2) -> tuple[torch.Tensor, ...]:
@@ -84,6 +89,11 @@ def fused(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return [node for node in fuse_norm_and_rope(graph).graph.nodes if node.target is norm_rope()]
 
 
+def _like(node: torch.fx.Node) -> Any:
+    """Arguments of a node, of the sizes that it has."""
+    return torch.fx.node.map_arg(node.args, lambda argument: torch.ones(argument.meta["val"].shape))
+
+
 def same(graph: torch.fx.GraphModule, arguments: tuple[torch.Tensor, ...]) -> bool:
     weights = graph.state
     expected, found = (g(*weights, *arguments)[0] for g in (graph, fuse_norm_and_rope(graph)))
@@ -99,6 +109,7 @@ def test_norms_of_parts_and_their_rotation_are_one_operator(dtype: torch.dtype, 
     graph = captured(Block(eps=eps).to(dtype), arguments)
     query, key = fused(graph)
     assert [len(node.args[0]) for node in (query, key)] == [2, 2]
+    assert query.meta["val"].stride() == norm_rope()(*_like(query)).stride()
     assert not [node for node in fuse_norm_and_rope(graph).graph.nodes if "apply_rope" in str(node.target)]
     assert same(graph, arguments)
 
@@ -133,7 +144,7 @@ class OfAllHeads(nn.Module):
 
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         normed = F.rms_norm(x, (HEADS * WIDTH,), torch.ones(HEADS * WIDTH)).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+        return attended(*torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
 
 
 class Changed(nn.Module):
@@ -142,7 +153,7 @@ class Changed(nn.Module):
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
         normed = F.rms_norm(heads, (WIDTH,), torch.ones(WIDTH)) * 2
-        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+        return attended(*torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
 
 
 class Rounded(nn.Module):
@@ -151,7 +162,7 @@ class Rounded(nn.Module):
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
         normed = F.rms_norm(heads, (WIDTH,), torch.ones(WIDTH)).bfloat16()
-        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+        return attended(*torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
 
 
 class RoundedTwice(nn.Module):
@@ -160,7 +171,7 @@ class RoundedTwice(nn.Module):
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
         normed = F.rms_norm(heads, (WIDTH,), torch.ones(WIDTH)).bfloat16().float()
-        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+        return attended(*torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
 
 
 class OfATokensHeads(nn.Module):
@@ -168,23 +179,32 @@ class OfATokensHeads(nn.Module):
 
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         normed = F.rms_norm(x.unflatten(-1, (HEADS, -1)), (HEADS, WIDTH), torch.ones(HEADS, WIDTH))
-        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by.transpose(1, 2)))
+        return attended(*torch.ops.comfy_kitchen.apply_rope(normed, normed, by.transpose(1, 2)), 1)
 
 
 class PutTogetherByHeads(nn.Module):
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
         normed = torch.cat([F.rms_norm(part, (WIDTH,), torch.ones(WIDTH)) for part in heads.split(1, 1)], 1)
-        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+        return attended(*torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+
+
+class Viewed(nn.Module):
+    """Another attention than PyTorch's: it views heads as they lie, which is another way with ours."""
+
+    def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        normed = F.rms_norm(x.unflatten(-1, (HEADS, -1)).transpose(1, 2), (WIDTH,), torch.ones(WIDTH))
+        query, key = torch.ops.comfy_kitchen.apply_rope(normed, normed, by)
+        return query.flatten(0, 1) @ key.flatten(0, 1).transpose(1, 2)
 
 
 class Unscaled(nn.Module):
     def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         normed = F.rms_norm(x.unflatten(-1, (HEADS, -1)).transpose(1, 2), (WIDTH,))
-        return torch.cat(torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
+        return attended(*torch.ops.comfy_kitchen.apply_rope(normed, normed, by))
 
 
-OTHERS = (OfAllHeads, OfATokensHeads, PutTogetherByHeads, Changed, Rounded, RoundedTwice, Unscaled)
+OTHERS = (OfAllHeads, OfATokensHeads, PutTogetherByHeads, Changed, Rounded, RoundedTwice, Viewed, Unscaled)
 
 
 @pytest.mark.parametrize("module", [other() for other in OTHERS], ids=lambda module: type(module).__name__)

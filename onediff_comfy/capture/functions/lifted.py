@@ -83,6 +83,9 @@ class LiftedFunctions(Functions):
     def are_assumed(self) -> bool:
         return self.arriving is not None
 
+    def settled(self) -> LiftedFunctions:
+        return self if self.arriving is None else replace(self, values=self.arriving.get(), arriving=None)
+
     def are_as_assumed(self) -> bool:
         answers = functools.partial(self.readings.answers, numbers=self.numbers)
         return self.arriving is None or answers(self.arriving.get()) == answers(self.values)

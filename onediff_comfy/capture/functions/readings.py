@@ -83,7 +83,7 @@ class Arriving:
 
     def __init__(self, tensors: Mapping[tuple[str, str], torch.Tensor]) -> None:
         self._copies = {
-            place: torch.empty((), dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            place: torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
             if tensor.is_cuda
             else tensor
             for place, tensor in tensors.items()

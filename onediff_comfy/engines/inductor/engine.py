@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,24 +181,38 @@ def _compiled(capture: Capture) -> Any:
         graph = saturate_by_conversion(graph)
     if not all(map(fuses_fp8, devices)):
         graph = leave_fp8_to_eager(graph)
-    try:
+    for left_out, form in _forms(graph, devices):
+        try:
+            rewritten = form()
+            if rewritten is not graph:
+                return _compile_in_regions(capture, rewritten) or _compile(capture, rewritten)
+        except Exception as error:
+            log.info("OneDiff: compiled without %s (%s: %s)", left_out, type(error).__name__, first_line(error))
+            log.debug("compiling with %s failed", left_out, exc_info=True)
+    return _compile_in_regions(capture, graph) or _compile(capture, graph)
+
+
+def _forms(
+    graph: torch.fx.GraphModule, devices: set[torch.device]
+) -> Iterator[tuple[str, Callable[[], torch.fx.GraphModule]]]:
+    """Yield forms of a graph by what is left out if one fails, the best first."""
+
+    def written() -> torch.fx.GraphModule:
         from .passes.double_precision import compute_once
-        from .passes.norm_rope import fuse_norm_and_rope
         from .passes.operands import write_operands_once
 
-        written = compute_once(write_operands_once(graph))
-        if all(device.type == "cuda" for device in devices):
-            written = fuse_norm_and_rope(written)
-        if written is not graph:
-            return _compile_in_regions(capture, written) or _compile(capture, written)
-    except Exception as error:
-        log.info(
-            "OneDiff: norms, rotations and what is put into memory are left to Inductor (%s: %s)",
-            type(error).__name__,
-            first_line(error),
-        )
-        log.debug("compiling with operands in memory, and norms and rotations in one kernel, failed", exc_info=True)
-    return _compile_in_regions(capture, graph) or _compile(capture, graph)
+        return compute_once(write_operands_once(graph))
+
+    def fused() -> torch.fx.GraphModule:
+        from .passes.norm_rope import fuse_norm_and_rope
+
+        before = written()
+        after = fuse_norm_and_rope(before)
+        return graph if after is before else after
+
+    if all(device.type == "cuda" for device in devices):
+        yield "norm and RoPE in one kernel", fused
+    yield "operands and angles put into memory", written
 
 
 def _compile_in_regions(capture: Capture, whole: torch.fx.GraphModule) -> Any | None:
@@ -229,7 +243,8 @@ def _compile(capture: Capture, graph: torch.fx.GraphModule) -> Any:
     # cannot be switched off (an artifact is serialised through it), but the tag is part of its
     # keys: with the capture's own digest in them, graphs cannot be mixed up. A general graph is
     # never taken from there at all: what it was found valid for is only known where it is compiled.
-    tag = f"{capture.digest} {uuid.uuid4() if capture.shapes.general else ''}"
+    options = sorted(InductorEngine().options().items())  # PyTorch does not see what operators of ours compute
+    tag = f"{capture.digest} {options} {uuid.uuid4() if capture.shapes.general else ''}"
     with (
         torch.no_grad(),
         torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def norm_rope_kernel(
     """
     token = tl.program_id(0).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
-    head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)[:, None]
+    head = (tl.program_id(2) * HEADS + tl.arange(0, HEADS)[:, None]).to(tl.int64)
     channel = tl.arange(0, WIDTH)[None, :]
     is_head = head < heads
 
