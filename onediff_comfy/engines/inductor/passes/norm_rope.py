@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,11 +38,8 @@ _MOST_HEADS_AT_ONCE = 32
 _WIDTHS = (32, 64, 128, 256)
 
 
-Value = TypeVar("Value", Node, torch.Tensor)
-
-
-class _Norm(NamedTuple, Generic[Value]):
-    """The norm of each head of some tokens, in a graph or with its tensors.
+class _Norm(NamedTuple):
+    """The norm of each head of some tokens: in a graph, or with its tensors.
 
     Attributes:
         heads: of four axes, not normed.
@@ -50,8 +47,8 @@ class _Norm(NamedTuple, Generic[Value]):
         eps: added to the mean of squares.
     """
 
-    heads: Value
-    scale: Value
+    heads: Any
+    scale: Any
     eps: float
 
 
@@ -119,7 +116,7 @@ def _is_only_attended_to(rotated: Node) -> bool:
     return all(isinstance(target, torch._ops.OpOverload) and target._schema.name in _ATTENTION for target in targets)
 
 
-def _norm(part: Node, width: int, dtype: torch.dtype) -> _Norm[Node] | None:
+def _norm(part: Node, width: int, dtype: torch.dtype) -> _Norm | None:
     node = _origin(part)
     if node.target is not aten.rms_norm.default:
         return None
@@ -142,7 +139,7 @@ def _origin(node: Node) -> Node:
     return node
 
 
-def _launch(norm: _Norm[torch.Tensor], rotations: torch.Tensor, out: torch.Tensor, axis: int, first: Any) -> None:
+def _launch(norm: _Norm, rotations: torch.Tensor, out: torch.Tensor, axis: int, first: Any) -> None:
     """Norm and rotate some tokens.
 
     Args:
