@@ -13,6 +13,7 @@ from torch import nn
 
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.engines.base import CompiledGraph
+from onediff_comfy.engines.inductor import engine
 from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.engines.inductor.passes import operands
 from onediff_comfy.engines.inductor.passes.regions import share_regions
@@ -149,22 +150,31 @@ class Turned(nn.Module):
         return output[:, -image.shape[1] :] + turned.transpose(1, 2).view(image.shape[0], -1).sum(-1)[:, None, None]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+def unheard_of(*_graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    raise TypeError("lowerings are registered otherwise now")
+
+
+_ALL, _WRITTEN = "another form", "operands and angles put into memory"
+
+
+@pytest.mark.parametrize("left_out", [[], [_ALL], [_ALL, _WRITTEN]])
 def test_it_costs_no_compilation(
-    capture_of: Callable[..., Any], fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    capture_of: Callable[..., Any],
+    left_out: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither where a part keeps its layout, nor where Inductor takes none of it."""
-
-    def unheard_of(_graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        raise TypeError("lowerings are registered otherwise now")
-
-    if fails:
+    """Neither where a part keeps its layout, nor where Inductor takes none of it, or not all."""
+    forms = engine._forms
+    if _ALL in left_out:
+        monkeypatch.setattr(engine, "_forms", lambda *of: [(_ALL, unheard_of), *forms(*of)])
+    if _WRITTEN in left_out:
         monkeypatch.setattr(operands, "write_operands_once", unheard_of)
     module, tensors = Turned().eval(), _tensors(2, 6, 10)
     captured = capture_of(module, *tensors, general=True)
     with caplog.at_level("INFO"):
         graph = InductorEngine().compile(captured.capture)
-    assert ("what is put into memory is left to Inductor" in caplog.text) == fails
+    assert [name for name in (_ALL, _WRITTEN) if f"compiled without {name}" in caplog.text] == left_out
     weights = captured.target.weights(captured.capture.binding.weight_names, tensors[0].device)
     with torch.no_grad():
         torch.testing.assert_close(graph(weights, tensors)[0], module(*tensors), rtol=1e-4, atol=1e-5)
