@@ -328,8 +328,8 @@ def print_table(report: dict[str, Any]) -> None:
     width = max(map(len, rows))
     print(f"\n{what['model']} {what['size']} batch {what['batch']}, {what['steps']} steps; {report['environment']}")
     print(
-        f"{'variant':{width}} {'step ms':>8} {'min':>8} {'max':>8} {'later':>8} {'ratio':>6} {'first s':>8} {'peak MiB':>9} "
-        f"{'rel. error':>10} {'reused':>9}"
+        f"{'variant':{width}} {'step ms':>8} {'min':>8} {'max':>8} {'later':>8} {'ratio':>6} {'first s':>8} "
+        f"{'peak MiB':>9} {'rel. error':>10} {'reused':>9}"
     )
     for name, row in rows.items():
         if "failed" in row:

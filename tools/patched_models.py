@@ -32,8 +32,8 @@ def lines(found: Report) -> list[str]:
     return [
         *table,
         "",
-        f"SDXL, {what['size']}, images of {what['steps']} steps, median of {what['rounds']}. What is once an image is in",
-        "the first two columns. The first image of a process finds its graph on disk.",
+        f"SDXL, {what['size']}, images of {what['steps']} steps, median of {what['rounds']}.",
+        "What is once an image is in the first two columns. The first image of a process finds its graph on disk.",
         f"One {found['environment']['gpu']}; random weights; the image prompt's code is a {found['image prompt by']}.",
     ]
 
