@@ -144,8 +144,8 @@ def _launch(norm: _Norm, rotations: torch.Tensor, out: torch.Tensor, axis: int, 
 
     Args:
         rotations: contiguous.
-        out: of all tokens.
-        axis: which has the tokens.
+        out: of all tokens, [batch, tokens, heads, width].
+        axis: which has the tokens of what is normed.
         first: of these tokens among all.
     """
     from ..norm_rope_kernel import norm_rope_kernel
@@ -168,8 +168,8 @@ def _launch(norm: _Norm, rotations: torch.Tensor, out: torch.Tensor, axis: int, 
         0 if for_all else rotations.stride(0),
         2 * width,
         out.stride(0),
-        out.stride(axis),
-        out.stride(3 - axis),
+        out.stride(1),
+        out.stride(2),
         norm.eps,
         HEADS=at_once,
         WIDTH=width,
@@ -193,15 +193,13 @@ def norm_rope() -> Callable[..., torch.Tensor]:
         rotations: torch.Tensor,
         axis: int,
     ) -> torch.Tensor:
-        whole = parts[0].new_empty(
-            (parts[0].shape[0], rotations.shape[axis], parts[0].shape[3 - axis], parts[0].shape[3])
-        )
-        out = whole.transpose(1, 2) if axis == 2 else whole
+        heads, width = parts[0].shape[3 - axis], parts[0].shape[3]
+        out = parts[0].new_empty((parts[0].shape[0], rotations.shape[axis], heads, width))
         matrices, first = rotations.contiguous(), 0
         for part, scale, epsilon in zip(parts, scales, eps, strict=True):
             _launch(_Norm(part, scale, epsilon), matrices, out, axis, first)
             first = first + part.shape[axis]
-        return out
+        return out.transpose(1, 2) if axis == 2 else out
 
     @norm_rope.register_kernel("cpu")
     def _(parts: Any, scales: Any, eps: Any, rotations: torch.Tensor, axis: int) -> torch.Tensor:
