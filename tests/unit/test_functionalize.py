@@ -109,6 +109,14 @@ def row_of_every_other(h: torch.Tensor, other: torch.Tensor) -> Any:
     return h * 2
 
 
+def part_from_what_is_written_later(h: torch.Tensor, other: torch.Tensor) -> Any:
+    source = other[:, 1:3, 0] * 2
+    h[:, 1:3, 0] = source
+    source += 1
+    h[:, 1:3, 1].fill_(source.amax())
+    return h * source.mean()
+
+
 SIMPLE: dict[str, Function] = {
     function.__name__: function
     for function in (
@@ -121,6 +129,7 @@ SIMPLE: dict[str, Function] = {
         masks_and_roundings,
         rows_filled,
         parts_filled,
+        part_from_what_is_written_later,
         row_of_a_part,
         row_of_a_row,
         row_of_every_other,
@@ -241,9 +250,18 @@ def part_from_one_number(h: torch.Tensor, other: torch.Tensor) -> Any:
     return h * 2
 
 
+def filled_as_a_whole(h: torch.Tensor, other: torch.Tensor) -> Any:
+    """From then on both have equal values, and are two tensors all the same."""
+    source = other * 2
+    h[:] = source
+    source += 1
+    return h - source.tanh()
+
+
 DIFFICULT: dict[str, Function] = {
     function.__name__: function
     for function in (
+        filled_as_a_whole,
         part_that_reads_the_whole,
         part_made_before,
         part_of_a_turned,

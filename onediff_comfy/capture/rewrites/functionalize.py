@@ -51,10 +51,9 @@ def replace_writing(module: GraphModule) -> bool:
         return False
     for node in writing:
         with graph.inserting_before(node):
-            result = node.args[1] if node.target is _COPY else _computed(graph, node)
             views = _views(node)
-            if views:
-                result = _scattered(graph, views, result)
+            part = node.args[1] if node.target is _COPY else _computed(graph, node)
+            result = _scattered(graph, views, part)
         same.replace(node, result)
         graph.erase_node(node)
         for view in views:
@@ -105,8 +104,10 @@ class _Same:
         return not any(self._is_seen(view, node) for view in sharing if view not in names)
 
     def replace(self, node: Node, result: Node) -> None:
-        """From ``node`` on, ``result`` is the tensor that it wrote to."""
-        place = self._places[result] = self._places[node]
+        """From ``node`` on, ``result`` is the tensor that it wrote to; what gives it is right before ``node``."""
+        place, made = self._places[node], node.prev
+        while made not in self._places:
+            self._places[made], made = place, made.prev
         for name in self._names[node]:
             name.replace_all_uses_with(result, lambda user: user is not result and self._places[user] > place)
         self._names[node].append(result)
@@ -149,12 +150,14 @@ def _whole_of(views: list[Node], node: Node) -> Node | None:
     if node.users or not isinstance(whole, Node) or any(view.kwargs for view in views):
         return None
     if node.target is _COPY:
-        if len(node.args) != 2 or node.kwargs or not _are_one_size(views[0], *others):
+        # What is filled as a whole would be the very tensor that it is filled from, which may be written to as well.
+        plain = len(node.args) == 2 and not node.kwargs and others and not all(map(_shows_all, views))
+        if not plain or not _are_one_size(views[0], *others):
             return None
     elif _functional(node.target) is None:
         return None
     reads_itself = any(_storages(other) & _storages(whole) for other in others)
-    return None if reads_itself or (not others and node.target is _COPY) else whole
+    return None if reads_itself else whole
 
 
 def _views(node: Node) -> list[Node]:
