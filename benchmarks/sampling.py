@@ -204,18 +204,15 @@ class Bench:
 
         ``later_s`` are the seconds of a step after the first two, which have what is once an image.
         """
-        moments = []
 
-        def note_moment(step: int = _FIRST_STEPS - 1, *_latents: Any) -> None:
+        def after_step(step: int, *_latents: Any) -> None:
             if step == _FIRST_STEPS - 1:
-                _wait_for_device()
-                moments.append(time.perf_counter())
+                moments.append(_when_done())
 
         _reset_peak()
-        before = counters()
-        note_moment()
-        latent = self.sampler(self.models[name], seed, callback=note_moment)
-        note_moment()
+        before, moments = counters(), [_when_done()]
+        latent = self.sampler(self.models[name], seed, callback=after_step)
+        moments.append(_when_done())
         after = counters()
         found = {"s": moments[-1] - moments[0], "peak_mib": _peak_mib()}
         if self.sampler.steps > _FIRST_STEPS:
@@ -272,11 +269,13 @@ def _compiler_phases() -> dict[str, float]:
     return {phase: sum(seconds) for phase, seconds in compilation_time_metrics.items()}
 
 
-def _wait_for_device() -> None:
+def _when_done() -> float:
+    """Seconds of a clock, once the device has done all that it was given."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _reset_peak() -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..capture.functions.readings import ArrivingNumber
 from ..capture.rewrites.step_cache_split import FEATURES
 from ..engines.base import CompiledGraph
 from ..messages import message
@@ -102,7 +103,7 @@ class _StepDecision:
     step: int = 0
     computed: int = 0
     reusing: bool = False
-    measured: deque[tuple[int, int, _Later]] = field(default_factory=deque)
+    measured: deque[tuple[int, int, ArrivingNumber]] = field(default_factory=deque)
     lock: threading.Lock = field(default_factory=threading.Lock)
     _decided: bool = False  # in this step
     _rate: float = float("inf")  # change per step
@@ -129,7 +130,9 @@ class _StepDecision:
     def measure(self, known: _Known, early: torch.Tensor) -> None:
         """Measure how far the first block's result is from what a stream's last whole call found."""
         if not self.measured or self.measured[-1][0] < self.step:  # the others in this step are of the same noise
-            self.measured.append((self.step, self.step - known.step, _Later(change(early, known.features.early))))
+            self.measured.append(
+                (self.step, self.step - known.step, ArrivingNumber(change(early, known.features.early)))
+            )
 
 
 @dataclass
@@ -246,20 +249,3 @@ def change(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 def _sum_of_sizes(values: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(values, 1, dtype=torch.float32)
-
-
-class _Later:
-    """A number on a device that is asked for once it is there."""
-
-    def __init__(self, number: torch.Tensor) -> None:
-        self._number, self._arrived = number, None
-        if number.device.type == "cuda":
-            self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
-            self._number.copy_(number, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(number.device))
-
-    def value(self) -> float:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return float(self._number)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from test_functions_handed_over import HOST, Net
 
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.functions import readings
 from onediff_comfy.capture.functions.readings import Arriving, Values
-from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.module_guard import ModuleGuard
 
-HOST = HostServices(
-    identity="host",
-    options_name="transformer_options",
-    capture_options={},
-    check_interrupted=lambda: None,
-    refuse=lambda _layers: None,
-)
 LEVELS = (1.0, 0.75, 0.6, 0.5, 0.2, 0.05)
 FIRST, AS_ASSUMED, NOT_AS_ASSUMED, KNOWN = (
     ["waited", "found", "found", "computed"],  # the model is looked at as well
@@ -33,18 +25,6 @@ FIRST, AS_ASSUMED, NOT_AS_ASSUMED, KNOWN = (
     ["found", "waited", "waited", "found", "computed"],
     ["waited", "found", "computed"],
 )
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
-        x = self.layer(x)
-        for patch in transformer_options["patches"]:
-            x = patch(x, transformer_options)
-        return x
 
 
 class Between:
@@ -90,13 +70,22 @@ class Calls:
         monkeypatch.setattr(GraphCache, "get", lambda *args: (events.append("found"), get(*args))[1])
         monkeypatch.setattr(EagerGraph, "__call__", lambda *args: (events.append("computed"), compute(*args))[1])
 
-    def run(self, levels: Sequence[float] = LEVELS) -> list[list[str]]:
-        """Return what became of each call of a run, after the host's look at the model."""
+    def run(self, levels: Sequence[float | None] = LEVELS, change: Callable[[], None] | None = None) -> list[list[str]]:
+        """Return what became of each call of a run, after the host's look at the model.
+
+        Args:
+            levels: of the noise; None where a call has none.
+            change: made before the last call.
+        """
         self.dispatcher.begin_run()
         happened = []
-        for level in levels:
+        for number, level in enumerate(levels):
+            if change is not None and number == len(levels) - 1:
+                change()
             self.events.clear()
-            x, options = torch.randn(2, 4), {"patches": [self.patch], "sigmas": torch.full((2,), level)}
+            x, options = torch.randn(2, 4), {"patches": {"output": [self.patch]}}
+            if level is not None:
+                options["sigmas"] = torch.full((2,), level)
             with torch.inference_mode():
                 output = self.dispatcher(self.net, self.net.forward, (x,), {"transformer_options": options})
                 happened.append(list(self.events))
@@ -124,7 +113,7 @@ def test_a_graph_that_left_memory_is_not_made_again_for_what_is_only_assumed(mon
     calls = Calls(monkeypatch)
     calls.run()
     calls.run((1.0, 0.9))
-    x, options = torch.randn(2, 4), {"patches": [calls.patch], "sigmas": torch.full((2,), 1.0)}
+    x, options = torch.randn(2, 4), {"patches": {"output": [calls.patch]}, "sigmas": torch.full((2,), 1.0)}
     calls.dispatcher.begin_run()
     captured = []
     with torch.inference_mode():
@@ -173,21 +162,24 @@ def test_no_graph_is_made_for_what_is_only_assumed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_start_that_is_changed_in_the_middle_of_a_run_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it the level is on another side, though it is that of the call before."""
     calls = Calls(monkeypatch)
-    calls.run((0.75, 0.5))
-    calls.patch = Between(start=0.4)
-    assert calls.run((0.75, 0.5, 0.35, 0.2))[-1] is not None
+    for _ in range(2):
+        calls.run((0.75, 0.75))
+    calls.run((0.75, 0.75, 0.75), lambda: setattr(calls.patch, "start", 0.4))
     assert not calls.library.metrics.snapshot()["fallbacks"]
 
 
-def test_an_option_that_is_missing_now_is_no_answer_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A level of two axes cannot be decided by: what was assumed of the call before does not hold."""
+class Optional(Between):
+    """Where there is no level, something else is done."""
+
+    def __call__(self, out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        return super().__call__(out, extra) if "sigmas" in extra else out * 2
+
+
+def test_a_level_that_is_missing_now_is_not_that_of_the_call_before(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch)
-    for _ in range(3):
-        calls.run((0.5, 0.4))
-    x = torch.randn(2, 4)
-    patch = lambda out, extra: out * 2 if extra.get("sigmas") is None else out  # noqa: E731
-    for options in ({"patches": [patch], "sigmas": torch.ones(2)}, {"patches": [patch]}):
-        with torch.inference_mode():
-            output = calls.dispatcher(calls.net, calls.net.forward, (x,), {"transformer_options": options})
-            torch.testing.assert_close(output, calls.net(x, options))
+    calls.patch = Optional()
+    for _ in range(2):
+        calls.run((0.5, 0.5, None, 0.5))
+    assert calls.library.metrics.snapshot()["served"] == 8

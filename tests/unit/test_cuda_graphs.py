@@ -293,13 +293,17 @@ def test_a_replay_waits_for_what_is_asked_once_its_inputs_are_in_place(card: Car
     assert (run.made, run.inner.calls) == (1, 2), "what is not wanted is not launched, nor recorded"
 
 
-def test_inputs_of_one_type_are_copied_at_once(card: Card) -> None:
+def test_inputs_of_one_type_are_copied_at_once(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for types that PyTorch has no such kernel for."""
+    alone: list[torch.dtype] = []
+    monkeypatch.setattr(OnCard, "copy_", lambda own, _given: alone.append(own.dtype), raising=False)
     graph = RecordedGraph(Function(lambda _weight, x: x), RecordingPool(lambda: MANY), lambda: None)
-    several = [*(OnCard(n) for n in (1, 2, 3)), *(OnCard(n, torch.float64) for n in (4, 5))]
+    several = [*(OnCard(n) for n in (1, 2, 3)), *(OnCard(n, torch.float64) for n in (4, 5)), OnCard(6, torch.uint16)]
     for _ in range(3):
         card.copied.clear()
+        alone.clear()
         graph.run([OnCard(1)], [0], several)  # type: ignore[list-item,arg-type]
-    assert card.copied == [3, 2]
+    assert (card.copied, alone) == ([3, 2], [torch.uint16])
 
 
 def test_a_replay_on_another_stream_waits_for_the_one_before(card: Card) -> None:

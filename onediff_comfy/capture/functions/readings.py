@@ -74,34 +74,51 @@ Values = Mapping[tuple[str, str], float]
 """Of tensors in the options, by option and place."""
 
 
+class ArrivingNumber:
+    """A number on its way from a device. Kernels that are launched later are not waited for.
+
+    Args:
+        number: a tensor without axes.
+    """
+
+    def __init__(self, number: torch.Tensor) -> None:
+        self._number = number
+        self._arrived: torch.cuda.Event | None = None
+        if number.is_cuda:  # a CPU's by name: another may be the default
+            self._number = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
+            self._number.copy_(number, non_blocking=True)
+            self._arrived = torch.cuda.current_stream(number.device).record_event()
+
+    @property
+    def is_here(self) -> bool:
+        """Return True if nobody has to wait for it."""
+        return self._arrived is None or self._arrived.query()
+
+    def value(self) -> float:
+        """Return it. Waits for it."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return float(self._number)
+
+
 class Arriving:
-    """Values of tensors on their way to the CPU. Kernels that are launched later are not waited for.
+    """Values of tensors on their way to the CPU.
 
     Args:
         tensors: of one value each, by option and place.
     """
 
     def __init__(self, tensors: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        self._copies = {
-            place: torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-            if tensor.is_cuda
-            else tensor
-            for place, tensor in tensors.items()
-        }
-        self._copied = []
-        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
-            self._copied.append(torch.cuda.current_stream(device).record_event())
+        self._numbers = {place: ArrivingNumber(tensor) for place, tensor in tensors.items()}
 
     @property
     def are_here(self) -> bool:
         """Return True if nobody has to wait for them."""
-        return all(event.query() for event in self._copied)
+        return all(number.is_here for number in self._numbers.values())
 
     def get(self) -> Values:
         """Return the values. Waits for them."""
-        for event in self._copied:
-            event.synchronize()
-        return {place: float(value) for place, value in self._copies.items()}
+        return {place: number.value() for place, number in self._numbers.items()}
 
 
 class Readings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import os
@@ -197,6 +198,7 @@ def _forms(
 ) -> Iterator[tuple[str, Callable[[], torch.fx.GraphModule]]]:
     """Yield forms of a graph by what is left out if one fails, the best first."""
 
+    @functools.cache
     def written() -> torch.fx.GraphModule:
         from .passes.double_precision import compute_once
         from .passes.operands import write_operands_once
