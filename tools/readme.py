@@ -17,7 +17,7 @@ from dev.environment import repository
 
 from .marked_tables import with_table
 
-RESULTS = "2026-11-23-h200-formats.json"
+RESULTS = "2026-11-25-h200-formats.json"
 PLOT = repository() / "docs" / "images" / "formats.svg"
 READMES = {"en": repository() / "README.md", "zh": repository() / "README.zh.md"}
 

@@ -740,11 +740,20 @@ FAMILIES: Mapping[str, Family] = {
 }
 """The families by name."""
 
-_OF_FEW_BITS = ("flux", "wan21", "qwen_image", "sdxl", "ltxv")  # whose checkpoints people have in these forms
+_OF_FEW_BITS: Mapping[str, Family] = {
+    "flux": _FLUX,
+    "wan21": _WAN,
+    "qwen_image": _QWEN,
+    # A CPU multiplies 8-bit numbers one by one. So the 77 tokens of a prompt, which are most of this model's products,
+    # would take an hour.
+    "sdxl": replace(_SDXL, tokens=8),
+    "ltxv": _LTXV,
+}
+"""Whose checkpoints people have in each of the host's forms."""
 
 QUANTISED: Mapping[str, Family] = {
     "flux_fp8_cast": replace(_FLUX, weights="fp8 cast"),
     "flux_scaled_fp8": replace(_FLUX, weights="scaled fp8"),
-    **{f"{name}_{form}": replace(FAMILIES[name], weights=form) for name in _OF_FEW_BITS for form in FORMATS},
+    **{f"{name}_{form}": replace(family, weights=form) for name, family in _OF_FEW_BITS.items() for form in FORMATS},
 }
 """Families with weights of fewer bits, by name."""
