@@ -89,14 +89,14 @@ def main() -> None:
     import torch
 
     from tools.models.encoders import ENCODERS
-    from tools.models.families import FAMILIES, QUANTISED
+    from tools.models.families import FAMILIES, NARROW, QUANTISED
 
     # As on a GPU that multiplies in 8 bits; the CPU has the same operators, only slower.
     comfy.model_management.supports_fp8_compute = lambda _device=None: True
     if options.offloaded:
         comfy.model_management.vram_state = comfy.model_management.VRAMState.NO_VRAM
         comfy.model_management.is_device_cpu = lambda _device: False
-    known = {**FAMILIES, **QUANTISED}
+    known = {**FAMILIES, **QUANTISED, **(NARROW if options.engine == "inductor" else {})}
     with torch.inference_mode(), options.report.open("a") as report:  # as the host's executor runs every node
         for name in options.names or (*known, *ENCODERS):
             if name in ENCODERS:

@@ -740,20 +740,30 @@ FAMILIES: Mapping[str, Family] = {
 }
 """The families by name."""
 
-_OF_FEW_BITS: Mapping[str, Family] = {
-    "flux": _FLUX,
-    "wan21": _WAN,
-    "qwen_image": _QWEN,
-    # A CPU multiplies 8-bit numbers one by one. So the 77 tokens of a prompt, which are most of this model's products,
-    # would take an hour.
-    "sdxl": replace(_SDXL, tokens=8),
-    "ltxv": _LTXV,
-}
-"""Whose checkpoints people have in each of the host's forms."""
+_OF_FEW_BITS = ("flux", "wan21", "qwen_image", "sdxl", "ltxv")  # whose checkpoints people have in these forms
 
 QUANTISED: Mapping[str, Family] = {
     "flux_fp8_cast": replace(_FLUX, weights="fp8 cast"),
     "flux_scaled_fp8": replace(_FLUX, weights="scaled fp8"),
-    **{f"{name}_{form}": replace(family, weights=form) for name, family in _OF_FEW_BITS.items() for form in FORMATS},
+    **{f"{name}_{form}": replace(FAMILIES[name], weights=form) for name in _OF_FEW_BITS for form in FORMATS},
 }
 """Families with weights of fewer bits, by name."""
+
+_NARROW_SDXL = replace(
+    _SDXL,
+    supported="SDXL",
+    config={
+        **_UNET,
+        **_SDXL_MORE,
+        **_TWO_LEVELS,
+        "model_channels": 64,
+        "adm_in_channels": 2816,
+        "context_dim": 256,
+    },
+    width=256,
+    detected=False,  # which goes by widths
+)
+
+NARROW: Mapping[str, Family] = {f"sdxl_{form}": replace(_NARROW_SDXL, weights=form) for form in FORMATS}
+"""What stands for a family where products of 8 bits are computed as such: a CPU multiplies them number by number, and
+those of a UNet that the host recognises take an hour."""
