@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+from weakref import WeakSet
+
 from ..cache.call_index import CallIndex
 from ..cache.memory import GraphCache
 from ..cache.verdicts import Verdicts
@@ -11,6 +14,13 @@ from ..store.store import GraphStore
 from .background import Background
 from .failures import Failures
 from .graph_builder import GraphBuilder
+
+
+class Forgetful(Protocol):
+    """Something that keeps things between runs."""
+
+    def forget(self) -> None:
+        """Keep none of them."""
 
 
 class GraphLibrary:
@@ -28,6 +38,7 @@ class GraphLibrary:
         builder: loads and compiles graphs.
         failures: what could not be made in this process.
         recordings: the CUDA graphs of this process.
+        functions: whoever keeps functions that nodes have put into models, and so what these hold.
     """
 
     def __init__(
@@ -46,3 +57,10 @@ class GraphLibrary:
         self.verdicts = Verdicts(cache, metrics, store)
         self.builder = GraphBuilder(cache, self.verdicts, metrics, store, self.recordings)
         self.failures = Failures()
+        self.functions = WeakSet[Forgetful]()
+
+    def release(self) -> int:
+        """Let go of what is kept for weights that leave the device. Return how many bytes recordings held of it."""
+        for keeper in list(self.functions):
+            keeper.forget()
+        return self.recordings.release()

@@ -73,7 +73,7 @@ class ModuleGuard:
 
     def begin_run(self) -> None:
         """Have every module and function looked at again: extensions may have changed them since."""
-        self._lifter.forget()
+        self._lifter.begin_run()
         for guarded in self._guarded.values():
             guarded.checked = False
             guarded.target.forget_addresses()
@@ -154,8 +154,8 @@ class ModuleGuard:
         self._lifter.give_up(functions)
 
     def end_run(self) -> None:
-        """Hold no functions of the run any more, nor what they hold."""
-        self._lifter.forget()
+        """Hold no functions any more that this run did not have."""
+        self._lifter.end_run()
 
     def _split(
         self,

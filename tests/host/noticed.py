@@ -1,6 +1,9 @@
 """Replaces functions that ComfyUI's models call, as extensions do, and prints as JSON whether each is noticed.
 
-python noticed.py COMFY_DIR
+    python noticed.py COMFY_DIR
+
+Then it replaces whatever modules of ComfyUI have, one after the other, and compares with what the models are when they
+are described anew: whatever changes that has to be noticed by those that are only compared.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-(comfyui,) = sys.argv[1:]
+comfyui, STEP = sys.argv[1], int(sys.argv[2])
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
 sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
 from comfy.cli_args import args  # noqa: E402 - the host's path first
@@ -59,20 +62,53 @@ def noticed(module: torch.nn.Module, holder: Any, name: str) -> list[bool]:
     """Whether the model is another while a function is replaced, and the same before and after."""
     target, original = Target(module, host_services().code), getattr(holder, name)
     assert target.refusal is None, target.refusal
-    before = target.is_current()
+    before = settled(target)
     setattr(holder, name, lambda *arguments, **_: arguments)
     during = target.is_current()
     setattr(holder, name, original)
     return [before, not during, target.is_current()]
 
 
+def settled(target: Target) -> bool:
+    """Whether the model is what it was, asked until it is compared by identity and not described anew."""
+    return all(target.is_current() for _ in range(3))
+
+
+def replaced_anywhere(module: torch.nn.Module, step: int) -> dict[str, Any]:
+    """Replace every so manyth variable of ComfyUI's modules and member of their classes.
+
+    Returns:
+        How many, how many of them make another model when it is described anew, and those that go unnoticed then.
+    """
+    code = host_services().code
+    target, held = Target(module, code), list[tuple[Any, str]]()
+    assert settled(target)
+    for name, of in sorted(sys.modules.items()):
+        if name.partition(".")[0] == code.package and name not in code.machinery:
+            kinds = [kind for kind in vars(of).values() if type(kind) is type and kind.__module__ == name]
+            held += [(holder, key) for holder in (of, *kinds) for key in sorted(vars(holder)) if key[:2] != "__"]
+    counted, unnoticed = 0, []
+    for holder, key in held[::step]:
+        value = vars(holder)[key]
+        setattr(holder, key, (lambda *arguments, **_: arguments) if callable(value) else object())
+        again = Target(module, code)
+        differs = (again.fingerprint, again.refusal) != (target.fingerprint, target.refusal)
+        counted += differs
+        if differs and target.is_current():
+            unnoticed.append(f"{holder.__name__}.{key}")
+        setattr(holder, key, value)
+        assert settled(target)
+    return {"replaced": len(held[::step]), "differ": counted, "unnoticed": unnoticed}
+
+
 def main() -> None:
-    found = {f"{kind.__name__}.{name}": noticed(module, kind, name) for module, kind, name in REPLACED}
+    found: dict[str, Any] = {f"{k.__name__}.{name}": noticed(module, k, name) for module, k, name in REPLACED}
     # What memory management does with its own variables makes no other model.
     target = Target(UNET, host_services().code)
     comfy.model_management.current_loaded_models.append(None)
     comfy.model_management.TOTAL_PINNED_MEMORY = 1
     found["bookkeeping"] = [target.is_current()]
+    found["anything"] = replaced_anywhere(UNET, STEP)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -28,7 +28,7 @@ def checkpoint_of(name: str) -> Path:
     return checkpoints / checkpoint_file(name)
 
 
-def printed_by(script: str, *arguments: Path) -> Any:
+def printed_by(script: str, *arguments: Path | str) -> Any:
     """What a script printed as JSON in its last line; fails the test if the script failed."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

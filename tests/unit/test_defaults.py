@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onediff_comfy.capture.fingerprint.value_text import Describer
+from onediff_comfy.capture.values.value_text import Describer
 
 
 def _fills(x: int, options: dict[str, Any] = {}, *, seen: list[int] = []) -> int:  # noqa: B006 - as hosts write it

@@ -74,11 +74,11 @@ def test_dependencies_point_one_way(root: Path) -> None:
 
 
 def test_the_folders_of_capture_are_ordered(root: Path) -> None:
-    """The files beside them ← fingerprint ← target and functions, and the files ← rewrites; tracing is above all."""
+    """The files beside them ← values ← fingerprint ← target and functions, the files ← rewrites; tracing above all."""
     folder = root / "onediff_comfy" / "capture"
-    below = {"": set(), "fingerprint": set(), "target": {"fingerprint"}, "rewrites": set()}
-    below["functions"] = {"fingerprint"}
-    below["tracing"] = {"fingerprint", "target", "rewrites"}
+    below = {"": set(), "values": set(), "fingerprint": {"values"}, "rewrites": set()}
+    below["target"] = below["functions"] = {"values", "fingerprint"}
+    below["tracing"] = {"values", "fingerprint", "target", "rewrites"}
     folders = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == below.keys() - {""}
     wrong = {

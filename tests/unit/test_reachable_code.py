@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from settled import is_settled
 from torch import nn
 
 from onediff_comfy.capture.fingerprint.code_ownership import HostCode
@@ -124,7 +125,7 @@ def found(path: str) -> Any:
 @pytest.mark.parametrize("what", REPLACED)
 def test_what_is_replaced_is_noticed(what: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(net)
-    assert target.refusal is None and target.is_current()
+    assert target.refusal is None and is_settled(target)
     put(monkeypatch, *REPLACED[what])
     assert not target.is_current()
     monkeypatch.undo()
@@ -152,6 +153,7 @@ def test_what_the_model_does_not_call_costs_no_capture(
 def test_variables_and_functions_of_the_host_count(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, value in (("deep.FACTOR", 3.0), ("deep.turned", other)):
         target = Target(net, host=HostCode("deep"))
+        assert is_settled(target)
         monkeypatch.setattr(place, value)
         assert not target.is_current()
 
@@ -194,5 +196,6 @@ def test_a_function_put_into_torch_by_an_extension_is_followed(
 ) -> None:
     monkeypatch.setattr(F, "linear", deep.rotated)
     target = Target(net)
+    assert is_settled(target)
     monkeypatch.setattr(deep, "turned", other)
     assert not target.is_current()

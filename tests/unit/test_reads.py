@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from settled import is_settled
 from torch import nn
 
 from onediff_comfy.capture.fingerprint.code_ownership import HostCode
@@ -266,9 +267,11 @@ def test_a_value_that_code_reads_is_noticed(what: str, settings: Any) -> None:
     if "self.module" in body:
         model.module = settings
     target = Target(model)
-    assert target.refusal is None and target.is_current()
+    assert target.refusal is None and is_settled(target)
     change(settings)
-    if what in ("a partial", "a number of numpy's"):  # by a name that the layer's module has taken for itself
+    own = what in ("a partial", "a number of numpy's")  # by a name that the layer's module has taken for itself
+    assert target.is_current() is own
+    if own:
         model = net(body)
     changed = Target(model)
     assert changed.refusal is None and changed.fingerprint != target.fingerprint
@@ -278,8 +281,9 @@ def test_a_value_that_code_reads_is_noticed(what: str, settings: Any) -> None:
 def test_what_is_not_read_costs_no_capture(what: str, settings: Any) -> None:
     body, change = UNREAD[what]
     target = Target(net(body))
+    assert is_settled(target)
     change(settings)
-    assert target.refusal is None and target.is_current()
+    assert target.refusal is None and is_settled(target)
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -294,6 +298,7 @@ def test_a_variable_of_the_environment_counts(settings: Any, monkeypatch: pytest
     model = net('return float(os.environ.get("A_SCALE", "1")) + float(os.getenv("A_SECOND", "1"))')
     for name in ("A_SCALE", "A_SECOND"):
         target = Target(model)
+        assert is_settled(target)
         monkeypatch.setenv(name, "2")
         assert not target.is_current()
     target = Target(model)
@@ -306,6 +311,7 @@ def test_a_variable_of_the_host_counts_unless_it_is_of_its_machinery(settings: A
     for machinery, current in ((frozenset(), False), (frozenset({"a_layer"}), True)):
         settings.TABLE["scale"] = 1.0
         target = Target(model, host=HostCode("a_layer", machinery))
+        assert is_settled(target)
         settings.TABLE["scale"] = 2.0
         assert target.is_current() is current
 
@@ -331,5 +337,6 @@ def test_tensors_in_a_table_are_told_apart_by_their_values(settings: Any) -> Non
     model = net('return TABLE["scale"]')
     settings.TABLE["scale"] = torch.zeros(2)
     target = Target(model)
+    assert is_settled(target)
     settings.TABLE["scale"][1] = 1
     assert not target.is_current()

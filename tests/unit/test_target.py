@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from settled import is_settled
 from torch import nn
 
 from onediff_comfy.capture.call import NotCovered
@@ -429,7 +430,7 @@ NOTICED: dict[str, Callable[[Net], Any]] = {
 def test_is_current_notices(change: str) -> None:
     net = Net()
     target = Target(net)
-    assert target.is_current()
+    assert is_settled(target)
     NOTICED[change](net)
     assert not target.is_current()
 
@@ -543,6 +544,7 @@ CHANGED: dict[str, Callable[[Net], Any]] = {
 def test_is_current_notices_what_the_fingerprint_holds(change: str) -> None:
     net = Net(bias=False)
     target = Target(net)
+    assert is_settled(target)
     CHANGED[change](net)
     assert Target(net).fingerprint != target.fingerprint
     assert not target.is_current()

@@ -9,7 +9,7 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from .code_values import functions_in, identity, package_of
+from ..values.code_values import functions_in, identity, package_of
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 _KNOWN_LIBRARIES = ("torch", "torchvision", "torchaudio", "triton")  # wherever they are installed

@@ -8,10 +8,10 @@ import types
 from typing import Any, NamedTuple
 
 from ...messages import Message, first_line, message
-from .code_values import identity
-from .global_reads import strings
+from ..values.code_values import identity
+from ..values.global_reads import strings
+from ..values.value_text import CLASS_BOOKKEEPING, PLAIN, Describer, Indescribable, is_plain
 from .unread_attributes import Reads
-from .value_text import CLASS_BOOKKEEPING, PLAIN, Describer, Indescribable, is_plain
 
 
 class IdentityLines:

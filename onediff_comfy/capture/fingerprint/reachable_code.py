@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
+from ..values.code_values import functions_in, identity, is_code, module_of
+from ..values.global_reads import Path, cells, module_named, paths, strings
+from ..values.name_resolution import Resolved, resolve
+from ..values.value_text import CLASS_BOOKKEEPING, Describer, attributes_of, code_digest, held_by
 from .code_ownership import CodeOwnership, HostCode
-from .code_values import functions_in, identity, is_code, module_of
-from .global_reads import Path, cells, module_named, paths, strings
 from .identity_lines import IdentityLines, OpenVariable, OpenVariables
-from .name_resolution import Resolved, resolve
+from .sources import Sources
 from .unread_attributes import Reads
-from .value_text import CLASS_BOOKKEEPING, Describer, attributes_of, code_digest, held_by
 
 _NAMES_ONLY = CLASS_BOOKKEEPING - {"__match_args__"}  # which a pattern reads
 _NEVER_READ = frozenset(("__module__", "__qualname__", "__dict__", "__weakref__", "_abc_impl"))  # or part of a name
@@ -51,14 +52,14 @@ class CodeReachability:
     Attributes:
         reads: which attributes the code may read, as far as it was followed.
         identity: the lines that identify what was reached.
-        met: the functions and classes that were met so far, by ``id``.
+        sources: the functions and classes that were met so far, and where names were looked up.
     """
 
     def __init__(self, describer: Describer, host: HostCode, walked: frozenset[str]) -> None:
         self._describer, self._owner = describer, CodeOwnership(host, walked)
         self.reads, self.identity = Reads(), IdentityLines(describer)
         self._open = OpenVariables(self.reads, describer)
-        self.met: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
+        self.sources = Sources()
         self._described = 0  # of the code that the describer has met, how much was added
         self._to_follow: list[types.FunctionType] = []
         self._layer_classes: set[type] = set()
@@ -75,15 +76,13 @@ class CodeReachability:
 
     def add(self, value: Any) -> None:
         """``value`` may be called, or its methods: a function, a class, or an object."""
-        if id(value) in self.met:
-            return
         if isinstance(value, type):
             for base in value.__mro__:
-                if id(base) not in self.met:
-                    self.met[id(base)] = base
+                if self.sources.meet(base):
                     self._add_class(base)
             return
-        self.met[id(value)] = value
+        if not self.sources.meet(value):
+            return
         if isinstance(value, types.FunctionType):
             self.reads.add_value(value)
             if not self._owner.is_library(value.__globals__):
@@ -100,7 +99,7 @@ class CodeReachability:
         if kind in self._layer_classes:
             return
         self._layer_classes.add(kind)
-        if id(kind) not in self.met:
+        if id(kind) not in self.sources.met:
             self._built.add(kind)
         self.add(kind)
         if kind not in (torch.nn.Module, object):
@@ -141,6 +140,7 @@ class CodeReachability:
         scope = vars(module)
         if self._owner.is_library(scope) or self._owner.is_host(scope):
             return
+        self.sources.module(module)
         for name, value in scope.items():
             if not (isinstance(value, types.ModuleType) or name.startswith("__")):
                 self._open.add(module.__name__, name, OpenVariable(value, module_of(scope), everything))
@@ -207,6 +207,8 @@ class CodeReachability:
 
     def _resolve_names(self, function: types.FunctionType) -> None:
         found = [(path, resolve(path, function)) for path in paths(function.__code__)]
+        for path, read in found:
+            self.sources.read(path, read, function)
         builtins = {path.name for path, read in found if read is None and path.root == "global"}
         looks_up = not builtins.isdisjoint(_LOOKS_UP)
         by_text = not builtins.isdisjoint(_BY_TEXT)
@@ -219,6 +221,7 @@ class CodeReachability:
                 self._add_module(read.value, everything=looks_up and read.steps == len(path.steps))
             elif any(read.value is known for known in _OF_ENVIRONMENT):
                 self.identity.add_environment(function)
+                self.sources.environment()
             elif path.root == "cell":  # what it holds is described as a whole, but for modules
                 if path.steps and id(function) not in self._describer.known:
                     self._count(where, read.value, read.owner)
@@ -259,8 +262,10 @@ class CodeReachability:
 
     def _count_imports(self, function: types.FunctionType) -> None:
         """Code finds modules by strings."""
-        for module in filter(None, (module_named(name, "") for name in strings(function.__code__))):
-            self._add_module(module)
+        for name in strings(function.__code__):
+            self.sources.imported(name)
+            if (module := module_named(name, "")) is not None:
+                self._add_module(module)
 
 
 def _module_of(function: types.FunctionType) -> types.ModuleType | None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from .global_reads import absolute_name, module_named
-from .value_text import is_foundation
+from ..values.global_reads import absolute_name, module_named
+from ..values.value_text import is_foundation
 
 _LOOKS_UP = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))  # by a name that may be put together
 _FINDS_ALL = frozenset(("vars", "dir", "getmembers", "__getattribute__"))

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..fingerprint.value_text import KNOWN_BY_NAME, PLAIN, STATELESS, code_digest, hides_state, is_foundation
-from .snapshot import slots_of
+from ..fingerprint.snapshot import slots_of
+from ..values.value_text import KNOWN_BY_NAME, PLAIN, STATELESS, code_digest, hides_state, is_foundation
 
 _DICTS = (dict, collections.OrderedDict)
 _NUMBERS_AND_TEXT = (int, float, complex, str, bytes)

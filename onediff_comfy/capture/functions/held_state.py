@@ -16,10 +16,11 @@ import torch
 
 from ...messages import message
 from ..fingerprint.code_ownership import is_impostor
-from ..fingerprint.value_text import Describer, Indescribable
+from ..fingerprint.snapshot import Snapshot
+from ..fingerprint.watching_describer import WatchingDescriber
+from ..values.value_text import Indescribable
 from .forms import is_leaf, order_of, take_apart, text_of
 from .numbers import HeldNumber, Uses
-from .snapshot import Snapshot
 
 _OWN_ADDRESS = "._torchdynamo_wrapper_id"
 """Where ``torch.compiler.disable`` notes the address of the function that it gives: another for each such function."""
@@ -46,7 +47,7 @@ _MOST_OBJECTS = 20_000
 _MOST_BYTES_OF_ARRAY = 1 << 16  # which are compared at every call
 
 
-class StateDescriber(Describer):
+class StateDescriber(WatchingDescriber):
     """Describes what code reads, watches it, and takes no tensor: its values would be constants of the graph.
 
     Args:
@@ -58,8 +59,7 @@ class StateDescriber(Describer):
     """
 
     def __init__(self, layers: Mapping[int, str], snapshot: Snapshot) -> None:
-        super().__init__(layers)
-        self.snapshot = snapshot
+        super().__init__(layers, snapshot)
         self.described: set[int] = set()
 
     def describe(self, value: Any) -> str:
@@ -77,16 +77,10 @@ class StateDescriber(Describer):
             raise Indescribable(message("a large array"))
         if isinstance(value, logging.Logger):
             return self._logger(value)
-        if not isinstance(value, torch.nn.Module) or id(value) not in self._layers:
-            self.snapshot.add(value)
-            if self.snapshot.knows(value):  # and so keeps it: no other object gets its id
-                self.described.add(id(value))
-        if isinstance(value, types.FunctionType):  # a default ``seen=[]`` that is filled meanwhile counts as it is
-            for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
-                self.snapshot.add(default)
-            for cell in value.__closure__ or ():
-                self.snapshot.add(cell)
-        return f"{super().describe(value)}{self._besides(value)}"
+        text = super().describe(value)
+        if self.snapshot.knows(value):  # and so keeps it: no other object gets its id
+            self.described.add(id(value))
+        return f"{text}{self._besides(value)}"
 
     def _besides(self, value: Any) -> str:
         """The text for what code may ask of an object, and an attribute of a layer never is."""

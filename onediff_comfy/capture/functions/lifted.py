@@ -20,14 +20,15 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...messages import first_line
 from ..fingerprint.code_ownership import HostCode
-from ..fingerprint.value_text import PLAIN, Indescribable
+from ..fingerprint.snapshot import Snapshot
+from ..fingerprint.sources import Sources
 from ..handed_over import ChangedState, Copies, Functions, Unliftable, source_of
+from ..values.value_text import PLAIN, Indescribable
 from .forms import empty_like, fill
 from .held_state import HeldState, StateDescriber
 from .numbers import ALL_NUMBERS, Number, Uses
 from .reached_state import ReachedState
 from .readings import VALUES, Arriving, Asked, Reading, Readings, Values, is_readable
-from .snapshot import Snapshot
 
 _facts_of, _attributes_of = operator.attrgetter("__class__", "requires_grad"), operator.attrgetter("__dict__")
 _MOST_BYTES_MOVED = 16 << 20  # at each call
@@ -55,6 +56,7 @@ class LiftedFunctions(Functions):
     objects: Mapping[int, tuple[Any, Sequence[Any]]]
     layers: Sequence[torch.nn.Module]
     _snapshot: Snapshot
+    _sources: Sources
     _facts: Sequence[object]
     _scalars: dict[torch.device, list[torch.Tensor]] = field(default_factory=dict)
     arriving: Arriving | None = None
@@ -62,6 +64,10 @@ class LiftedFunctions(Functions):
     def holds(self) -> bool:
         """Return True if everything that was described holds the same objects."""
         return self._snapshot.holds() and _facts(self.held) == self._facts
+
+    def holds_with_its_code(self) -> bool:
+        """Return True if, besides, all code that they run is what it was: asked once a run, for that is more."""
+        return self.holds() and self._sources.hold()
 
     def at(self, options: Mapping[str, Any], before: Values | None = None) -> LiftedFunctions:
         """Return the functions as a call with these options hands them over: how they decide is part of the key.
@@ -232,6 +238,7 @@ def lift(
     if held.numbers and reached.asks_for_types:  # and would not find a stand-in to be a number
         return lift(functions, layers, host, {*read, ALL_NUMBERS})
     snapshot.take()
+    reached.sources.take()
     text = "\n".join((*held.lines, "reached", *lines))
     return LiftedFunctions(
         tuple(functions),
@@ -246,6 +253,7 @@ def lift(
         held.objects,
         held.layers_met(),
         snapshot,
+        reached.sources,
         _facts(held.tensors),
     )
 

@@ -14,11 +14,11 @@ import torch
 
 from ...messages import message
 from ..fingerprint.code_ownership import CodeOwnership, HostCode, is_impostor
-from ..fingerprint.code_values import identity
-from ..fingerprint.global_reads import Path, cells, module_named, names, paths, strings
-from ..fingerprint.name_resolution import Resolved, resolve
 from ..fingerprint.reachable_code import CodeReachability
-from ..fingerprint.value_text import PLAIN, Indescribable
+from ..values.code_values import identity
+from ..values.global_reads import Path, cells, module_named, names, paths, strings
+from ..values.name_resolution import Resolved, resolve
+from ..values.value_text import PLAIN, Indescribable
 from .forms import text_of
 from .held_state import HeldState, StateDescriber
 from .writes import types_compared, writes
@@ -106,6 +106,7 @@ class ReachedState:
         host: the host's own code, which reads what it reads for a model without functions too.
 
     Attributes:
+        sources: of the code, watched.
         asks_for_types: code that is neither the host's nor a library's calls ``type``, not only to compare what that
             gives with a class that no number is of.
     """
@@ -118,6 +119,7 @@ class ReachedState:
         self._held = held
         self._reached = CodeReachability(describer, host, walked)
         self._describer = describer
+        self.sources = self._reached.sources
         self.asks_for_types = False
 
     def lines(self) -> list[str]:
@@ -132,7 +134,7 @@ class ReachedState:
         self._describer.code.append(torch.Tensor)  # whose methods code calls without naming them
         self._snapshot.add(torch.Tensor)
         self._reached.follow()
-        for value in list(self._reached.met.values()):
+        for value in list(self._reached.sources.met.values()):
             if isinstance(value, types.FunctionType) and not self._is_known(value):
                 self._look_at(value)
             elif isinstance(value, type):
@@ -194,7 +196,7 @@ class ReachedState:
             if read is None:
                 self._watch_unset(path, function)
                 continue
-            for value in _on_the_way(path, read, function):
+            for value in _on_the_way(read):
                 self._check(path, value, function)
                 if not isinstance(value, _CODE) and not self._owner.is_of_library(read.owner):
                     self._snapshot.add(value)
@@ -292,12 +294,9 @@ def _registered_as(kind: type) -> list[type]:
     return [other for other in registered if other is not None]
 
 
-def _on_the_way(path: Path, read: Resolved, function: types.FunctionType) -> Iterator[Any]:
+def _on_the_way(read: Resolved) -> Iterator[Any]:
     """Yield what a path leads to, and what it leads to on the way there."""
-    for steps in range(read.steps):
-        before = resolve(path._replace(steps=path.steps[:steps]), function)
-        if before is not None and not isinstance(before.value, types.ModuleType):
-            yield before.value
+    yield from (value for value in read.way[: read.steps] if not isinstance(value, types.ModuleType))
     yield read.value
 
 

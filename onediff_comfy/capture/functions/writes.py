@@ -8,7 +8,7 @@ import inspect
 import types
 from typing import NamedTuple
 
-from ..fingerprint.global_reads import Path
+from ..values.global_reads import Path
 
 _VARIABLES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")

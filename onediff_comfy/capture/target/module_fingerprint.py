@@ -7,8 +7,9 @@ tensors that a forward only notes on itself and that nothing reads (unread_attri
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,11 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from ...messages import Message, first_line, message
 from ..fingerprint.code_ownership import HostCode
 from ..fingerprint.reachable_code import CodeReachability
+from ..fingerprint.snapshot import Snapshot
+from ..fingerprint.sources import Sources
 from ..fingerprint.unread_attributes import is_tensors, stored_by
-from ..fingerprint.value_text import Describer, Indescribable
+from ..fingerprint.watching_describer import WatchingDescriber
+from ..values.value_text import Describer, Indescribable
 from .tensor_parts import WeightFormat, format_of
 
 NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
@@ -32,11 +36,66 @@ class Inspected(NamedTuple):
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
         left: names of attributes that are no part of it, because nothing reads them.
+        seen: all that was looked at, unless there is a refusal.
     """
 
     fingerprint: str
     refusal: Message | None
     left: frozenset[str] = frozenset()
+    seen: Seen | None = None
+
+
+class Seen:
+    """All that an inspection looked at but attributes of layers, as it was then.
+
+    Code and values are compared by identity: whatever may change is watched, so nothing has to be read again. Weights
+    are compared by what a graph assumes of them, and constants by their values.
+
+    Args:
+        layers: that were inspected, by path.
+        weights: the lines of their weights.
+        describer: has described all values.
+        sources: where all code comes from.
+        formats: the ways in which one weight may be several tensors.
+
+    Attributes:
+        twice: another inspection, which began later, has found the same.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, torch.nn.Module],
+        weights: Sequence[str],
+        describer: WatchingDescriber,
+        sources: Sources,
+        formats: Sequence[WeightFormat],
+    ) -> None:
+        self._layers, self._weights, self._formats = layers, weights, formats
+        self._kinds, self._attributes = list(map(type, layers.values())), list(map(vars, layers.values()))
+        self._classes = list(map(type, _weights_in(layers.values())))
+        self._describer, self._sources = describer, sources
+        self.twice = False
+        describer.snapshot.take()
+        sources.take()
+
+    def is_same(self) -> bool:
+        """Return True if all of it is what it was."""
+        layers, known = self._layers.values(), dict[int, str]()
+        describer = Describer({id(layer): path for path, layer in self._layers.items()})
+        return (
+            all(map(operator.is_, map(type, layers), self._kinds))
+            and all(map(operator.is_, map(vars, layers), self._attributes))
+            and self._sources.hold()
+            and self._describer.snapshot.holds()
+            and self._describer.are_digests_same()
+            and list(map(type, _weights_in(layers))) == self._classes
+            and self._weights
+            == [
+                line
+                for path, layer in self._layers.items()
+                for line in _weight_lines(path, layer, describer, known, self._formats)
+            ]
+        )
 
 
 def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequence[WeightFormat]) -> Inspected:
@@ -50,19 +109,22 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
             )
         if layer._forward_hooks or layer._forward_pre_hooks:
             return Inspected("", message("layer {layer} has a forward hook from another extension", layer=named(path)))
-    describer = Describer({id(layer): path for path, layer in layers.items()})
+    describer = WatchingDescriber({id(layer): path for path, layer in layers.items()}, Snapshot())
     bases = _bases({type(layer) for layer in layers.values()})
     stored = stored_by(bases) - NOT_DESCRIBED
     lines: list[str] = []
     aside: list[tuple[str, str, Any]] = []
     weights: dict[int, str] = {}
+    of_weights: list[str] = []
     for path, layer in layers.items():
         apart = {name for name in stored.intersection(layer.__dict__) if is_tensors(layer.__dict__[name])}
         try:
             lines += _layer_lines(path, layer, describer, apart)
-            lines += _weight_lines(path, layer, describer, weights, formats)
+            of_layer = list(_weight_lines(path, layer, describer, weights, formats))
         except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
             return Inspected("", _cannot_be_part(path, error))
+        lines += of_layer
+        of_weights += of_layer
         aside += [(path, name, layer.__dict__[name]) for name in sorted(apart)]
     try:
         reached = _reached(bases, describer, host)
@@ -82,7 +144,8 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
     except Exception as error:
         return Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    return Inspected(digest, None, frozenset(name for _, name, _ in aside))
+    seen = Seen(layers, of_weights, describer, reached.sources, formats)
+    return Inspected(digest, None, frozenset(name for _, name, _ in aside), seen)
 
 
 def _cannot_be_part(path: str, error: Exception) -> Message:
@@ -140,6 +203,10 @@ def _weight_lines(
                 yield f"\n  weight {name} {describer.describe([type(tensor), form.context(tensor)])}"
                 for part, plain in zip(form.names(tensor), form.parts(tensor), strict=True):
                     yield f"\n    {part} {tuple(plain.shape)} {plain.stride()} {plain.dtype}"
+
+
+def _weights_in(layers: Iterable[torch.nn.Module]) -> Iterator[torch.Tensor | None]:
+    return (weight for layer in layers for held in (layer._parameters, layer._buffers) for weight in held.values())
 
 
 def _bases(kinds: set[type]) -> list[type]:

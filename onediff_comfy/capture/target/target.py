@@ -13,7 +13,7 @@ import torch
 
 from ..fingerprint.code_ownership import NO_HOST, HostCode
 from ..fingerprint.unread_attributes import is_tensors
-from ..fingerprint.value_text import Describer
+from ..values.value_text import Describer
 from .held_objects import AttributeGuard, WeightSpec, WeightTable
 from .module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
 from .tensor_parts import TensorSubclasses, WeightFormat
@@ -51,7 +51,8 @@ class Target:
         self._table = WeightTable(module, formats)
         self.placed_weights = self._table.placed
         self._use(AttributeGuard(self.layers))
-        self.fingerprint, self.refusal, self._unread = self._inspected()
+        self._inspected = self._inspect()
+        self.fingerprint, self.refusal = self._inspected.fingerprint, self._inspected.refusal
 
     def weights(self, names: tuple[str, ...], device: torch.device) -> Sequence[torch.Tensor]:
         """Return the named weights as they are in place now.
@@ -72,15 +73,26 @@ class Target:
         return self._table.specs
 
     def is_current(self) -> bool:
-        """Return True if the layers are the same objects with the same code. Takes milliseconds: ask once a run."""
+        """Return True if the layers are the same objects with the same code. Takes milliseconds: ask once a run.
+
+        What was inspected is compared by identity. That is relied on only if another inspection began after it was
+        noted down, and found the same: while the first one went on, another thread may have changed something.
+        """
         layers = tuple(self.module.modules())
         if len(layers) != len(self.layers) or not all(map(operator.is_, layers, self.layers)):
             return False
+        seen = self._inspected.seen
+        same = seen if seen is not None and self._guard.holds() and seen.is_same() else None
+        if same is not None and same.twice:
+            return True
         guard = self._guard if self._guard.holds() else AttributeGuard(self.layers, self._guard.left)
-        found = self._inspected()
+        found = self._inspect()
         if (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
             return False
-        self._unread = found.left
+        if same is not None:
+            same.twice = True
+        else:
+            self._inspected = found
         self._use(guard)
         if guard.leaves_out(found.left):
             return True
@@ -95,7 +107,7 @@ class Target:
             (named(layers[id(layer)]), name): describer.describe_or_name(value)
             for layer in self.layers
             for name, value in layer.__dict__.items()
-            if name not in NOT_DESCRIBED and not (name in self._unread and is_tensors(value))
+            if name not in NOT_DESCRIBED and not (name in self._inspected.left and is_tensors(value))
         }
 
     def forget_addresses(self) -> None:
@@ -106,5 +118,5 @@ class Target:
         self._guard = guard
         self.guard_holds = guard.holds  # asked at every call, so not by way of a method of this class
 
-    def _inspected(self) -> Inspected:
+    def _inspect(self) -> Inspected:
         return inspect(dict(self.module.named_modules()), self._host, self.formats)

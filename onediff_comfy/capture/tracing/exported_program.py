@@ -11,8 +11,8 @@ import torch.utils._pytree as pytree
 from ...messages import message
 from ..call import NotCovered
 from ..export import Binding, Capture, GraphInput
-from ..fingerprint.value_text import tensor_digest
 from ..graph_text import graph_lines, text_digest
+from ..values.value_text import tensor_digest
 from .operator_traits import calls_option, draws_random_numbers, waits_for_values
 
 

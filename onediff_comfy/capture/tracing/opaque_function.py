@@ -20,7 +20,7 @@ import torch
 
 from ...messages import message
 from ..call import NotCovered
-from ..fingerprint.value_text import code_digest
+from ..values.value_text import code_digest
 
 _OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("options of the call that is being answered", default=None)
 _AS_THEY_ARE = (type(None), bool, int, str)

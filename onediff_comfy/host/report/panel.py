@@ -76,7 +76,7 @@ def free_memory() -> int:
         Busy: the host is running a prompt. A recording's memory must not go while the GPU replays it.
     """
     with _unused():
-        return library().recordings.release() + library().cache.clear()
+        return library().release() + library().cache.clear()
 
 
 @contextlib.contextmanager

@@ -28,11 +28,13 @@ class Resolved(NamedTuple):
         value: the end of it, as far as it can be followed.
         steps: how many steps of the path were followed.
         owner: the Python module that has the value as a variable, or in a variable, or in a class.
+        way: what each step was looked up in, also the one that could not be followed.
     """
 
     value: Any
     steps: int
     owner: str
+    way: tuple[Any, ...] = ()
 
 
 def resolve(path: Path, function: types.FunctionType) -> Resolved | None:
@@ -47,14 +49,15 @@ def resolve(path: Path, function: types.FunctionType) -> Resolved | None:
         value = module_named(path.name, str(scope.get("__package__") or "")) or _MISSING
     if value is _MISSING:
         return None
-    steps = 0
+    steps, way = 0, []
     for kind, of in path.steps:
+        way.append(value)
         found = _attribute(value, of, owner) if kind == "." else (_item(value, of), owner)
         if found[0] is _MISSING:
             break
         value, owner = found
         steps += 1
-    return Resolved(value, steps, owner)
+    return Resolved(value, steps, owner, tuple(way))
 
 
 def _item(value: Any, key: Any) -> Any:

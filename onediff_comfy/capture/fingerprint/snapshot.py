@@ -9,18 +9,41 @@ import operator
 import types
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..fingerprint.value_text import CLASS_BOOKKEEPING, PLAIN
+from ..values.value_text import CLASS_BOOKKEEPING, PLAIN
 
 _MISSING = object()
 _SEQUENCES = (list, set, collections.deque)
 _CONTAINERS = frozenset((dict, collections.OrderedDict, *_SEQUENCES))
 _bases_of, _table_of = operator.attrgetter("__bases__"), operator.attrgetter("__dict__")
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__doc__", "__name__", "__qualname__")
+_of_class = operator.attrgetter("__class__")
+_OF_FUNCTIONS = (
+    *("__code__", "__defaults__", "__kwdefaults__", "__dict__"),
+    *("__doc__", "__name__", "__qualname__", "__module__"),
+)
+_of_function = operator.attrgetter(*_OF_FUNCTIONS)
+
+
+class _Held(NamedTuple):
+    """What was held at one moment.
+
+    Attributes:
+        sizes: of dicts and sequences.
+        values: what they, functions, cells and variables held.
+        contents: of each class, then of each other object.
+        members: of classes; at the end of them a mark.
+        registered: which classes are kinds of which, anywhere.
+    """
+
+    sizes: list[int]
+    values: list[Any]
+    contents: list[tuple[Any, ...]]
+    members: list[Any]
+    registered: object
 
 
 class Snapshot:
@@ -34,12 +57,12 @@ class Snapshot:
         self._dicts: list[dict[Any, Any]] = []
         self._sequences: list[Any] = []
         self._classes: list[type] = []
+        self._functions: list[types.FunctionType] = []
+        self._cells: list[types.CellType] = []
         self._others: list[Any] = []
-        self._variables: list[tuple[dict[str, Any], str]] = []
+        self._variables: list[tuple[dict[Any, Any], Any]] = []
         self._known: dict[object, Any] = {}  # held, so that no other object gets the id meanwhile
-        self._held: tuple[list[int], list[Any], list[Any]] = [], [], []
-        self._members: list[Any] = []  # of the classes
-        self._registered: object = None  # classes as others, anywhere
+        self._held = _Held([], [], [], [], None)
 
     def add(self, value: Any) -> None:
         """Watch an object, but not what it holds in its turn."""
@@ -53,12 +76,17 @@ class Snapshot:
             self._sequences.append(value)
         if isinstance(value, type):
             self._classes.append(value)
+        elif kind is types.FunctionType:
+            self._functions.append(value)
+            self.add(value.__dict__)
+        elif kind is types.CellType:
+            self._cells.append(value)
         elif kind not in _CONTAINERS and kind not in (tuple, frozenset):
             self._others.append(value)
             self.add(getattr(value, "__dict__", None))
 
-    def add_variable(self, scope: dict[str, Any], name: str) -> None:
-        """Watch one variable of a Python module, given the module's ``__dict__``."""
+    def add_variable(self, scope: dict[Any, Any], name: Any) -> None:
+        """Watch one entry of a dict, as a variable is of a Python module's ``__dict__``."""
         if (id(scope), name) not in self._known:
             self._known[id(scope), name] = scope
             self._variables.append((scope, name))
@@ -69,35 +97,36 @@ class Snapshot:
 
     def take(self) -> None:
         """Note what is held now."""
-        self._held = self._sizes(), list(self._now()), list(map(_contents, chain(self._classes, self._others)))
-        self._members, self._registered = [*self._members_now(), _MISSING], abc.get_cache_token()
+        contents = list(map(_contents, chain(self._classes, self._others)))
+        members = [*self._members_now(), _MISSING]
+        self._held = _Held(self._sizes(), list(self._now()), contents, members, abc.get_cache_token())
 
     def holds(self) -> bool:
         """Return True if everything holds the very objects that it held."""
-        sizes, values, contents = self._held
+        held = self._held
         return (
-            self._registered == abc.get_cache_token()
-            and self._sizes() == sizes
-            and all(map(operator.is_, self._now(), values))
-            and all(map(operator.is_, chain(self._members_now(), (_MISSING,)), self._members))
-            and all(map(_are_same, map(_contents, self._others), contents[len(self._classes) :]))
+            held.registered == abc.get_cache_token()
+            and self._sizes() == held.sizes
+            and all(map(operator.is_, self._now(), held.values))
+            and all(map(operator.is_, chain(self._members_now(), (_MISSING,)), held.members))
+            and all(map(_are_same, map(_contents, self._others), held.contents[len(self._classes) :]))
         )
 
     def changed(self) -> bool:
         """Return True if something holds another object than it held, or a plain value that is another."""
-        sizes, values, contents = self._held
-        now = map(_contents, chain(self._classes, self._others))
+        held, now = self._held, map(_contents, chain(self._classes, self._others))
         return not (
-            self._sizes() == sizes
-            and all(map(_is_equal, self._now(), values))
-            and all(len(a) == len(b) and all(map(_is_equal, a, b)) for a, b in zip(now, contents, strict=True))
+            self._sizes() == held.sizes
+            and all(map(_is_equal, self._now(), held.values))
+            and all(len(a) == len(b) and all(map(_is_equal, a, b)) for a, b in zip(now, held.contents, strict=True))
         )
 
     def restorer(self) -> Callable[[], None]:
         """Return what puts back in place what is held now, where something else is held by then."""
         dicts = [(held, list(held.items())) for held in self._dicts]
         sequences = [(held, list(held)) for held in self._sequences]
-        others = [(held, _contents(held)) for held in (*self._classes, *self._others)]
+        parted = (*self._classes, *self._functions, *self._cells, *self._others)
+        others = [(held, _contents(held)) for held in parted]
         variables = [(scope, name, scope.get(name, _MISSING)) for scope, name in self._variables]
 
         def restore() -> None:
@@ -127,6 +156,7 @@ class Snapshot:
         """What the classes are derived from, and what they hold: more than ``_contents``, and no step in Python."""
         tables = list(map(_table_of, self._classes))
         return chain(
+            map(_of_class, self._classes),
             chain.from_iterable(map(_bases_of, self._classes)),
             chain.from_iterable(tables),
             chain.from_iterable(map(types.MappingProxyType.values, tables)),
@@ -138,6 +168,8 @@ class Snapshot:
             chain.from_iterable(self._dicts),
             chain.from_iterable(map(dict.values, self._dicts)),
             chain.from_iterable(self._sequences),
+            chain.from_iterable(map(_of_function, self._functions)),
+            map(_in_cell, self._cells),
             map(dict.get, scopes, names, repeat(_MISSING)),
         )
 
@@ -148,10 +180,7 @@ def _contents(value: Any) -> tuple[Any, ...]:
     if kind is types.FunctionType:
         return _of_function(value)
     if kind is types.CellType:
-        try:
-            return (value.cell_contents,)
-        except ValueError:  # nothing has been assigned
-            return ()
+        return () if (content := _in_cell(value)) is _MISSING else (content,)
     if isinstance(value, type):
         members = vars(value).items()
         return value.__bases__, *[part for pair in members if pair[0] not in CLASS_BOOKKEEPING for part in pair]
@@ -164,7 +193,11 @@ def _contents(value: Any) -> tuple[Any, ...]:
     return (kind, getattr(value, "__dict__", None), *(getattr(value, name, _MISSING) for name in slots_of(kind)))
 
 
-_of_function = operator.attrgetter(*_OF_FUNCTIONS)
+def _in_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing has been assigned
+        return _MISSING
 
 
 def _put(value: Any, contents: tuple[Any, ...]) -> None:

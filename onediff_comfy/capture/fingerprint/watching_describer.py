@@ -1,0 +1,73 @@
+"""A describer that watches what it describes, so that nothing has to be described again as long as it is the same."""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..values.value_text import Describer, tensor_digest
+from .snapshot import Snapshot
+
+_MAPPINGS = (dict, types.MappingProxyType)
+_CONTAINERS = (*_MAPPINGS, list, tuple, set, frozenset, collections.deque)
+
+
+class WatchingDescriber(Describer):
+    """Describes values, and watches whatever of them may change.
+
+    Args:
+        layers: as of ``Describer``. What a layer of the tree holds is watched by whoever goes through its attributes.
+        snapshot: told of every object that was described.
+
+    Attributes:
+        digests: of tensors that were described by their values, with them: they may be written to.
+    """
+
+    def __init__(self, layers: Mapping[int, str], snapshot: Snapshot) -> None:
+        super().__init__(layers)
+        self.snapshot = snapshot
+        self.digests: list[tuple[torch.Tensor, str]] = []
+
+    def describe(self, value: Any) -> str:
+        """A text for ``value``.
+
+        Raises:
+            Indescribable: something in it has no describable state.
+        """
+        if isinstance(value, torch.Tensor):
+            self.digests.append((value, tensor_digest(value)))
+        elif not isinstance(value, torch.nn.Module) or id(value) not in self._layers:
+            self._watch(value)
+        return super().describe(value)
+
+    def are_digests_same(self) -> bool:
+        """Return True if no tensor that was described has other values now."""
+        return all(tensor_digest(tensor) == digest for tensor, digest in self.digests)
+
+    def _watch(self, value: Any) -> None:
+        self.snapshot.add(value)
+        if isinstance(value, types.FunctionType):  # a default ``seen=[]`` that is filled meanwhile counts as it is
+            for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+                self.snapshot.add(default)
+            self.snapshot.add(value.__kwdefaults__)
+            for cell in value.__closure__ or ():
+                self.snapshot.add(cell)
+        elif isinstance(value, torch.nn.Module):  # with weights, or hooks, it would not be described
+            for holder in vars(value).values():
+                self.snapshot.add(holder)
+        elif isinstance(value, _CONTAINERS):
+            self._watch_nested(value)
+
+    def _watch_nested(self, container: Any) -> None:
+        """Watch the containers in a container: a large one may be described as a whole."""
+        waiting = [container]
+        while waiting:
+            held = waiting.pop()
+            for value in held.values() if isinstance(held, _MAPPINGS) else held:
+                if isinstance(value, _CONTAINERS) and not self.snapshot.knows(value):
+                    self.snapshot.add(value)
+                    waiting.append(value)

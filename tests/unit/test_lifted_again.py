@@ -1,0 +1,160 @@
+"""Functions that were lifted are not walked through again while they and their code are what they were."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from test_functions_handed_over import HOST, Net
+from torch import nn
+
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.functions.lifted import lift
+from onediff_comfy.capture.target.target import Target
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving import function_lifter
+from onediff_comfy.serving.dispatcher import Dispatcher
+
+Image = Callable[..., int]
+
+
+@pytest.fixture
+def library() -> GraphLibrary:
+    return GraphLibrary(GraphCache(1 << 30), Metrics())
+
+
+@pytest.fixture
+def dispatcher(library: GraphLibrary) -> Dispatcher:
+    return Dispatcher("eager", library, HOST)
+
+
+@pytest.fixture
+def image(dispatcher: Dispatcher) -> Image:
+    """Make an image, which has to be right; return how often functions were lifted for it."""
+
+    def made(net: nn.Module, *patches: Any) -> int:
+        options = {"patches": {"output": list(patches)}, "sigmas": torch.ones(1)}
+        with torch.inference_mode(), mock.patch.object(function_lifter, "lift", side_effect=lift) as lifted:
+            dispatcher.begin_run()
+            for _ in range(2):
+                x = torch.randn(2, 4)
+                output = dispatcher(net, net.forward, (x,), {"transformer_options": options})
+                torch.testing.assert_close(output, net(x, options))
+            dispatcher.end_run(net)
+        return int(lifted.call_count)
+
+    return made
+
+
+class Scaled:
+    """A patch of a node."""
+
+    def __init__(self, by: torch.Tensor) -> None:
+        self.by = by
+
+    def __call__(self, out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        return helped(out) * self.by
+
+
+def helped(out: torch.Tensor) -> torch.Tensor:
+    return out + 1
+
+
+def made() -> Net:
+    torch.manual_seed(0)
+    return Net().eval().requires_grad_(False)
+
+
+def settle(image: Image, net: nn.Module, *patches: Any) -> None:
+    """Have functions lifted until they are no more."""
+    for _ in range(4):
+        if image(net, *patches) == 0:
+            return
+    raise AssertionError("lifted in every image")
+
+
+def test_in_the_third_image_nothing_is_lifted(image: Image) -> None:
+    net, patch = made(), Scaled(torch.rand(4))
+    assert image(net, patch) >= 1
+    assert [image(net, patch) for _ in range(4)] == [1, 0, 0, 0]
+
+
+def test_other_code_that_a_function_calls_is_noticed(image: Image, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, patch = made(), Scaled(torch.rand(4))
+    settle(image, net, patch)
+    monkeypatch.setitem(globals(), "helped", lambda out: out - 1)
+    assert image(net, patch) >= 1
+
+
+def test_code_that_was_changed_in_place_is_noticed(image: Image) -> None:
+    net, patch = made(), Scaled(torch.rand(4))
+    settle(image, net, patch)
+    before, helped.__code__ = helped.__code__, (lambda out: out - 1).__code__
+    try:
+        assert image(net, patch) >= 1
+    finally:
+        helped.__code__ = before
+
+
+def test_another_image_prompt_is_noticed(image: Image) -> None:
+    net, patch = made(), Scaled(torch.rand(4))
+    settle(image, net, patch)
+    patch.by = torch.rand(4)
+    assert image(net, patch) >= 1
+
+
+def test_a_layer_that_a_function_holds_is_of_one_model_only(image: Image) -> None:
+    """Of two checkpoints of one architecture it may be the first one's own, and then is no input of its own."""
+    first, second = made(), made()
+    for parameter in second.parameters():
+        parameter.mul_(2)
+    held = first.blocks[0]
+
+    def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        return held(out)  # type: ignore[no-any-return]
+
+    settle(image, first, patch)
+    assert image(second, patch) >= 1
+    assert image(first, patch) >= 1
+
+
+def test_what_a_run_did_not_have_is_not_kept(image: Image) -> None:
+    net, patch = made(), Scaled(torch.rand(4))
+    settle(image, net, patch)
+    held = weakref.ref(patch.by)
+    del patch
+    gc.collect()
+    assert held() is not None
+    settle(image, net, Scaled(torch.rand(4)))
+    gc.collect()
+    assert held() is None
+
+
+def test_nothing_is_kept_when_weights_leave_the_device(image: Image, library: GraphLibrary) -> None:
+    net, patch = made(), Scaled(torch.rand(4))
+    settle(image, net, patch)
+    held = weakref.ref(patch.by)
+    library.release()
+    del patch
+    gc.collect()
+    assert held() is None
+
+
+def test_the_host_is_asked_about_layers_in_each_run(library: GraphLibrary) -> None:
+    """It may have come to think that one of them will not simply use its weights."""
+    asked: list[Any] = []
+    lifter = function_lifter.FunctionLifter(library, dataclasses.replace(HOST, refuse=asked.append))
+    target, patch = Target(made()), Scaled(torch.rand(4))
+    patch.layer = nn.Linear(4, 4)  # type: ignore[attr-defined]
+    for _ in range(4):
+        lifter.begin_run()
+        lifter.lift(target, [patch], {})
+        lifter.end_run()
+    assert len(asked) == 4

@@ -1,0 +1,198 @@
+"""A module that was looked at is compared by identity from then on, and whatever changes in it is still noticed."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from settled import is_settled
+from torch import nn
+
+from onediff_comfy.capture.target import target as target_module
+from onediff_comfy.capture.target.target import Target
+
+SOURCE = """
+import functools
+import numpy as np
+import torch
+from torch import nn
+
+def keyed(x, *, by={"a": [1.0]}):
+    return x * by["a"][0]
+
+def closed(factor):
+    def inner(x):
+        return x * factor
+    return inner
+
+def added(factor):
+    def inner(x):
+        return x + factor
+    return inner
+
+def other(x):
+    return x + 1
+
+class Helper:
+    def __init__(self):
+        self.scale, self.table = 1.0, np.ones(3)
+
+    @property
+    def doubled(self):
+        return self.scale * 2
+
+    @functools.cached_property
+    def kept(self):
+        return self.scale
+
+    @staticmethod
+    def static(x):
+        return x
+
+    @classmethod
+    def of_class(cls, x):
+        return x
+
+class Outside(nn.Module):
+    def forward(self, x):
+        return x
+
+NESTED = [[float(n)] for n in range(100)]
+NAMED = {f"n{n}": [float(n)] for n in range(100)}
+CLOSED = closed(2.0)
+BOUND = functools.partial(max, 1.0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.helper, self.outside = nn.Linear(4, 4), Helper(), [Outside()]
+        self.register_buffer("table", torch.ones(4))
+
+    def forward(self, x):
+        import json as inside
+        x = keyed(CLOSED(self.linear(x))) + self.helper.doubled + self.helper.kept + BOUND(0.5)
+        x = Helper.static(Helper.of_class(x)) + self.helper.table.sum() + abs(1.0)
+        return self.outside[0](x) + sum(map(len, NESTED)) + sum(map(len, NAMED.values())) + inside.loads("1.0")
+"""
+
+
+@pytest.fixture
+def code() -> Iterator[Any]:
+    made: Any = types.ModuleType("an_extension")
+    sys.modules["an_extension"] = made
+    exec(compile(SOURCE, "an_extension.py", "exec"), vars(made))
+    yield made
+    del sys.modules["an_extension"]
+
+
+@pytest.fixture
+def net(code: Any) -> nn.Module:
+    made: nn.Module = code.Net()
+    return made
+
+
+def _retyped(net: nn.Module) -> None:
+    net.linear.weight.data = net.linear.weight.data.double()  # type: ignore[union-attr]
+
+
+def _other_dict(net: nn.Module) -> None:
+    net.linear.__dict__ = {**vars(net.linear), "out_features": 5}
+
+
+class Cut(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+def _other_json() -> types.ModuleType:
+    made = types.ModuleType("json")
+    made.__file__, made.loads = "/an/extension/json.py", lambda text: 2.0  # type: ignore[attr-defined]
+    return made
+
+
+CHANGED: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "a closure's variable": lambda _net, code: setattr(code.CLOSED.__closure__[0], "cell_contents", 3.0),
+    "in a default that is a table": lambda _net, code: code.keyed.__kwdefaults__["by"]["a"].__setitem__(0, 9.0),
+    "a default": lambda _net, code: setattr(code.keyed, "__kwdefaults__", {"by": {"a": [2.0]}}),
+    "a function's code": lambda _net, code: setattr(code.CLOSED, "__code__", code.added(2.0).__code__),
+    "a variable before one of Python's": lambda _net, code: setattr(code, "abs", code.other),
+    "in a list in a large list": lambda _net, code: code.NESTED[50].append(1.0),
+    "in a list in a large table": lambda _net, code: code.NAMED["n50"].append(1.0),
+    "what a partial is bound to": lambda _net, code: code.BOUND.__setstate__((max, (9.0,), {}, None)),
+    "a property": lambda _net, code: setattr(code.Helper, "doubled", property(lambda self: 3.0)),
+    "the code of a property": lambda _net, code: setattr(
+        code.Helper.doubled.fget, "__code__", (lambda self: self.scale * 3).__code__
+    ),
+    "what a cached property runs": lambda _net, code: setattr(vars(code.Helper)["kept"], "func", lambda self: 5.0),
+    "the code of a static method": lambda _net, code: setattr(code.Helper.static, "__code__", code.other.__code__),
+    "the code of a class method": lambda _net, code: setattr(
+        code.Helper.of_class.__func__, "__code__", (lambda cls, x: x + 1).__code__
+    ),
+    "an array that a layer's object holds": lambda net, _code: net.helper.table.fill(2.0),  # type: ignore[union-attr]
+    "the class of a layer": lambda net, _code: setattr(net.linear, "__class__", Cut),
+    "all of a layer's attributes at once": lambda net, _code: _other_dict(net),
+    "the class of an object": lambda net, _code: setattr(net.helper, "__class__", type("Helper", (), {"doubled": 1})),
+    "weights of a layer outside": lambda net, _code: net.outside[0].register_buffer("b", torch.ones(1)),  # type: ignore
+    "a hook of a layer outside": lambda net, _code: net.outside[0].register_forward_hook(print),  # type: ignore
+    "a weight's dtype, in place": lambda net, _code: _retyped(net),
+    "a buffer's size": lambda net, _code: setattr(net, "table", torch.ones(5)),
+    "a weight for two layers": lambda net, _code: net.add_module("again", net.linear),  # type: ignore[arg-type]
+    "the module of an import": lambda _net, _code: sys.modules.__setitem__("json", _other_json()),
+    "a base's method": lambda _net, code: setattr(code.Outside, "forward", lambda self, x: x * 2),
+    "what modules find attributes by": lambda _net, code: setattr(code.Net, "__getattr__", lambda self, name: None),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_what_changes_is_noticed(what: str, net: nn.Module, code: Any) -> None:
+    target = Target(net)
+    assert target.refusal is None and is_settled(target)
+    with mock.patch.dict(sys.modules):
+        CHANGED[what](net, code)
+        assert not target.is_current()
+        again = Target(net)
+        assert again.refusal is not None or again.fingerprint != target.fingerprint
+
+
+def test_nothing_is_described_again_and_again(net: nn.Module) -> None:
+    target = Target(net)
+    with mock.patch.object(target_module, "inspect", side_effect=target_module.inspect) as inspected:
+        assert [(target.is_current(), inspected.call_count) for _ in range(4)] == [(True, 1)] * 4
+
+
+def test_a_change_between_two_looks_is_described_until_it_is_relied_on(net: nn.Module, code: Any) -> None:
+    """What is another object but says the same costs one more look, and then another before that is relied on."""
+    target = Target(net)
+    assert is_settled(target)
+    code.NESTED = [list(part) for part in code.NESTED]
+    with mock.patch.object(target_module, "inspect", side_effect=target_module.inspect) as inspected:
+        assert [(target.is_current(), inspected.call_count) for _ in range(3)] == [(True, 1), (True, 2), (True, 2)]
+
+
+def test_what_changes_while_a_module_is_looked_at_is_noticed(net: nn.Module, code: Any) -> None:
+    """By another thread: the text that counts was made of what was there before."""
+    inspect = target_module.inspect
+
+    def interrupted(*arguments: Any) -> Any:
+        found = inspect(*arguments)
+        code.keyed.__kwdefaults__["by"]["a"][0] = 9.0
+        return found._replace(seen=inspect(*arguments).seen)  # as if it had been noted down a moment later
+
+    with mock.patch.object(target_module, "inspect", side_effect=interrupted):
+        target = Target(net)
+    assert not target.is_current()
+
+
+def test_an_array_of_another_size_is_noticed() -> None:
+    net = nn.Module()
+    net.held = np.ones(3)  # type: ignore[assignment]
+    target = Target(net)
+    assert is_settled(target)
+    net.held.resize(4, refcheck=False)  # type: ignore[union-attr, operator]
+    assert not target.is_current()
