@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from settled import is_settled
+from test_tensor_parts import Eighths
 from torch import nn
 
 from onediff_comfy.capture.target import target as target_module
@@ -19,6 +20,7 @@ from onediff_comfy.capture.target.target import Target
 
 SOURCE = """
 import functools
+import importlib
 import numpy as np
 import torch
 from torch import nn
@@ -59,6 +61,24 @@ class Helper:
     def of_class(cls, x):
         return x
 
+class Meta(type):
+    def __call__(cls, x):
+        return x
+
+class OtherMeta(type):
+    def __call__(cls, x):
+        return x + 1
+
+class OfMeta(metaclass=Meta):
+    pass
+
+Norm = nn.GroupNorm
+
+def __getattr__(name):
+    if name == "LAZY":
+        return 1.0
+    raise AttributeError(name)
+
 class Outside(nn.Module):
     def forward(self, x):
         return x
@@ -73,10 +93,13 @@ class Net(nn.Module):
         super().__init__()
         self.linear, self.helper, self.outside = nn.Linear(4, 4), Helper(), [Outside()]
         self.register_buffer("table", torch.ones(4))
+        self.norm, self.held = Norm(2, 4), lambda x, *, by=1.0: x * by
 
     def forward(self, x):
         import json as inside
+        import an_extension as extension
         x = keyed(CLOSED(self.linear(x))) + self.helper.doubled + self.helper.kept + BOUND(0.5)
+        x = self.norm(self.held(OfMeta(x))) + extension.LAZY + importlib.import_module("a_helper").SCALE
         x = Helper.static(Helper.of_class(x)) + self.helper.table.sum() + abs(1.0)
         return self.outside[0](x) + sum(map(len, NESTED)) + sum(map(len, NAMED.values())) + inside.loads("1.0")
 """
@@ -85,10 +108,17 @@ class Net(nn.Module):
 @pytest.fixture
 def code() -> Iterator[Any]:
     made: Any = types.ModuleType("an_extension")
-    sys.modules["an_extension"] = made
-    exec(compile(SOURCE, "an_extension.py", "exec"), vars(made))
-    yield made
-    del sys.modules["an_extension"]
+    of_torch = nn.GroupNorm.forward.__code__
+    with mock.patch.dict(sys.modules, {"an_extension": made, "a_helper": _helper(1.0)}):
+        exec(compile(SOURCE, "an_extension.py", "exec"), vars(made))
+        yield made
+    nn.GroupNorm.forward.__code__ = of_torch
+
+
+def _helper(scale: float) -> types.ModuleType:
+    made: Any = types.ModuleType("a_helper")
+    made.SCALE = scale
+    return made
 
 
 @pytest.fixture
@@ -125,6 +155,15 @@ CHANGED: dict[str, Callable[[nn.Module, Any], Any]] = {
     "in a list in a large list": lambda _net, code: code.NESTED[50].append(1.0),
     "in a list in a large table": lambda _net, code: code.NAMED["n50"].append(1.0),
     "what a partial is bound to": lambda _net, code: code.BOUND.__setstate__((max, (9.0,), {}, None)),
+    "a default in a table of defaults": lambda _net, code: code.keyed.__kwdefaults__.update(by={"a": [2.0]}),
+    "a default in a table of them, of a function that a layer holds": lambda net, _code: net.held.__kwdefaults__.update(  # type: ignore
+        by=2.0
+    ),
+    "the code of a method of one of torch's layers": lambda _net, code: setattr(
+        code.Norm.forward, "__code__", (lambda self, input: input * 2).__code__
+    ),
+    "the class of a class": lambda _net, code: setattr(code.OfMeta, "__class__", code.OtherMeta),
+    "how a module makes up what it lacks": lambda _net, code: setattr(code, "__getattr__", code.other),
     "a property": lambda _net, code: setattr(code.Helper, "doubled", property(lambda self: 3.0)),
     "the code of a property": lambda _net, code: setattr(
         code.Helper.doubled.fget, "__code__", (lambda self: self.scale * 3).__code__
@@ -144,6 +183,7 @@ CHANGED: dict[str, Callable[[nn.Module, Any], Any]] = {
     "a buffer's size": lambda net, _code: setattr(net, "table", torch.ones(5)),
     "a weight for two layers": lambda net, _code: net.add_module("again", net.linear),  # type: ignore[arg-type]
     "the module of an import": lambda _net, _code: sys.modules.__setitem__("json", _other_json()),
+    "the module of an import by a string": lambda _net, _code: sys.modules.__setitem__("a_helper", _helper(2.0)),
     "a base's method": lambda _net, code: setattr(code.Outside, "forward", lambda self, x: x * 2),
     "what modules find attributes by": lambda _net, code: setattr(code.Net, "__getattr__", lambda self, name: None),
 }
@@ -153,11 +193,19 @@ CHANGED: dict[str, Callable[[nn.Module, Any], Any]] = {
 def test_what_changes_is_noticed(what: str, net: nn.Module, code: Any) -> None:
     target = Target(net)
     assert target.refusal is None and is_settled(target)
-    with mock.patch.dict(sys.modules):
-        CHANGED[what](net, code)
-        assert not target.is_current()
-        again = Target(net)
-        assert again.refusal is not None or again.fingerprint != target.fingerprint
+    CHANGED[what](net, code)
+    assert not target.is_current()
+    again = Target(net)
+    assert again.refusal is not None or again.fingerprint != target.fingerprint
+
+
+def test_a_weight_of_another_class_is_noticed_though_it_is_called_alike(net: nn.Module) -> None:
+    other = type("Eighths", (Eighths,), {"__module__": Eighths.__module__, "plain": lambda self: self.data8})
+    net.linear.weight = nn.Parameter(Eighths.of(torch.rand(4, 4)), requires_grad=False)  # type: ignore[union-attr]
+    target = Target(net)
+    assert target.refusal is None and is_settled(target)
+    net.linear.weight = nn.Parameter(other.of(torch.rand(4, 4)), requires_grad=False)  # type: ignore[union-attr]
+    assert not target.is_current()
 
 
 def test_nothing_is_described_again_and_again(net: nn.Module) -> None:

@@ -21,10 +21,7 @@ _SEQUENCES = (list, set, collections.deque)
 _CONTAINERS = frozenset((dict, collections.OrderedDict, *_SEQUENCES))
 _bases_of, _table_of = operator.attrgetter("__bases__"), operator.attrgetter("__dict__")
 _of_class = operator.attrgetter("__class__")
-_OF_FUNCTIONS = (
-    *("__code__", "__defaults__", "__kwdefaults__", "__dict__"),
-    *("__doc__", "__name__", "__qualname__", "__module__"),
-)
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__doc__", "__name__", "__qualname__")
 _of_function = operator.attrgetter(*_OF_FUNCTIONS)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import types
@@ -14,8 +13,6 @@ from ..values.name_resolution import Resolved
 from .snapshot import Snapshot
 
 _FILL_THEMSELVES = ("torch._ops", "torch._classes")  # with what they are asked for
-_WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial)
-_WRAPPERS += (functools._lru_cache_wrapper, types.MethodType)  # type: ignore[assignment]
 
 
 class Sources:
@@ -36,8 +33,6 @@ class Sources:
         self.met[id(value)] = value
         self._snapshot.add(value)
         for member in vars(value).values() if isinstance(value, type) else (value,):
-            if isinstance(member, _WRAPPERS):
-                self._snapshot.add(member)
             for function in functions_in(member):
                 self._snapshot.add(function)
                 self._snapshot.add(function.__kwdefaults__)
