@@ -49,7 +49,7 @@ class _Kept:
     def is_like(self, lifted: LiftedFunctions, target: Target, read: frozenset[str]) -> bool:
         """Return True if these functions, lifted anew, are those that were kept, of which nothing has changed."""
         same = self.target is target and self.read == read and self.lifted.digest == lifted.digest
-        return same and not self.looked_at and self.lifted.holds_with_its_code()
+        return same and self.lifted.holds_with_its_code()
 
     def at(self, options: Mapping[str, Any], assume: bool) -> LiftedFunctions:
         functions = self.lifted.at(options, self.values if assume else None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +17,9 @@ from test_functions_handed_over import HOST, Net
 from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.functions.lifted import lift
+from onediff_comfy.capture.handed_over import Unliftable
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
@@ -67,6 +71,10 @@ def helped(out: torch.Tensor) -> torch.Tensor:
     return out + 1
 
 
+def _added(out: torch.Tensor, *, by: float) -> torch.Tensor:
+    return out + by
+
+
 def made() -> Net:
     torch.manual_seed(0)
     return Net().eval().requires_grad_(False)
@@ -101,6 +109,78 @@ def test_code_that_was_changed_in_place_is_noticed(image: Image) -> None:
         assert image(net, patch) >= 1
     finally:
         helped.__code__ = before
+
+
+def test_a_function_of_the_host_that_another_calls_is_noticed(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call looks at what known code calls: a run does."""
+    host: Any = types.ModuleType("a_host")
+    monkeypatch.setitem(sys.modules, "a_host", host)
+    host.__file__ = "a_host.py"
+    exec(compile("def outer(x): return inner(x)\n\ndef inner(x): return x", "a_host.py", "exec"), vars(host))
+    lifter = function_lifter.FunctionLifter(library, dataclasses.replace(HOST, code=HostCode("a_host")))
+    target = Target(made())
+
+    def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        return host.outer(out)  # type: ignore[no-any-return]
+
+    def lifted() -> str:
+        lifter.begin_run()
+        found = lifter.lift(target, [patch], {})
+        lifter.end_run()
+        return found.digest
+
+    before = [lifted() for _ in range(4)]
+    assert len(set(before)) == 1
+    host.inner = helped
+    assert lifted() != before[0]
+
+
+def test_a_default_that_is_put_in_between_two_calls_is_noticed(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the table of defaults of a function that the patch calls, which stays the same table."""
+    monkeypatch.setitem(globals(), "helped", types.FunctionType(_added.__code__, globals(), "helped"))
+    helped.__kwdefaults__ = {"by": 1.0}
+    net, patch = made(), Scaled(torch.rand(4))
+    with torch.inference_mode():
+        dispatcher.begin_run()
+        for by in (1.0, 1.0, 2.0, 3.0):
+            helped.__kwdefaults__["by"] = by
+            x, options = torch.randn(2, 4), {"patches": {"output": [patch]}, "sigmas": torch.ones(1)}
+            torch.testing.assert_close(
+                dispatcher(net, net.forward, (x,), {"transformer_options": options}), net(x, options)
+            )
+
+
+def test_functions_that_were_given_up_are_lifted_no_more(library: GraphLibrary) -> None:
+    lifter, target, patch = function_lifter.FunctionLifter(library, HOST), Target(made()), Scaled(torch.rand(4))
+    for _ in range(4):
+        lifter.begin_run()
+        found = lifter.lift(target, [patch], {})
+        lifter.end_run()
+    lifter.give_up(found)
+    lifter.begin_run()
+    with pytest.raises(Unliftable, match="changes what it keeps"):
+        lifter.lift(target, [patch], {})
+
+
+def test_what_changes_while_functions_are_lifted_is_noticed(library: GraphLibrary) -> None:
+    """By another thread: the text that counts was made of what was there before."""
+    lifter, target, patch = function_lifter.FunctionLifter(library, HOST), Target(made()), Scaled(torch.rand(4))
+    patch.factor = "before"  # type: ignore[attr-defined]
+
+    def interrupted(*arguments: Any) -> Any:
+        found = lift(*arguments)
+        patch.factor = "after"  # type: ignore[attr-defined]
+        return dataclasses.replace(lift(*arguments), digest=found.digest)  # as if it had been noted down a moment later
+
+    with mock.patch.object(function_lifter, "lift", side_effect=interrupted):
+        before = lifter.lift(target, [patch], {}).digest
+    for _ in range(3):
+        lifter.begin_run()
+        assert lifter.lift(target, [patch], {}).digest != before
 
 
 def test_another_image_prompt_is_noticed(image: Image) -> None:
