@@ -18,7 +18,7 @@ from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.fingerprint.code_ownership import HostCode
-from onediff_comfy.capture.functions.lifted import lift
+from onediff_comfy.capture.functions.lifted import LiftedFunctions, lift
 from onediff_comfy.capture.handed_over import Unliftable
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.library import GraphLibrary
@@ -111,30 +111,47 @@ def test_code_that_was_changed_in_place_is_noticed(image: Image) -> None:
         helped.__code__ = before
 
 
-def test_a_function_of_the_host_that_another_calls_is_noticed(
-    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+def _by_its_module(host: Any) -> Callable[..., Any]:
+    return lambda out, extra: host.outer(out)
+
+
+def _by_name(host: Any) -> Callable[..., Any]:
+    return types.FunctionType((lambda out, extra: a_host.outer(out)).__code__, {**globals(), "a_host": host})  # type: ignore # noqa: F821
+
+
+def _by_an_import(host: Any) -> Callable[..., Any]:
+    def patch(out: torch.Tensor, extra: dict[str, Any]) -> Any:
+        import a_host  # type: ignore[import-not-found]
+
+        return a_host.outer(out)
+
+    return patch
+
+
+@pytest.mark.parametrize("where", ["outer", "inner"])
+@pytest.mark.parametrize("called", [_by_its_module, _by_name, _by_an_import])
+def test_another_function_of_the_host_is_noticed(
+    called: Callable[..., Any], where: str, library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No call looks at what known code calls: a run does."""
+    """What the host's functions call no call looks at: a run does."""
     host: Any = types.ModuleType("a_host")
     monkeypatch.setitem(sys.modules, "a_host", host)
     host.__file__ = "a_host.py"
     exec(compile("def outer(x): return inner(x)\n\ndef inner(x): return x", "a_host.py", "exec"), vars(host))
     lifter = function_lifter.FunctionLifter(library, dataclasses.replace(HOST, code=HostCode("a_host")))
-    target = Target(made())
+    target, patch = Target(made()), called(host)
 
-    def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
-        return host.outer(out)  # type: ignore[no-any-return]
-
-    def lifted() -> str:
+    def lifted() -> LiftedFunctions:
         lifter.begin_run()
         found = lifter.lift(target, [patch], {})
         lifter.end_run()
-        return found.digest
+        return found
 
     before = [lifted() for _ in range(4)]
-    assert len(set(before)) == 1
-    host.inner = helped
-    assert lifted() != before[0]
+    assert before[0].digest == before[1].digest and before[2] is before[3]
+    setattr(host, where, helped)
+    assert where == "inner" or not before[3].holds()
+    assert lifted().digest != before[0].digest
 
 
 def test_a_default_that_is_put_in_between_two_calls_is_noticed(

@@ -222,10 +222,10 @@ class CodeReachability:
             elif any(read.value is known for known in _OF_ENVIRONMENT):
                 self.identity.add_environment(function)
                 self.sources.environment()
-            elif path.root == "cell":  # what it holds is described as a whole, but for modules
-                if path.steps and id(function) not in self._describer.known:
+            elif path.root == "cell" and id(function) not in self._describer.known:
+                if path.steps:  # what it holds is described as a whole, but for modules
                     self._count(where, read.value, read.owner)
-            else:
+            elif path.root != "cell" or (path.steps and isinstance(read.way[0], types.ModuleType)):
                 self._count_called(function, where, path, read)
             if read.value is importlib.import_module or read.value is sys.modules:
                 self._count_imports(function)

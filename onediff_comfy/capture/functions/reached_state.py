@@ -202,7 +202,7 @@ class ReachedState:
                     self._snapshot.add(value)
             if isinstance(read.value, types.ModuleType):
                 self._watch_module(read.value)
-            self._watch(path, function)
+            self._watch(path, read, function)
 
     def _watch_module(self, module: types.ModuleType) -> None:
         """Watch all variables of a module that is handed on, or asked for one by a name that nobody can foresee."""
@@ -259,19 +259,14 @@ class ReachedState:
             what = path.text(len(path.steps))
             raise Indescribable(message("{name}, which is kept in a variable of a module too", name=what))
 
-    def _watch(self, path: Path, function: types.FunctionType) -> None:
+    def _watch(self, path: Path, read: Resolved, function: types.FunctionType) -> None:
         """Watch the variables of modules that a path leads through, and the table that it ends in."""
-        scope: Any = function.__globals__ if path.root == "global" else None
-        value = scope.get(path.name) if scope is not None else None
-        if scope is not None:
-            self._watch_variable(scope, path.name, value)
-        for kind, name in path.steps:
-            if isinstance(value, types.ModuleType) and kind == ".":
-                scope = vars(value)
-                value = scope.get(name)
-                self._watch_variable(scope, name, value)
-            else:
+        if path.root == "global":
+            self._watch_variable(function.__globals__, path.name)
+        for holder, (kind, name) in zip(read.way, path.steps, strict=False):
+            if not (isinstance(holder, types.ModuleType) and kind == "."):
                 return
+            self._watch_variable(vars(holder), name)
 
     def _watch_unset(self, path: Path, function: types.FunctionType) -> None:
         """Watch for a variable that is not there yet, or stands before one of Python's own."""
@@ -279,7 +274,8 @@ class ReachedState:
             for scope in (function.__globals__, vars(builtins)):
                 self._snapshot.add_variable(scope, path.name)
 
-    def _watch_variable(self, scope: dict[str, Any], name: str, value: Any) -> None:
+    def _watch_variable(self, scope: dict[str, Any], name: str) -> None:
+        value = scope.get(name)
         if callable(value) or type(value) in PLAIN or self._owner.counts(str(scope.get("__name__") or "")):
             self._snapshot.add_variable(scope, name)
             if isinstance(value, (dict, list, set)) and not self._owner.is_library(scope):
