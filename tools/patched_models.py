@@ -41,7 +41,7 @@ def lines(found: Report) -> list[str]:
 TABLE = ResultsTable(
     "patches.md",
     "patched models",
-    "2026-11-25-h200-patched-seven-rounds.json",
+    "2026-11-25-h200-patched-starts.json",
     lines,
     "python -m tools.patched_models --write",
 )
