@@ -2,13 +2,13 @@
 # COMFYUI_PATH=/path/to/ComfyUI          uses that ComfyUI
 # make demo MODEL=flux                   with a tiny Flux instead of a tiny SD1.5
 # make bench BENCH_RESULTS=/path/to/folder    writes its results there
-# make test TEST_WORKERS=4               spreads the tests over four processes and not three; each may take 4 GB
+# make test TEST_WORKERS=4               spreads the tests over four processes; each may take 4 GB
 
 PYTHON ?= python3
 
 BENCH_RESULTS ?= benchmarks/results
 
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 2
 PYTEST_SPREAD = $(ENV_PYTHON) -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder \
   --durations 30 --durations-min 5
 

@@ -96,8 +96,8 @@ _NO_HOARDING = {
 }
 
 
-MOST_SERVERS = 2
-"""Shared ones at a time: those of tests/host (``spreading.ByWhatIsShared``). tests/browser has its own."""
+MOST_SERVERS = 1
+"""Shared ones at a time: that of tests/host (``spreading.ByWhatIsShared``). tests/browser has its own."""
 
 
 @pytest.fixture(scope="session")

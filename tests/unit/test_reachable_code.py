@@ -158,6 +158,45 @@ def test_variables_and_functions_of_the_host_count(net: nn.Module, monkeypatch: 
         assert not target.is_current()
 
 
+HOLDING = """
+from torch import nn
+
+class Holding(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def forward(self, x):
+        return self.held.rotated(x)
+"""
+
+
+@pytest.fixture
+def holding(deep: types.ModuleType) -> Iterator[nn.Module]:
+    """A layer that has a module of the host at hand, whose functions it calls."""
+    yield module("a_holder", HOLDING).Holding(deep)
+    del sys.modules["a_holder"]
+
+
+@pytest.mark.parametrize("place", ["deep.rotated", "deep.turned"])
+def test_what_is_replaced_in_a_module_of_the_host_that_a_layer_holds_is_noticed(
+    place: str, holding: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(holding, host=HostCode("deep"))
+    assert target.refusal is None and is_settled(target)
+    monkeypatch.setattr(place, other)
+    assert not target.is_current()
+
+
+def test_what_a_layer_does_not_call_in_such_a_module_costs_no_capture(
+    holding: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(holding, host=HostCode("deep"))
+    monkeypatch.setattr("deep.unrelated", other)
+    monkeypatch.setattr("deep.TABLE", {"b": 2})
+    assert target.is_current()
+
+
 def closure(factor: float, held: Any, code: int = 0) -> Callable[..., Any]:
     """As extensions replace a method: with a lock or a logger beside what matters."""
 

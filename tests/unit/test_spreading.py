@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from servers import MOST_SERVERS
 from spreading import ByWhatIsShared, asks_for_the_server, turn
 
 SHARED = ("host/test_any_size.py", "host/test_panel.py", "host/test_shape_bucket.py", "browser/test_editor.py")
@@ -19,24 +18,17 @@ def test_a_file_is_known_by_the_fixtures_that_it_takes(root: Path, file: str, sh
     assert asks_for_the_server(root / "tests" / file) is shared
 
 
-def scope(root: Path, file: str) -> str:
+def test_each_folder_shares_a_server_of_its_own(root: Path) -> None:
     spread: Any = SimpleNamespace(config=SimpleNamespace(rootpath=root))
-    return ByWhatIsShared._split_scope(spread, f"tests/{file}::test_it[1]")
-
-
-def test_each_row_of_tests_shares_a_server_of_its_own(root: Path) -> None:
-    files = ("host/test_any_size.py", "host/test_shape_bucket.py", "browser/test_editor.py", "unit/test_general.py")
-    assert len({scope(root, file) for file in files}) == 4
-    assert scope(root, "host/test_any_size.py") == scope(root, "host/test_panel.py")
-    assert scope(root, "host/test_shape_bucket.py") == scope(root, "host/test_vae_speedup.py")
-
-
-def test_as_many_rows_share_a_server_as_there_may_be_servers(root: Path) -> None:
-    """A file that is renamed would go back to the other row, and nobody would notice."""
-    shared = [file for file in (root / "tests/host").glob("test_*.py") if asks_for_the_server(file)]
-    rows = [scope(root, f"host/{file.name}") for file in shared]
-    assert sorted(map(rows.count, set(rows)))[0] == 5
-    assert len(set(rows)) == MOST_SERVERS
+    names = [
+        "tests/host/test_any_size.py",
+        "tests/host/test_shape_bucket.py",
+        "tests/browser/test_editor.py",
+        "tests/unit/test_general.py",
+    ]
+    first, second, editor, alone = (ByWhatIsShared._split_scope(spread, f"{name}::test_it[1]") for name in names)
+    assert first == second
+    assert len({first, editor, alone}) == 3
 
 
 def test_what_takes_long_begins_first(root: Path) -> None:

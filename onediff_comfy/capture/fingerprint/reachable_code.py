@@ -138,18 +138,23 @@ class CodeReachability:
     def _add_module(self, module: types.ModuleType, everything: bool = False) -> None:
         """A module is held, or handed on: what any code may read of it counts, or all."""
         scope = vars(module)
-        if self._owner.is_library(scope) or self._owner.is_host(scope):
+        if self._owner.is_library(scope) or scope.get("__name__") in self._owner.host.machinery:
             return
         self.sources.module(module)
+        only_code = self._owner.is_host(scope)  # which may be replaced; all else of it is part of every key
         for name, value in scope.items():
-            if not (isinstance(value, types.ModuleType) or name.startswith("__")):
+            if not (isinstance(value, types.ModuleType) or name.startswith("__") or only_code > callable(value)):
                 self._open.add(module.__name__, name, OpenVariable(value, module_of(scope), everything))
 
     def _count_open(self) -> bool:
         """Count what is open and read. Return True if there was any."""
         any_read, new = self._open.take_read()
         for where, variable in new:
-            self._count(where, variable.value, variable.owner)
+            of_host = variable.owner.partition(".")[0] == self._owner.host.package
+            if of_host and self._owner.is_as_imported(variable.value, where.rpartition(".")[2]):
+                self.add(variable.value)
+            else:
+                self._count(where, variable.value, variable.owner)
         return any_read
 
     def _add_class(self, kind: type) -> None:
