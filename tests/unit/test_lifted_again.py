@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import sys
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -140,16 +142,20 @@ def _by_a_default(host: Any) -> Callable[..., Any]:
     return lambda out, extra, of={"host": host}: of["host"].outer(out)
 
 
-@pytest.mark.parametrize("where", ["outer", "inner"])
+_INNER = "".join(("in", "side"))  # a name that is in no code and no string of this file, which patches might read by
+_OF_HOST = f"def outer(x): return {_INNER}(x)\n\ndef {_INNER}(x): return x"
+
+
+@pytest.mark.parametrize("where", ["outer", _INNER])
 @pytest.mark.parametrize("called", [_by_its_module, _by_name, _by_an_import, _WithModule, _by_a_default])
 def test_another_function_of_the_host_is_noticed(
-    called: Callable[..., Any], where: str, library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+    called: Callable[..., Any], where: str, library: GraphLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What the host's functions call no call looks at: a run does."""
-    host: Any = types.ModuleType("a_host")
-    monkeypatch.setitem(sys.modules, "a_host", host)
-    host.__file__ = "a_host.py"
-    exec(compile("def outer(x): return inner(x)\n\ndef inner(x): return x", "a_host.py", "exec"), vars(host))
+    (tmp_path / "a_host.py").write_text(_OF_HOST)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "a_host", raising=False)
+    host: Any = importlib.import_module("a_host")
     lifter = function_lifter.FunctionLifter(library, dataclasses.replace(HOST, code=HostCode("a_host")))
     target, patch = Target(made()), called(host)
 
@@ -162,7 +168,7 @@ def test_another_function_of_the_host_is_noticed(
     before = [lifted() for _ in range(4)]
     assert before[0].digest == before[1].digest and before[2] is before[3]
     setattr(host, where, helped)
-    assert where == "inner" or called in (_WithModule, _by_a_default) or not before[3].holds()
+    assert where == _INNER or called in (_WithModule, _by_a_default) or not before[3].holds()
     assert lifted().digest != before[0].digest
 
 
