@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from test_functions_handed_over import HOST, Net
@@ -216,6 +217,14 @@ def test_what_changes_while_functions_are_lifted_is_noticed(library: GraphLibrar
     for _ in range(3):
         lifter.begin_run()
         assert lifter.lift(target, [patch], {}).digest != before
+
+
+def test_another_shape_of_an_array_is_noticed(image: Image) -> None:
+    net, patch = made(), Scaled(torch.rand(4))
+    patch.table = np.ones((2, 2))  # type: ignore[attr-defined]
+    settle(image, net, patch)
+    patch.table.shape = (4,)  # type: ignore[attr-defined]
+    assert image(net, patch) >= 1
 
 
 def test_another_image_prompt_is_noticed(image: Image) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def other(x):
 
 class Helper:
     def __init__(self):
-        self.scale, self.table = 1.0, np.ones(3)
+        self.scale, self.table, self.masked = 1.0, np.ones(3), np.ma.array([1.0, 2.0], mask=[0, 1])
 
     @property
     def doubled(self):
@@ -84,6 +85,9 @@ class Outside(nn.Module):
         return x
 
 NESTED = [[float(n)] for n in range(100)]
+ARRAYS = [np.ones(2) for _ in range(100)]
+BYTES = [bytearray(b"1") for _ in range(100)]
+TENSOR = torch.ones(4)
 NAMED = {f"n{n}": [float(n)] for n in range(100)}
 CLOSED = closed(2.0)
 BOUND = functools.partial(max, 1.0)
@@ -94,6 +98,7 @@ class Net(nn.Module):
         self.linear, self.helper, self.outside = nn.Linear(4, 4), Helper(), [Outside()]
         self.register_buffer("table", torch.ones(4))
         self.norm, self.held = Norm(2, 4), lambda x, *, by=1.0: x * by
+        self.twin = Norm(2, 4)
 
     def forward(self, x):
         import json as inside
@@ -101,18 +106,21 @@ class Net(nn.Module):
         x = keyed(CLOSED(self.linear(x))) + self.helper.doubled + self.helper.kept + BOUND(0.5)
         x = self.norm(self.held(OfMeta(x))) + extension.LAZY + importlib.import_module("a_helper").SCALE
         x = Helper.static(Helper.of_class(x)) + self.helper.table.sum() + abs(1.0)
+        x = self.twin(x) + len(ARRAYS) + len(BYTES) + TENSOR.sum()
         return self.outside[0](x) + sum(map(len, NESTED)) + sum(map(len, NAMED.values())) + inside.loads("1.0")
 """
 
 
 @pytest.fixture
-def code() -> Iterator[Any]:
+def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: Any = types.ModuleType("an_extension")
-    of_torch = nn.GroupNorm.forward.__code__
-    with mock.patch.dict(sys.modules, {"an_extension": made, "a_helper": _helper(1.0)}):
-        exec(compile(SOURCE, "an_extension.py", "exec"), vars(made))
-        yield made
+    for name, of in {"an_extension": made, "a_helper": _helper(1.0), "json": json}.items():
+        monkeypatch.setitem(sys.modules, name, of)
+    of_torch, on_all = nn.GroupNorm.forward.__code__, nn.modules.module._global_forward_hooks
+    exec(compile(SOURCE, "an_extension.py", "exec"), vars(made))
+    yield made
     nn.GroupNorm.forward.__code__ = of_torch
+    on_all.clear()
 
 
 def _helper(scale: float) -> types.ModuleType:
@@ -133,6 +141,14 @@ def _retyped(net: nn.Module) -> None:
 
 def _other_dict(net: nn.Module) -> None:
     net.linear.__dict__ = {**vars(net.linear), "out_features": 5}
+
+
+def _exchanged(net: nn.Module, one: str, other: str) -> None:
+    """Each child under the other one's name, in the order in which they were."""
+    names = {one: other, other: one}
+    children = [(names.get(name, name), child) for name, child in net._modules.items()]
+    net._modules.clear()
+    net._modules.update(children)
 
 
 class Cut(nn.Linear):
@@ -184,6 +200,18 @@ CHANGED: dict[str, Callable[[nn.Module, Any], Any]] = {
     "a weight for two layers": lambda net, _code: net.add_module("again", net.linear),  # type: ignore[arg-type]
     "the module of an import": lambda _net, _code: sys.modules.__setitem__("json", _other_json()),
     "the module of an import by a string": lambda _net, _code: sys.modules.__setitem__("a_helper", _helper(2.0)),
+    "the names of two children": lambda net, _code: _exchanged(net, "norm", "twin"),
+    "the name of a child": lambda net, _code: net._modules.update(other=net._modules.pop("twin")),
+    "an array's shape": lambda net, _code: setattr(net.helper.table, "shape", (3, 1)),  # type: ignore[union-attr]
+    "an array's dtype": lambda net, _code: setattr(net.helper.table, "dtype", np.int64),  # type: ignore[union-attr]
+    "a masked array": lambda net, _code: net.helper.masked.__setitem__(0, 5.0),  # type: ignore[union-attr]
+    "an array in a large list": lambda _net, code: code.ARRAYS[50].fill(9.0),
+    "bytes in a large list": lambda _net, code: code.BYTES[50].append(1),
+    "a constant's shape": lambda _net, code: code.TENSOR.unsqueeze_(0),
+    "a constant's dtype": lambda _net, code: setattr(code.TENSOR, "data", code.TENSOR.data.view(torch.int32)),
+    "what a property is made of": lambda _net, code: vars(code.Helper)["doubled"].__init__(lambda self: 3.0),
+    "what a static method is made of": lambda _net, code: vars(code.Helper)["static"].__init__(code.other),
+    "a hook on all layers": lambda _net, _code: nn.modules.module.register_module_forward_hook(print),
     "a base's method": lambda _net, code: setattr(code.Outside, "forward", lambda self, x: x * 2),
     "what modules find attributes by": lambda _net, code: setattr(code.Net, "__getattr__", lambda self, name: None),
 }
@@ -206,6 +234,21 @@ def test_a_weight_of_another_class_is_noticed_though_it_is_called_alike(net: nn.
     assert target.refusal is None and is_settled(target)
     net.linear.weight = nn.Parameter(other.of(torch.rand(4, 4)), requires_grad=False)  # type: ignore[union-attr]
     assert not target.is_current()
+
+
+def test_what_cannot_be_looked_at_any_more_is_another(net: nn.Module) -> None:
+    net.linear.weight = nn.Parameter(Eighths.of(torch.rand(4, 4)), requires_grad=False)  # type: ignore[union-attr]
+    target = Target(net)
+    assert target.refusal is None and is_settled(target)
+    net.linear.weight.doubled = iter([])  # type: ignore[union-attr]
+    assert not target.is_current()
+
+
+def test_a_child_under_another_name_is_noticed_at_the_next_call(net: nn.Module) -> None:
+    target = Target(net)
+    assert target.guard_holds()
+    _exchanged(net, "norm", "twin")
+    assert not target.guard_holds()
 
 
 def test_nothing_is_described_again_and_again(net: nn.Module) -> None:

@@ -237,6 +237,7 @@ class CodeReachability:
         if "__import__" in builtins:
             self._count_imports(function)
         if by_text and not (self._owner.is_library(function.__globals__) or self._owner.is_as_written(function)):
+            self.sources.imported(module_of(function.__globals__))
             own = _module_of(function)
             if own is not None:  # code finds variables of its own module, nobody knows which
                 self._add_module(own, everything=True)

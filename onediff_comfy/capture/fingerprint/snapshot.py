@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import array
 import collections
 import functools
 import operator
@@ -17,6 +18,11 @@ import torch
 from ..values.value_text import CLASS_BOOKKEEPING, PLAIN
 
 _MISSING = object()
+_BUFFERS = (bytearray, memoryview, array.array)  # which are written as bytes where a large container is described
+_LEFT = (  # as they are, where other things are put back
+    *(*_BUFFERS, np.generic, functools.partial, types.MappingProxyType),
+    *(property, staticmethod, classmethod),
+)
 _SEQUENCES = (list, set, collections.deque)
 _CONTAINERS = frozenset((dict, collections.OrderedDict, *_SEQUENCES))
 _bases_of, _table_of = operator.attrgetter("__bases__"), operator.attrgetter("__dict__")
@@ -181,8 +187,14 @@ def _contents(value: Any) -> tuple[Any, ...]:
     if isinstance(value, type):
         members = vars(value).items()
         return value.__bases__, *[part for pair in members if pair[0] not in CLASS_BOOKKEEPING for part in pair]
-    if kind is np.ndarray:
-        return (value.tobytes(),)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tobytes(), f"{value.dtype} {value.shape}".encode()
+    if kind in _BUFFERS:
+        return (bytes(value),)
+    if kind is property:
+        return value.fget, value.fset, value.fdel
+    if kind in (staticmethod, classmethod):
+        return (value.__func__,)
     if kind is functools.partial:
         return value.func, *value.args, *value.keywords, *value.keywords.values()
     if kind is types.MappingProxyType:
@@ -218,9 +230,9 @@ def _put(value: Any, contents: tuple[Any, ...]) -> None:
         for name, member in members.items():
             if vars(value).get(name, _MISSING) is not member:
                 setattr(value, name, member)
-    elif kind is np.ndarray:
+    elif isinstance(value, np.ndarray):
         value[...] = np.frombuffer(contents[0], value.dtype).reshape(value.shape)
-    elif kind not in (functools.partial, types.MappingProxyType):
+    elif not isinstance(value, _LEFT):
         own, state, *in_slots = contents
         for name, part in (("__class__", own), ("__dict__", state), *zip(slots_of(own), in_slots, strict=True)):
             if part is _MISSING and hasattr(value, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -12,6 +13,7 @@ from ..values.global_reads import Path, absolute_name
 from ..values.name_resolution import Resolved
 from .snapshot import Snapshot
 
+_WRAPPERS = (property, staticmethod, classmethod, functools.cached_property)
 _FILL_THEMSELVES = ("torch._ops", "torch._classes")  # with what they are asked for
 
 
@@ -33,6 +35,8 @@ class Sources:
         self.met[id(value)] = value
         self._snapshot.add(value)
         for member in vars(value).values() if isinstance(value, type) else (value,):
+            if isinstance(member, _WRAPPERS):
+                self._snapshot.add(member)
             for function in functions_in(member):
                 self._snapshot.add(function)
                 self._snapshot.add(function.__kwdefaults__)

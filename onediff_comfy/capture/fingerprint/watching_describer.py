@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..values.value_text import Describer, tensor_digest
+from ..values.value_text import PLAIN, Describer
 from .snapshot import Snapshot
 
 _MAPPINGS = (dict, types.MappingProxyType)
@@ -24,13 +24,13 @@ class WatchingDescriber(Describer):
         snapshot: told of every object that was described.
 
     Attributes:
-        digests: of tensors that were described by their values, with them: they may be written to.
+        constants: tensors that were described by their values, with the text: they may be written to.
     """
 
     def __init__(self, layers: Mapping[int, str], snapshot: Snapshot) -> None:
         super().__init__(layers)
         self.snapshot = snapshot
-        self.digests: list[tuple[torch.Tensor, str]] = []
+        self.constants: list[tuple[torch.Tensor, str]] = []
 
     def describe(self, value: Any) -> str:
         """A text for ``value``.
@@ -38,15 +38,17 @@ class WatchingDescriber(Describer):
         Raises:
             Indescribable: something in it has no describable state.
         """
-        if isinstance(value, torch.Tensor):
-            self.digests.append((value, tensor_digest(value)))
-        elif not isinstance(value, torch.nn.Module) or id(value) not in self._layers:
+        if not isinstance(value, torch.nn.Module) or id(value) not in self._layers:
             self._watch(value)
-        return super().describe(value)
+        text = super().describe(value)
+        if isinstance(value, torch.Tensor):
+            self.constants.append((value, text))
+        return text
 
-    def are_digests_same(self) -> bool:
-        """Return True if no tensor that was described has other values now."""
-        return all(tensor_digest(tensor) == digest for tensor, digest in self.digests)
+    def are_constants_same(self) -> bool:
+        """Return True if each tensor that was described would be described alike now."""
+        plain = Describer({})
+        return all(plain.describe(tensor) == text for tensor, text in self.constants)
 
     def _watch(self, value: Any) -> None:
         self.snapshot.add(value)
@@ -62,11 +64,12 @@ class WatchingDescriber(Describer):
             self._watch_nested(value)
 
     def _watch_nested(self, container: Any) -> None:
-        """Watch the containers in a container: a large one may be described as a whole."""
+        """Watch what is in a container: a large one may be described as a whole, with containers and arrays in it."""
         waiting = [container]
         while waiting:
             held = waiting.pop()
             for value in held.values() if isinstance(held, _MAPPINGS) else held:
-                if isinstance(value, _CONTAINERS) and not self.snapshot.knows(value):
+                if type(value) not in PLAIN and not self.snapshot.knows(value):
                     self.snapshot.add(value)
-                    waiting.append(value)
+                    if isinstance(value, _CONTAINERS):
+                        waiting.append(value)

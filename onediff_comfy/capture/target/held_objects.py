@@ -74,12 +74,13 @@ class AttributeGuard:
         return [state for state in self._states if not names.isdisjoint(state)] if names else []
 
     def _now(self) -> tuple[Iterator[Any], tuple[int, int]]:
-        """Return what is held now, and of how many attributes, and children and hooks: a number tells of additions."""
+        """Return what is held now, with the names of children, and of how many: a number tells of additions."""
         # map(map, getters, states): of each group the values of each of its dicts, without a step in Python.
         attributes = map(map, self._getters, self._grouped)
         values = chain.from_iterable(map(chain.from_iterable, attributes))
         counts = sum(map(len, chain.from_iterable(self._grouped))), sum(map(len, self._filled))
-        return chain(values, chain.from_iterable(map(dict.values, self._filled))), counts
+        children = chain(chain.from_iterable(self._filled), chain.from_iterable(map(dict.values, self._filled)))
+        return chain(values, children), counts
 
     def _left_values(self) -> list[Any]:
         return [
