@@ -191,10 +191,6 @@ def _contents(value: Any) -> tuple[Any, ...]:
         return value.tobytes(), f"{value.dtype} {value.shape}".encode()
     if kind in _BUFFERS:
         return (bytes(value),)
-    if kind is property:
-        return value.fget, value.fset, value.fdel
-    if kind in (staticmethod, classmethod):
-        return (value.__func__,)
     if kind is functools.partial:
         return value.func, *value.args, *value.keywords, *value.keywords.values()
     if kind is types.MappingProxyType:
