@@ -68,7 +68,7 @@ class Snapshot:
         self._held = _Held([], [], [], [], None)
 
     def add(self, value: Any) -> None:
-        """Watch an object, but not what it holds in its turn."""
+        """Watch an object, but not what it holds in its turn. A function has its variables, and named defaults."""
         kind = type(value)
         if kind in PLAIN or id(value) in self._known or isinstance(value, (types.ModuleType, torch.Tensor)):
             return
@@ -81,7 +81,8 @@ class Snapshot:
             self._classes.append(value)
         elif kind is types.FunctionType:
             self._functions.append(value)
-            self.add(value.__dict__)
+            for own in (value.__dict__, value.__kwdefaults__, *(value.__closure__ or ())):
+                self.add(own)
         elif kind is types.CellType:
             self._cells.append(value)
         elif kind not in _CONTAINERS and kind not in (tuple, frozenset):

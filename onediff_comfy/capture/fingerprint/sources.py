@@ -39,9 +39,6 @@ class Sources:
                 self._snapshot.add(member)
             for function in functions_in(member):
                 self._snapshot.add(function)
-                self._snapshot.add(function.__kwdefaults__)
-                for cell in function.__closure__ or ():
-                    self._snapshot.add(cell)
         return True
 
     def read(self, path: Path, found: Resolved | None, function: types.FunctionType) -> None:

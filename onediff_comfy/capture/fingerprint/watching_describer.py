@@ -55,8 +55,6 @@ class WatchingDescriber(Describer):
         if isinstance(value, types.FunctionType):  # a default ``seen=[]`` that is filled meanwhile counts as it is
             for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
                 self.snapshot.add(default)
-            for cell in value.__closure__ or ():
-                self.snapshot.add(cell)
         elif isinstance(value, torch.nn.Module):  # with weights, or hooks, it would not be described
             for holder in vars(value).values():
                 self.snapshot.add(holder)

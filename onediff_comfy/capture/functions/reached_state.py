@@ -182,8 +182,6 @@ class ReachedState:
             self._describer.describe([function.__defaults__, function.__kwdefaults__])
             self._snapshot.add(function)
             self._reached.identity.add(f"{identity(function)} {text_of(function)}")
-            for cell in function.__closure__ or ():
-                self._snapshot.add(cell)
         self._look_at_what_is_set(function)
         for compared in types_compared(function.__code__):
             kind = resolve(compared, function) if compared is not None else None
