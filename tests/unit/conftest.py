@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.call import Call, bind, split
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.capture.rewrites.op_substitutions import Forms
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.capture.tracing.trace_forward import TraceSettings, capture
+from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.oneflow import install
+from onediff_comfy.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = "transformer_options"
@@ -32,6 +35,12 @@ torch.set_num_threads(1)  # everything here is tiny, and the machine may be shar
 def root() -> Path:
     """The repository's root folder."""
     return ROOT
+
+
+@pytest.fixture
+def library() -> GraphLibrary:
+    """What a process knows of graphs, in memory alone."""
+    return GraphLibrary(GraphCache(1 << 30), Metrics())
 
 
 @pytest.fixture

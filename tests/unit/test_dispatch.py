@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from onediff_comfy import engines
-from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.call import NotCovered
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.capture.target.target import Target
@@ -24,7 +23,6 @@ from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph, Engine, EngineError
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
 from onediff_comfy.messages import message
-from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.verification.eager_times import EagerTimes
@@ -73,11 +71,6 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "onediff_comfy")
-
-
-@pytest.fixture
-def library() -> GraphLibrary:
-    return GraphLibrary(GraphCache(1 << 30), Metrics())
 
 
 class Served:

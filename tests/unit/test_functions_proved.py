@@ -12,12 +12,10 @@ from test_functions_handed_over import HOST, Net
 from torch import nn
 
 from benchmarks.hot_path import entries
-from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.call import split
 from onediff_comfy.capture.fingerprint.code_ownership import NO_HOST
 from onediff_comfy.capture.functions.lifted import LiftedFunctions, lift
 from onediff_comfy.compilation.library import GraphLibrary
-from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 
 MOST_ENTRIES = 400
@@ -30,11 +28,6 @@ Run = Callable[..., torch.Tensor]
 def net() -> Net:
     torch.manual_seed(0)
     return Net().eval().requires_grad_(False)
-
-
-@pytest.fixture
-def library() -> GraphLibrary:
-    return GraphLibrary(GraphCache(1 << 30), Metrics())
 
 
 @pytest.fixture

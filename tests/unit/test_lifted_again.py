@@ -19,22 +19,15 @@ import torch
 from test_functions_handed_over import HOST, Net
 from torch import nn
 
-from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.functions.lifted import LiftedFunctions, lift
 from onediff_comfy.capture.handed_over import Unliftable
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.library import GraphLibrary
-from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving import function_lifter
 from onediff_comfy.serving.dispatcher import Dispatcher
 
 Image = Callable[..., int]
-
-
-@pytest.fixture
-def library() -> GraphLibrary:
-    return GraphLibrary(GraphCache(1 << 30), Metrics())
 
 
 @pytest.fixture
