@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .messages import message
+
 _UNETS = {768: "SD 1.5", 1024: "SD 2", 1280: "SDXL Refiner", 2048: "SDXL"}
 """Families of the class UNetModel by the width of their text conditioning."""
 
@@ -35,7 +37,7 @@ FAMILIES: Mapping[str, str] = {
     "LTXVModel": "LTX-Video",
     "MiniTrainDIT": "Cosmos Predict 2",
     "MMDiT": "AuraFlow",
-    "NextDiT": "Lumina 2 or Z-Image",
+    "NextDiT": message("Lumina 2 or Z-Image"),
     "OpenAISignatureMMDITWrapper": "SD 3",
     "PixArtMS": "PixArt",
     "QwenImageTransformer2DModel": "Qwen-Image",
@@ -51,11 +53,11 @@ FAMILIES: Mapping[str, str] = {
     "ControlNet": "ControlNet",
     "ControlNetFlux": "Flux ControlNet",
     "ControlNetSD35": "SD 3.5 ControlNet",
-    "CLIPEncoder": "CLIP text encoder",
-    "T5Stack": "T5 text encoder",
-    "Llama2_": "LLM text encoder",
+    "CLIPEncoder": message("CLIP text encoder"),
+    "T5Stack": message("T5 text encoder"),
+    "Llama2_": message("LLM text encoder"),
 }
-"""Families by the class of the module; further classes are called by their own names."""
+"""Families by the class of the module; further classes are called by their own names. Words are messages."""
 
 _FLUX_2_CHANNELS = 128
 _SVD_CHANNELS = 8
@@ -76,7 +78,7 @@ class GraphWords:
     """What a graph is for, for people.
 
     Attributes:
-        family: ``SDXL``, ``VAE decode``; the class, where no more is known.
+        family: ``SDXL``, ``VAE decode``; the class, where no more is known. A message, where it is more than a name.
         sizes: ``all sizes``, ``1024×1024 b2``.
         variant: what was given up for speed: ``fp8, step cache``, or nothing.
     """
@@ -100,7 +102,7 @@ def describe(target: str, axes: Sequence[Sequence[Any]] = ()) -> GraphWords:
     what, _, variant = target.partition(", ")
     name, *others = what.split(" ")
     method = next((word for word in others if word in _METHODS), "")
-    family = f"{_family(name, axes)} {method}".rstrip()
+    family = _of_method(_family(name, axes), method)
     return GraphWords(family, _sizes(" ".join(word for word in others if word != method), family), variant)
 
 
@@ -114,6 +116,12 @@ def _family(name: str, axes: Sequence[Sequence[Any]]) -> str:
     if name == "Flux" and channels == _FLUX_2_CHANNELS:
         return "Flux 2"
     return FAMILIES.get(name, name)
+
+
+def _of_method(family: str, method: str) -> str:
+    if method == "decode":
+        return message("{family} decode", family=family)
+    return message("{family} encode", family=family) if method == "encode" else family
 
 
 def _sizes(what: str, family: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from editor import Editor
+from encoders import encoded
 from pictures import FAMILIES, Counters
 from playwright.sync_api import Browser, Page, Route
 
@@ -16,6 +17,7 @@ from dev.host import ComfyServer
 
 FLUX = FAMILIES["flux"]
 NODE = "OneDiffModelSpeedup"
+OF_PROMPTS = "OneDiffCLIPSpeedup"
 
 
 @pytest.fixture(scope="module")
@@ -42,44 +44,57 @@ BAR = """async ([type, language]) => {
 """What is written on the bar of the first node of a type now, as the extension draws it; null without a bar."""
 
 
-def _bar(page: Page) -> str | None:
-    return page.evaluate(BAR, [NODE, "en"])
+def _bar(page: Page, node: str = NODE) -> str | None:
+    return page.evaluate(BAR, [node, "en"])
 
 
-def _wait_for_bar(page: Page, language: str, words: str) -> None:
+def _wait_for_bar(page: Page, node: str, language: str, words: str) -> None:
     """Wait until the bar says what matches ``words``: phases follow each other as fast as the machine goes."""
     page.wait_for_function(
-        f"async ([words, ...of]) => new RegExp(`^${{words}}$`).test(await ({BAR})(of))", arg=[words, NODE, language]
+        f"async ([words, ...of]) => new RegExp(`^${{words}}$`).test(await ({BAR})(of))", arg=[words, node, language]
     )
 
 
-def test_a_node_shows_a_bar_while_it_compiles_and_then_what_came_of_it(editor: Editor, server: ComfyServer) -> None:
+def test_a_node_shows_a_bar_while_it_compiles(editor: Editor, server: ComfyServer) -> None:
+    """Of all that Inductor compiles and keeps a text encoder takes the least time."""
     counters = Counters(server)
-    editor.open(FLUX.workflow(701, "inductor", size=(96, 160)))
+    editor.open(encoded("a lighthouse", "inductor"))
     editor.press_run()
-    editor.wait_for_text(NODE, "compiling, ")
-    _wait_for_bar(editor.page, "en", "Compiling · .* s")
-    _wait_for_bar(editor.page, "zh", "编译中 · .* 秒")
+    editor.wait_for_text(OF_PROMPTS, "compiling, ")
+    _wait_for_bar(editor.page, OF_PROMPTS, "en", "Compiling · .* s")
+    _wait_for_bar(editor.page, OF_PROMPTS, "zh", "编译中 · .* 秒")
     editor.screenshot(_picture("bar"))
+    editor.wait_for_text(OF_PROMPTS, "compiled graph ready")
+    assert _bar(editor.page, OF_PROMPTS) is None
+    editor.open(encoded("two dogs", "inductor"))
+    editor.run()
+    assert (counters.served, counters.compiled, counters.fallbacks) == (2, 1, {})
+
+
+def test_a_node_says_what_came_of_an_image(editor: Editor, server: ComfyServer) -> None:
+    counters = Counters(server)
+    editor.open(FLUX.workflow(701, "eager", size=(96, 160)))
+    editor.run()
     status = editor.wait_for_text(NODE, "96×160 b1")
-    assert re.fullmatch(r"compiled graph · 96×160 b1 · .*compiled in \d+ s", status)
-    assert _bar(editor.page) is None
+    assert re.fullmatch(r"compiled graph · 96×160 b1 · .*compiled in [\d.]+ s", status)
     assert (counters.served, counters.compiled, counters.fallbacks) == (FLUX.steps, 1, {})
-    editor.open(FLUX.workflow(702, "inductor", size=(96, 160)))
+    editor.open(FLUX.workflow(702, "eager", size=(96, 160)))
     editor.run()
     assert editor.wait_for_text(NODE, "recompiles").endswith(" · 0 recompiles")
 
 
 def test_the_sidebar_lists_graphs_by_family_and_frees_their_memory(editor: Editor, server: ComfyServer) -> None:
+    """The text encoder's, which is kept, and the model's, which the eager engine does not keep."""
     page = editor.page
     page.get_by_role("button", name="OneDiff").first.click()
     panel = page.locator(".onediff-panel")
-    panel.get_by_text("all sizes").wait_for()
-    assert panel.get_by_role("heading", name="Flux · ").count() == 1
+    panel.get_by_text("all sizes").first.wait_for()
+    for family in ("Flux", "CLIP text encoder"):
+        assert panel.get_by_role("heading", name=f"{family} · ").count() == 1
     assert f"{2 * FLUX.steps} calls" in panel.inner_text()
     assert "Nothing ran without acceleration." in panel.inner_text()
     editor.screenshot(_picture("sidebar"))
-    assert server.get_json("/onediff/report")["graphs_in_memory"] == 1
+    assert server.get_json("/onediff/report")["graphs_in_memory"] == 2
     panel.get_by_role("button", name="Free memory").click()
     page.get_by_text("Freed: ").first.wait_for()
     assert server.get_json("/onediff/report")["graphs_in_memory"] == 0

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from encoders import encoded
 from pictures import FAMILIES, Counters, assert_same_picture, latent_of
 
 from dev.host import ComfyServer
 from onediff_comfy.store.signing.key_ring import KeyRing
+from tools.workflows import Workflow
 
-SD15 = FAMILIES["sd15"]
+A_PROMPT = functools.partial(encoded, "a lighthouse")
+AN_IMAGE = functools.partial(FAMILIES["sd15"].workflow, 1)
 
 
 @pytest.mark.parametrize(
-    ("builders", "workers"),
+    ("builders", "workers", "workflow"),
     [
-        (2, 0),
+        pytest.param(2, 0, A_PROMPT, id="two"),
         # test_once.py says the same of four machines that are library and store without a ComfyUI.
-        pytest.param(4, 1, marks=pytest.mark.slow),
+        pytest.param(4, 1, AN_IMAGE, id="four, one worker", marks=pytest.mark.slow),
     ],
 )
 def test_of_cold_builders_one_compiles_and_a_worker_does_not(
-    builders: int, workers: int, start_server: Callable[..., ComfyServer], tmp_path: Path
+    builders: int,
+    workers: int,
+    workflow: Callable[[str | None], Workflow],
+    start_server: Callable[..., ComfyServer],
+    tmp_path: Path,
 ) -> None:
     url = (tmp_path / "shared store").as_uri()
     KeyRing(tmp_path / "keys").make("the fleet's")
@@ -41,13 +49,13 @@ def test_of_cold_builders_one_compiles_and_a_worker_does_not(
         return server
 
     def picture(server: ComfyServer) -> torch.Tensor:
-        return latent_of(server.run(SD15.workflow(1, "inductor")))
+        return latent_of(server.run(workflow("inductor")))
 
     roles = ["builder"] * builders + ["worker"] * workers
     with contextlib.ExitStack() as running, ThreadPoolExecutor() as threads:
         servers = list(threads.map(lambda role: running.enter_context(machine(role)), roles))
         counted = [Counters(server) for server in servers]
-        expected = latent_of(servers[-1].run(SD15.workflow(1)))
+        expected = latent_of(servers[-1].run(workflow(None)))
         pictures = list(threads.map(picture, servers[:builders]))  # at once
         pictures += map(picture, servers[builders:])  # afterwards
         reports = [server.get_json("/onediff/report")["fleet"] for server in servers]

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from pictures import FAMILIES, Counters, assert_same_picture, assert_untouched, latent_of
+from encoders import encoded
+from pictures import Counters, assert_same_picture, assert_untouched, latent_of
 from safetensors.torch import save_file
 
 from dev.host import ComfyServer, PromptRejected
-from tools.models.checkpoints import checkpoint_file
-from tools.workflows import Workflow
 
 ENCODERS = {"sd15": 1, "sdxl": 2, "flux": 2, "z_image": 1}
 """The families, with how many text encoders each has."""
@@ -44,39 +43,11 @@ def files(server: ComfyServer) -> None:
     save_file(lora, models / "loras" / f"{LORA}.safetensors")
 
 
-def _encoded(
-    text: str, engine: str | None = "eager", *, family: str = "sd15", before: Any = (), behind: Any = (), seed: int = 0
-) -> Workflow:
-    """A prompt encoded, and what came out saved.
-
-    Args:
-        engine: of the CLIP Speedup node; None leaves it out.
-        before: (class_type, inputs, output) of nodes between the loader and the node.
-        behind: likewise between it and the prompt.
-        seed: of the encoders' weights.
-    """
-    workflow: Workflow = {"loader": {"class_type": "TinyTextEncoder", "inputs": {"family": family, "seed": seed}}}
-    clip = ["loader", 0]
-    nodes = [*before, *([("OneDiffCLIPSpeedup", {"engine": engine}, 0)] if engine else []), *behind]
-    for number, (class_type, inputs, output) in enumerate(nodes):
-        name = "speedup" if class_type.startswith("OneDiff") else f"node{number}"
-        workflow[name] = {"class_type": class_type, "inputs": {**inputs, "clip": clip}}
-        clip = [name, output]
-        if "model" in inputs:
-            checkpoint = checkpoint_file(FAMILIES["sd15"].checkpoint)
-            workflow["model"] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": checkpoint}}
-    workflow["prompt"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": clip, "text": text}}
-    workflow["result"] = {"class_type": "ConditioningAsLatent", "inputs": {"conditioning": ["prompt", 0]}}
-    saved = {"samples": ["result", 0], "filename_prefix": "conditioning"}
-    workflow["save"] = {"class_type": "SaveLatent", "inputs": saved}
-    return workflow
-
-
 def _same_as_eager(server: ComfyServer, text: str, engine: str = "eager", **more: Any) -> Counters:
     """Encode with and without our node; what the one with it counted."""
-    expected = latent_of(server.run(_encoded(text, None, **more)))
+    expected = latent_of(server.run(encoded(text, None, **more)))
     counters = Counters(server)
-    assert_same_picture(latent_of(server.run(_encoded(text, engine, **more))), expected)
+    assert_same_picture(latent_of(server.run(encoded(text, engine, **more))), expected)
     return counters
 
 
@@ -94,9 +65,9 @@ def test_one_graph_for_every_prompt(server: ComfyServer, family: str) -> None:
 
 
 def test_compiled_once_and_nothing_is_left_behind(server: ComfyServer, restarted: ComfyServer) -> None:
-    plain = latent_of(server.run(_encoded(PROMPT, None, seed=2)))
+    plain = latent_of(server.run(encoded(PROMPT, None, seed=2)))
     first = Counters(server)
-    assert_same_picture(latent_of(server.run(_encoded(PROMPT, "inductor", seed=2))), plain)
+    assert_same_picture(latent_of(server.run(encoded(PROMPT, "inductor", seed=2))), plain)
     assert (first.captured, first.compiled, first.served, first.fallbacks) == (1, 1, 1, {})
     later = Counters(server)
     for text in PROMPTS.values():
@@ -105,18 +76,18 @@ def test_compiled_once_and_nothing_is_left_behind(server: ComfyServer, restarted
 
     # Bypassed, nothing is left of it: not one bit. The loader's object is the one that was accelerated.
     _same_as_eager(server, "something between", "inductor", seed=2)
-    assert_untouched(latent_of(server.run(_encoded(PROMPT, None, seed=2))), plain)
+    assert_untouched(latent_of(server.run(encoded(PROMPT, None, seed=2))), plain)
 
     counters = Counters(restarted)
-    assert_same_picture(latent_of(restarted.run(_encoded(PROMPT, "inductor", seed=2))), plain)
+    assert_same_picture(latent_of(restarted.run(encoded(PROMPT, "inductor", seed=2))), plain)
     assert (counters.captured, counters.compiled, counters.loaded, counters.served) == (0, 0, 1, 1)
 
 
 def test_an_embedding_in_the_prompt(server: ComfyServer) -> None:
     _same_as_eager(server, PROMPT)
-    without = latent_of(server.run(_encoded("a, b", None)))
+    without = latent_of(server.run(encoded("a, b", None)))
     inverted = f"a embedding:{EMBEDDING}, b"
-    assert not torch.allclose(latent_of(server.run(_encoded(inverted, None))), without, rtol=1e-2)
+    assert not torch.allclose(latent_of(server.run(encoded(inverted, None))), without, rtol=1e-2)
     later = Counters(server)
     for text in (inverted, f"embedding:{EMBEDDING}", f"some (words:1.2) and then embedding:{EMBEDDING} again"):
         assert _same_as_eager(server, text).served == 1
@@ -125,9 +96,9 @@ def test_an_embedding_in_the_prompt(server: ComfyServer) -> None:
 
 @pytest.mark.parametrize("place", ["before", "behind"])
 def test_another_last_layer(server: ComfyServer, place: str) -> None:
-    last = latent_of(server.run(_encoded(PROMPT, None)))
+    last = latent_of(server.run(encoded(PROMPT, None)))
     skip = {place: [("CLIPSetLastLayer", {"stop_at_clip_layer": -2}, 0)]}
-    assert not torch.allclose(latent_of(server.run(_encoded(PROMPT, None, **skip))), last, rtol=1e-2)
+    assert not torch.allclose(latent_of(server.run(encoded(PROMPT, None, **skip))), last, rtol=1e-2)
     counters = _same_as_eager(server, PROMPT, **skip)
     assert (counters.served, counters.fallbacks) == (1, {})
     later = Counters(server)
@@ -138,22 +109,22 @@ def test_another_last_layer(server: ComfyServer, place: str) -> None:
 @pytest.mark.parametrize("place", ["before", "behind"])
 def test_a_lora_acts(server: ComfyServer, place: str) -> None:
     _same_as_eager(server, PROMPT)
-    plain = latent_of(server.run(_encoded(PROMPT, None)))
+    plain = latent_of(server.run(encoded(PROMPT, None)))
     later = Counters(server)
     for strength in (1.0, 0.3):
         inputs = {"model": ["model", 0], "lora_name": f"{LORA}.safetensors", "strength_model": 0.0}
         lora = {place: [("LoraLoader", {**inputs, "strength_clip": strength}, 1)]}
-        patched = latent_of(server.run(_encoded(PROMPT, None, **lora)))
+        patched = latent_of(server.run(encoded(PROMPT, None, **lora)))
         assert not torch.allclose(patched, plain, rtol=1e-2)
         assert _same_as_eager(server, PROMPT, **lora).served == 1
-    assert_same_picture(latent_of(server.run(_encoded(PROMPT, "eager", seed=0))), plain)
+    assert_same_picture(latent_of(server.run(encoded(PROMPT, "eager", seed=0))), plain)
     assert (later.captured, later.fallbacks) == (0, {})
 
 
 def test_an_engine_that_cannot_run_here_says_so(server: ComfyServer) -> None:
-    expected = latent_of(server.run(_encoded(PROMPT, None, family="flux")))
+    expected = latent_of(server.run(encoded(PROMPT, None, family="flux")))
     counters = Counters(server)
-    result = server.run(_encoded(PROMPT, "oneflow", family="flux"))
+    result = server.run(encoded(PROMPT, "oneflow", family="flux"))
     assert_untouched(latent_of(result), expected)
     (reason,) = counters.fallbacks
     assert reason.startswith("the oneflow engine is not available: ")
@@ -184,6 +155,6 @@ def test_the_node_explains_itself_and_refuses_what_it_does_not_know(server: Comf
     assert all(options["tooltip"] for _, options in inputs.values())
     assert all(info["output_tooltips"])
     with pytest.raises(PromptRejected) as refusal:
-        server.run(_encoded(PROMPT, "warp-drive"))
+        server.run(encoded(PROMPT, "warp-drive"))
     (error,) = refusal.value.body["node_errors"]["speedup"]["errors"]
     assert "warp-drive" in error["details"] and "inductor" in error["details"]

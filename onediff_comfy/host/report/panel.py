@@ -109,7 +109,7 @@ def _kept(each: Description, held: Mapping[str, int], served: Mapping[str, Mappi
     words = describe(manifest.target, manifest.shapes["axes"])
     return {
         **_counted(manifest.key, served),
-        "family": words.family,
+        "family": in_their_language(words.family),
         "sizes": _sizes(words),
         "variant": words.variant,
         "engine": manifest.engine,
@@ -126,7 +126,7 @@ def _only_in_memory(key: str, nbytes: int, served: Mapping[str, Mapping[str, flo
     words = describe(made[-1]["what"] if made else key[:12])
     return {
         **_counted(key, served),
-        "family": words.family,
+        "family": in_their_language(words.family),
         "sizes": _sizes(words),
         "variant": words.variant,
         "engine": made[-1]["engine"] if made else "",
