@@ -178,6 +178,37 @@ _WAN: dict[str, Any] = {"dim": 1536, "ffn_dim": 8960, "num_heads": 12, "num_laye
 _WAN_14B: dict[str, Any] = {"dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 40}
 _TINY_WAN: dict[str, Any] = {"dim": 128, "ffn_dim": 256, "num_heads": 1, "num_layers": 2}
 
+
+def _z_image(dtype: torch.dtype, **sizes: int) -> torch.nn.Module:
+    from comfy.ldm.lumina.model import NextDiT
+
+    return NextDiT(
+        image_model="lumina2",
+        patch_size=2,
+        in_channels=16,
+        qk_norm=True,
+        axes_dims=[32, 48, 48],
+        axes_lens=[1536, 512, 512],
+        rope_theta=256.0,
+        ffn_dim_multiplier=8 / 3,
+        z_image_modulation=True,
+        time_scale=1000.0,
+        pad_tokens_multiple=32,
+        dtype=dtype,
+        operations=_operations(),
+        **sizes,
+    )
+
+
+_Z_IMAGE: dict[str, Any] = {"dim": 3840, "n_layers": 30, "n_heads": 30, "n_kv_heads": 30, "cap_feat_dim": 2560}
+
+
+def _qwen_image(dtype: torch.dtype) -> torch.nn.Module:
+    from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(image_model="qwen_image", dtype=dtype, operations=_operations())
+
+
 _GUIDANCE: dict[str, float] = {"guidance": 3.5}
 FAMILIES = {
     "sd15": Family(_sd15, torch.float16, 4, (77, 768), 0, 7.0, {}, "512x512"),
@@ -186,6 +217,11 @@ FAMILIES = {
     # Wan 2.1 of 1.3 billion weights, two seconds at 16 frames a second.
     "wan": Family(partial(_wan, **_WAN), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
     "wan-14b": Family(partial(_wan, **_WAN_14B), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
+    # Two that people run in four to eight steps, without negative prompts.
+    "z-image": Family(partial(_z_image, **_Z_IMAGE), torch.bfloat16, 16, (128, 2560), 0, 1.0, {}),
+    "qwen-image": Family(_qwen_image, torch.bfloat16, 16, (128, 3584), 0, 1.0, {}, "1328x1328", 1),
+    # Five seconds of Wan 2.2, with a LoRA for four steps: one of its two models, which are alike.
+    "wan-5s": Family(partial(_wan, **_WAN_14B), torch.bfloat16, 16, (512, 4096), 0, 1.0, {}, "832x480", 21),
     # For a CPU, to see that something runs: Flux and Wan with few and narrow blocks.
     "tiny": Family(partial(_flux, **_TINY), torch.bfloat16, 16, (16, 64), 32, 1.0, _GUIDANCE, "128x128"),
     "tiny-wan": Family(partial(_wan, **_TINY_WAN), torch.bfloat16, 16, (16, 4096), 0, 6.0, {}, "128x128", 2),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .models import Family
 
-MODELS = ("sd15", "sdxl", "flux", "tiny")
+MODELS = ("sd15", "sdxl", "flux", "z-image", "qwen-image", "wan-5s", "tiny")
 _FIRST_STEPS = 2
 """Of an image: with what is once an image."""
 _COUNTED = ("served", "reused", "captured", "compiled", "loaded", "fallbacks")

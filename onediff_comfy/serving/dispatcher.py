@@ -341,9 +341,9 @@ class Dispatcher:
         """Return how many calls this run has had so far, served or not."""
         return self._run.report.calls
 
-    def passed_by(self, module: torch.nn.Module, reason: str) -> None:
+    def passed_by(self, module: torch.nn.Module, reason: str, expected: bool = False) -> None:
         """Count a call of ``module`` that was answered without this dispatcher being asked, for this reason."""
-        self._server.teller.fell_back(module, Eager(reason), self._run)
+        self._server.teller.fell_back(module, Eager(reason, expected), self._run)
 
     def _new_report(self) -> RunReport:
         return RunReport(self.metrics, self._server.library.metrics, self._eager_times.gain)

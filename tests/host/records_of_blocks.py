@@ -23,7 +23,7 @@ import comfy.ldm.flux.layers as flux  # noqa: E402
 import torch  # noqa: E402
 import torch.utils._pytree as pytree  # noqa: E402
 
-from onediff_comfy.host.adapters.blocks import BlockCall  # noqa: E402
+from onediff_comfy.host.adapters.functional_call import FunctionalCall  # noqa: E402
 from onediff_comfy.host.adapters.records import closed, is_record, opened  # noqa: E402
 
 
@@ -95,12 +95,12 @@ def told() -> dict[str, Any]:
         return img, txt * pair.gate
 
     img, txt = torch.zeros(2), torch.ones(2)
-    call = BlockCall(block, (img, txt), {"pair": modulation()})
-    output, written = call.telling(block)(**call.arguments)
+    call = FunctionalCall(block, (img, txt), {"pair": modulation()})
+    output, written, left = call.telling(block)(**call.arguments)
     before = img.tolist()
-    first, second = call.completed((output, written))
+    first, second = call.completed((output, written, left))
     return {
-        "leaves": [type(leaf).__name__ for leaf in pytree.tree_leaves((output, written))],
+        "leaves": [type(leaf).__name__ for leaf in pytree.tree_leaves((output, written, left))],
         "before": before,
         "given back": [first is img, img.tolist(), second.tolist()],
     }

@@ -18,26 +18,19 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
-from ...capture.call import NotCovered, bind
-from ...capture.parameters import signature_of
+from ...capture.call import NotCovered
 from ...serving.decision import Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
-from ..process.services import OF_A_BLOCK
 from ..weights.residency import StreamedModules, kind_of
+from .functional_call import FunctionalCall
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy
-from .records import closed, opened
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = "transformer_options"
-_GIVEN = "what was given: "
-"""Before a number: the tensor of that number among those that were given. In an output it is a dict's only name, over
-an empty tuple, for a compiler takes each leaf of an output for a tensor."""
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
@@ -85,7 +78,7 @@ class BlockServer:
             return forward(*args, **kwargs)
         with contextlib.ExitStack() as stack:
             try:
-                call = BlockCall(forward, args, kwargs)
+                call = FunctionalCall(forward, args, kwargs)
                 image = stack.enter_context(streamed.in_place(block, model.device))
             except NotCovered as refusal:
                 self._dispatcher.passed_by(block, refusal.reason)
@@ -105,91 +98,6 @@ class BlockServer:
                 by_host = call.telling(forward)(**call.arguments)
                 told = told if self._check.agree(block, streamed.is_changed(block), trial, by_host) else by_host
         return call.completed(told)
-
-
-Told = tuple[Any, Mapping[str, torch.Tensor]]
-"""What a block gives, and what it leaves in the tensors that it writes to; see ``BlockCall.telling``."""
-
-
-class BlockCall:
-    """A call of a block, as a graph can answer it.
-
-    Args:
-        forward: of the block.
-        args: of the call.
-        kwargs: likewise.
-
-    Attributes:
-        arguments: by name, with records opened.
-
-    Raises:
-        NotCovered: they do not fit the forward's signature.
-    """
-
-    def __init__(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._variadic = _variadic(forward)
-        named = {self._variadic: tuple(args), **kwargs} if self._variadic else bind(forward, args, kwargs)
-        self.arguments = {name: value if name == _OPTIONS else opened(value) for name, value in named.items()}
-
-    def telling(self, forward: Callable[..., Any]) -> Callable[..., Told]:
-        """Return a function of the arguments that gives what ``forward``, the block's or its image's, gives and writes.
-
-        Blocks add to what they are given in place. A graph cannot, and eager may run on the same tensors after it. So
-        the function runs on copies. Tensors of inference mode do not count who writes to them, so the copies are none.
-
-        Where ``forward`` returns what it was given, the caller must be returned that very tensor, too: where the host
-        plans what a block allocates, what comes out of one and is kept ends the forward.
-        """
-        variadic = self._variadic
-
-        def telling(**arguments: Any) -> Told:
-            with torch.inference_mode(False), torch.no_grad():
-                own = {name: _copied(value) if name != _OPTIONS else value for name, value in arguments.items()}
-                tensors = _tensors(own)
-                versions = [tensor._version for tensor in tensors]
-                given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
-                output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
-                written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
-            given_back: dict[int, Any] = {id(tensors[index]): {f"{_GIVEN}{index}": ()} for index in written}
-            output = pytree.tree_map_only(torch.Tensor, lambda tensor: given_back.get(id(tensor), tensor), output)
-            return output, {str(index): tensors[index] for index in written}
-
-        telling.__module__ = forward.__module__
-        telling.__qualname__ = f"{forward.__qualname__}{OF_A_BLOCK}"
-        return telling
-
-    def completed(self, told: Told) -> Any:
-        """Return what the block gives, and leave in the arguments what it leaves there."""
-        output, written = told
-        tensors = _tensors(self.arguments)
-        for index, value in written.items():
-            tensors[int(index)].copy_(value)
-        return pytree.tree_map(functools.partial(_given_back, tensors=tensors), output, is_leaf=_stands_for_a_given)
-
-
-def _stands_for_a_given(part: Any) -> bool:
-    return type(part) is dict and len(part) == 1 and str(next(iter(part))).startswith(_GIVEN)
-
-
-def _given_back(part: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the tensor that a part of an output stands for; any other part as it is."""
-    return tensors[int(next(iter(part)).removeprefix(_GIVEN))] if _stands_for_a_given(part) else part
-
-
-def _variadic(forward: Callable[..., Any]) -> str | None:
-    """Return the name of the parameter that takes all positional arguments, as SD3's blocks have; None if none does."""
-    first = next(iter(signature_of(forward).parameters.values()), None)
-    return first.name if first is not None and first.kind is first.VAR_POSITIONAL else None
-
-
-def _copied(value: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
-
-
-def _tensors(arguments: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors of a call but for those in its bag of options, which nobody writes to."""
-    values = [arguments[name] for name in sorted(arguments) if name != _OPTIONS]
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 ServeBlock = Callable[

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..weights.dynamic_vram import is_dynamic, resident_clone
 from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, unfit
 from .module_proxy import ModuleProxy, module_behind, served_instead, server_behind, serves
+from .video_pieces import PieceServer
 
 log = logging.getLogger(__name__)
 
@@ -109,22 +111,38 @@ def _impossible(vae: Any, module: Any) -> Message | None:
 
 
 class _VAEDispatcher(Dispatcher):
-    """A dispatcher that leaves videos to the host.
+    """A dispatcher that answers the pieces of a video, and not videos.
 
     Video VAEs work through the frames in pieces and hand caches from one to the next. A capture would write that
     out piece by piece: minutes of compiling for each number of frames.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pieces = PieceServer(self)
+
+    def preparing(self, exact: bool = False) -> Dispatcher:
+        view = super().preparing(exact)
+        assert isinstance(view, _VAEDispatcher)  # a copy of this one
+        view._pieces = PieceServer(view)
+        return view
+
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         data = args[0] if args else None
-        if isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1:
-            self.passed_by(
-                module, message("ComfyUI itself decodes and encodes videos, piece by piece; graphs serve single images")
-            )
+        is_video = isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1
+        if not is_video:
+            return super().__call__(module, forward, args, kwargs)
+        if not isinstance(forward, types.MethodType):
+            self.passed_by(module, message("another extension has replaced how this VAE decodes or encodes videos"))
             return forward(*args, **kwargs)
-        return super().__call__(module, forward, args, kwargs)
+        before = self.calls
+        output = self._pieces(module, forward, args, kwargs)
+        if self.calls == before:
+            reason = message("ComfyUI itself decodes and encodes this VAE's videos; graphs serve its single images")
+            self.passed_by(module, reason)
+        return output
 
 
 _VIDEO_AXES = 5  # batch, channels, frames, height, width

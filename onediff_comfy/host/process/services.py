@@ -26,8 +26,9 @@ from .host_settings import settings
 
 log = logging.getLogger(__name__)
 
-OF_A_BLOCK = " of a block"
-"""At the end of the name of a function that is a block's, and not a whole model's."""
+OF_A_PART = " of a part"
+"""At the end of the name of a function that is a part's, and not a whole model's. It is another text where what such a
+function gives has another form: a graph that is kept for the old one must not be found."""
 _ATTENTION = "optimized_attention_override"  # the option by which a node chooses a model's attention
 _VAE_LEVELS = 4  # of those that do not say: eight pixels to a latent one
 
@@ -81,11 +82,12 @@ def _side_multiple(module: torch.nn.Module, function: str) -> int:
     """Return what a module's sides are best multiples of: a UNet halves its image at each level but the first, a
     transformer cuts it into square patches.
 
-    A block is given no image, but tokens. A VAE's encoder halves it too, and the host crops images for it; its
-    decoder takes latents of any size.
+    A block is given no image, but tokens; a video VAE's decoder, for a piece, what each of its levels kept, each twice
+    as large. A VAE's encoder halves it too, and the host crops images for it; its decoder takes latents of any size.
     """
-    if function.endswith(OF_A_BLOCK):
-        return 0
+    if function.endswith(OF_A_PART):
+        widths = getattr(module, "dim_mult", None)  # of each level
+        return 2 ** (len(widths) - 1) if isinstance(widths, (list, tuple)) and widths else 0
     if function.endswith(".encode"):
         levels = getattr(getattr(module, "encoder", None), "num_resolutions", _VAE_LEVELS)
         if getattr(module, "bn", None) is not None:  # Flux 2: latents are put together two by two
