@@ -33,6 +33,7 @@ from .passes.few_bits import (
     saturate_by_conversion,
     share_ones,
 )
+from .passes.frames import conv3d_together, put_channels_together
 from .passes.upsampling import fold_upsampling
 from .row_reductions import rows_in_one_pass
 from .triton_launch import by_address
@@ -97,7 +98,7 @@ class InductorEngine(Engine):
     def options(self) -> Mapping[str, str]:
         return {
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
-            "layout": "channels_last",
+            "layout": "channels_last, of frames as well",
             "double precision": "computed once",
             "few bits": "rounded where computed, by one without division, saturated by the conversion",
             "gelu": "by sigmoid",
@@ -140,7 +141,7 @@ class InductorEngine(Engine):
             *(_KERNELS + name for name in kernels),
         }:
             raise EngineError(message("its machine code has names that Inductor does not give"))
-        for operator in (wide_attention, cast_fp8, rows_of_fp8):
+        for operator in (wide_attention, cast_fp8, rows_of_fp8, conv3d_together):
             operator()  # must be there before code that calls it is
         try:
             with in_code_folder() as folder:
@@ -182,15 +183,28 @@ def _compiled(capture: Capture) -> Any:
         graph = saturate_by_conversion(graph)
     if not all(map(fuses_fp8, devices)):
         graph = leave_fp8_to_eager(graph)
+    if all(device.type == "cuda" for device in devices) and (together := put_channels_together(graph)) is not graph:
+        try:
+            return _in_best_form(capture, together, devices)
+        except Exception as error:
+            _tell_left_out("channels of frames together", error)
+    return _in_best_form(capture, graph, devices)
+
+
+def _in_best_form(capture: Capture, graph: torch.fx.GraphModule, devices: set[torch.device]) -> Any:
     for left_out, form in _forms(graph, devices):
         try:
             rewritten = form()
             if rewritten is not graph:
                 return _compile_in_regions(capture, rewritten) or _compile(capture, rewritten)
         except Exception as error:
-            log.info("OneDiff: compiled without %s (%s: %s)", left_out, type(error).__name__, first_line(error))
-            log.debug("compiling with %s failed", left_out, exc_info=True)
+            _tell_left_out(left_out, error)
     return _compile_in_regions(capture, graph) or _compile(capture, graph)
+
+
+def _tell_left_out(left_out: str, error: Exception) -> None:
+    log.info("OneDiff: compiled without %s (%s: %s)", left_out, type(error).__name__, first_line(error))
+    log.debug("compiling with %s failed", left_out, exc_info=True)
 
 
 def _forms(

@@ -104,12 +104,15 @@ def _told(output: Any, stand_ins: Mapping[int, Any]) -> Any:
 def _entry(value: Any, stand_ins: Mapping[int, Any]) -> Any:
     """Return what is told of a list's entry.
 
+    What is kept is often a part of something larger, as the last of a few frames, and would keep all of it. A compiler
+    puts such things together where eager does not. So it is copied.
+
     Raises:
         NotCovered: it is a container, which could hold anything.
     """
-    if isinstance(value, torch.Tensor):
-        return stand_ins.get(id(value), value)
-    return _plain(value)
+    if not isinstance(value, torch.Tensor):
+        return _plain(value)
+    return stand_ins[id(value)] if id(value) in stand_ins else value.clone(memory_format=torch.contiguous_format)
 
 
 def _plain(value: Any) -> Any:
