@@ -40,7 +40,7 @@ _PAID_OFF_REPLAYS = 10
 _MOST_OVERFLOWS = 2
 
 # Launching that is only a part of a call's time is not worth more: a video's piece is given a gigabyte, and gives one.
-_MOST_COPIED = 256 << 20
+MOST_COPIED = 256 << 20
 """Bytes that the buffers of a recording may take, if only calls that are bound by launching are recorded."""
 
 MOST_RECORDINGS = 32
@@ -209,7 +209,7 @@ class RecordedGraph(CompiledGraph):
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
         gains = not record_only_launch_bound or self._launching.bound(sizes)
         if gains and record_only_launch_bound and seen is not None:
-            gains = sum(tensor.nbytes for tensor in (*tensors, *seen.outputs)) <= _MOST_COPIED
+            gains = sum(tensor.nbytes for tensor in (*tensors, *seen.outputs)) <= MOST_COPIED
         if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
             recorded = self._record_in_turn(_Call(sizes, addresses, weights, tensors, seen.outputs))
             if recorded is not None:

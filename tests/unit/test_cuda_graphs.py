@@ -540,6 +540,26 @@ def test_only_what_is_bound_by_launching_is_recorded() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+def test_nor_is_what_would_be_copied_in_large_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is bound by launching: a piece of a video hands on a gigabyte."""
+
+    def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(200):
+            x = torch.tanh(x)
+        return x @ weight
+
+    given_and_given_back = 2 * 4 * 4 * 4
+    for most, made in ((given_and_given_back, 1), (given_and_given_back - 1, 0)):
+        monkeypatch.setattr(cuda_graphs, "MOST_COPIED", most)
+        run, weight, x = Recorded(many_small), on_gpu(4, 4), on_gpu(4, 4)
+        for _ in range(7):
+            run(weight, x, record_only_launch_bound=True)
+            torch.cuda.synchronize()
+        assert run.made == made
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_an_output_may_be_kept_after_later_calls_of_any_size() -> None:
     run, weight = Recorded(), on_gpu(4, 4)
     inputs = [on_gpu(batch, 4) for batch in (2, 3, 2, 3, 2, 3, 2, 3)]

@@ -110,7 +110,7 @@ def test_few_calls_are_timed_and_far_apart(
     assert len(library.verdicts.eager_samples(graph_key, (2, 4))) == len(samples) - (samples[0] < 5)
 
 
-@pytest.mark.parametrize("why", ["the same kernels", "a run that reuses steps", "memory is short"])
+@pytest.mark.parametrize("why", ["the same kernels", "a run that reuses steps", "memory is short", "it is given much"])
 def test_none_is_timed_where_that_would_be_felt_or_say_nothing(
     library: GraphLibrary, said: list[float], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +118,8 @@ def test_none_is_timed_where_that_would_be_felt_or_say_nothing(
     dispatcher = Dispatcher("eager" if why == "the same kernels" else "inductor", library, HOST)
     if why == "memory is short":
         monkeypatch.setattr(eager_times, "memory_is_short", lambda _device: True)
+    if why == "it is given much":
+        monkeypatch.setattr(eager_times, "MOST_GIVEN", 2 * 4 * 4 - 1)  # bytes
     if why == "a run that reuses steps":
         begin = dispatcher.begin_run
         monkeypatch.setattr(dispatcher, "begin_run", lambda: begin(StepCache(0.1)))

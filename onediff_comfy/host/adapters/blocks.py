@@ -97,7 +97,11 @@ class BlockServer:
             with unplanned():
                 by_host = call.telling(forward)(**call.arguments)
                 told = told if self._check.agree(block, streamed.is_changed(block), trial, by_host) else by_host
-        return call.completed(told)
+        try:
+            return call.completed(told)
+        except NotCovered as refusal:
+            self._dispatcher.passed_by(block, refusal.reason)
+            return forward(*args, **kwargs)
 
 
 ServeBlock = Callable[

@@ -23,6 +23,8 @@ _OPTIONS = "transformer_options"
 _GIVEN = "what was given: "
 """Before a number: the tensor of that number among those that were given. In an output it is a dict's only name, over
 an empty tuple, for a compiler takes each leaf of an output for a tensor."""
+_HELD = "what was in the list: "
+"""Before a number: the entry of that number that the list had before; likewise."""
 _PLAIN = "as JSON: "
 """Before a value that is no tensor: None, a number, a text; likewise."""
 
@@ -43,13 +45,15 @@ class FunctionalCall:
         lists: those among the arguments, at any depth.
 
     Raises:
-        NotCovered: they do not fit the forward's signature.
+        NotCovered: they do not fit the forward's signature, or what is left in one of them is left in another, too.
     """
 
     def __init__(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._variadic = _variadic(forward)
         named = {self._variadic: tuple(args), **kwargs} if self._variadic else bind(forward, args, kwargs)
         self.lists = _lists(named)
+        if len({id(each) for each in self.lists}) < len(self.lists):
+            raise NotCovered(message("a part of the model is given one list twice"))
         self.arguments = {name: value if name == _OPTIONS else opened(value) for name, value in named.items()}
 
     def telling(self, forward: Callable[..., Any]) -> Callable[..., Told]:
@@ -73,10 +77,13 @@ class FunctionalCall:
                 before = [tuple(each) for each in lists]
                 output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
                 written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
-            stand_ins = {id(tensor): {f"{_GIVEN}{index}": ()} for index, tensor in enumerate(tensors)}
-            output = _told(output, {id(tensors[index]): stand_ins[id(tensors[index])] for index in written})
-            changed = [index for index, each in enumerate(lists) if not _same(each, before[index])]
-            left = {str(index): [_entry(value, stand_ins) for value in lists[index]] for index in changed}
+            given_back = {id(tensor): {f"{_GIVEN}{index}": ()} for index, tensor in enumerate(tensors)}
+            output = pytree.tree_map(lambda leaf: given_back.get(id(leaf)) or _told(leaf), output)
+            left = {
+                str(index): _entries(now, was, given_back)
+                for index, (now, was) in enumerate(zip(lists, before, strict=True))
+                if not _same(now, was)
+            }
             return output, {str(index): tensors[index] for index in written}, left
 
         telling.__module__, telling.__name__ = forward.__module__, forward.__name__
@@ -84,62 +91,83 @@ class FunctionalCall:
         return telling
 
     def completed(self, told: Told) -> Any:
-        """Return what the part gives, and leave in the arguments what it leaves there."""
+        """Return what the part gives, and leave in the arguments what it leaves there.
+
+        Raises:
+            NotCovered: the part writes to a tensor that overlaps with another one. On copies the other has not seen it.
+                Nothing was left anywhere.
+        """
         output, written, left = told
         tensors = _tensors(self.arguments)
-        for index, value in written.items():
-            tensors[int(index)].copy_(value)
-        for index, entries in left.items():
-            self.lists[int(index)][:] = [_restored(entry, tensors) for entry in entries]
+        for index in map(int, written):
+            if any(_overlap(tensors[index], other) for other in (*tensors[:index], *tensors[index + 1 :])):
+                raise NotCovered(message("a part of the model writes to a tensor that it is given twice"))
+        for name, value in written.items():
+            tensors[int(name)].copy_(value)
+        for name, entries in left.items():
+            held = self.lists[int(name)]
+            held[:] = [_restored(entry, tensors, tuple(held)) for entry in entries]
         return _restored(output, tensors)
 
 
-def _told(output: Any, stand_ins: Mapping[int, Any]) -> Any:
-    """Return an output with something in place of what is no tensor, and of tensors that have a stand-in."""
-    return pytree.tree_map(
-        lambda leaf: stand_ins.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf), output
-    )
-
-
-def _entry(value: Any, stand_ins: Mapping[int, Any]) -> Any:
-    """Return what is told of a list's entry.
+def _entries(now: Sequence[Any], was: Sequence[Any], given_back: Mapping[int, Any]) -> list[Any]:
+    """Return what is told of a list's entries.
 
     What is kept is often a part of something larger, as the last of a few frames, and would keep all of it. A compiler
     puts such things together where eager does not. So it is copied.
 
     Raises:
-        NotCovered: it is a container, which could hold anything.
+        NotCovered: one is a container that was not there, which could hold anything.
     """
-    if not isinstance(value, torch.Tensor):
-        return _plain(value)
-    return stand_ins[id(value)] if id(value) in stand_ins else value.clone(memory_format=torch.contiguous_format)
+    stand_ins = {**given_back, **{id(entry): {f"{_HELD}{index}": ()} for index, entry in enumerate(was)}}
+    return [stand_ins.get(id(entry)) or _told(entry, copied=True) for entry in now]
 
 
-def _plain(value: Any) -> Any:
-    """Return what stands for a value that is no tensor, in an output of a graph.
+def _told(value: Any, copied: bool = False) -> Any:
+    """Return a tensor, or what stands for a value that is none, in an output of a graph.
 
     Raises:
         NotCovered: it is none that could be made again.
     """
+    if isinstance(value, torch.Tensor):
+        return value.clone(memory_format=torch.contiguous_format) if copied else value
     if type(value) not in (type(None), bool, int, float, str):
         raise NotCovered(message("a part of the model gives or keeps something that is neither a tensor nor a number"))
     return {f"{_PLAIN}{json.dumps(value)}": ()}
 
 
 def _is_stand_in(part: Any) -> bool:
-    return type(part) is dict and len(part) == 1 and str(next(iter(part))).startswith((_GIVEN, _PLAIN))
+    return type(part) is dict and len(part) == 1 and str(next(iter(part))).startswith((_GIVEN, _HELD, _PLAIN))
 
 
-def _restored(told: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _restored(told: Any, tensors: Sequence[torch.Tensor], held: Sequence[Any] = ()) -> Any:
     """Return something told, with what stand-ins stand for."""
-    return pytree.tree_map(lambda part: _meant(part, tensors), told, is_leaf=_is_stand_in)
+    return pytree.tree_map(lambda part: _meant(part, tensors, held), told, is_leaf=_is_stand_in)
 
 
-def _meant(part: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _meant(part: Any, tensors: Sequence[torch.Tensor], held: Sequence[Any]) -> Any:
     if not _is_stand_in(part):
         return part
     (name,) = part
-    return json.loads(name.removeprefix(_PLAIN)) if name.startswith(_PLAIN) else tensors[int(name.removeprefix(_GIVEN))]
+    if name.startswith(_PLAIN):
+        return json.loads(name.removeprefix(_PLAIN))
+    if name.startswith(_HELD):
+        return held[int(name.removeprefix(_HELD))]
+    return tensors[int(name.removeprefix(_GIVEN))]
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if two tensors may have memory in common."""
+    if not a.numel() or not b.numel():
+        return False
+    (first, last), (start, end) = ((each.data_ptr(), each.data_ptr() + _extent(each)) for each in (a, b))
+    return first < end and start < last
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return from how many bytes, beginning with its first, a tensor's elements are."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
 
 
 def _same(now: list[Any], before: Sequence[Any]) -> bool:

@@ -52,14 +52,13 @@ class PieceServer:
         self._server = server
         self._image: ModuleImage | None = None
         self._parts: dict[str, torch.nn.Module] = {}
-        self._last: Structure | None = None  # of the video that is under way
+        self._last: Structure | None = None
         self._repeating: set[Structure] = set()  # of all videos so far
 
     def __call__(
         self, module: torch.nn.Module, forward: types.MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered pieces."""
-        self._last = None
         with self._image_of(module).current() as image:
             return forward.__func__(image, *args, **kwargs)
 
@@ -102,7 +101,12 @@ class PieceServer:
             self._server.passed_by(part, reason, expected=True)
             return forward(*args, **kwargs)
         outcome = self._server.attempt(part, call.telling(forward), (), call.arguments)
-        return call.completed(outcome.value) if isinstance(outcome, Output) else forward(*args, **kwargs)
+        if isinstance(outcome, Output):
+            try:
+                return call.completed(outcome.value)
+            except NotCovered as refusal:
+                self._server.passed_by(part, refusal.reason)
+        return forward(*args, **kwargs)
 
     def _repeats(self, structure: Structure) -> bool:
         """Return True if pieces with this structure follow one another. Ask once for each piece."""

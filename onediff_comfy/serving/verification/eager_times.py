@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 
-from ...capture.call import Signature
+from ...capture.call import Signature, TensorSpec
 from ...compilation.compile_graph import largest_tensor
 from ...compilation.library import GraphLibrary
 from ...runtime.device_memory import memory_is_short
@@ -25,6 +26,8 @@ _ODD_GAIN = 3.0
 """More than this, or less than nothing, is believed only of the most samples."""
 _LONG_S = 1.0
 """Calls that take longer are timed once: what else the machine does matters less there, and one more costs more."""
+MOST_GIVEN = 256 << 20
+"""Bytes of tensors that a call which is only timed may be given. A video's piece hands a gigabyte on to the next."""
 _LOADING_S = 5.0
 """The first eager call of a process loads kernels, which takes less than this."""
 
@@ -42,7 +45,8 @@ class EagerTimes:
     - one call in ``_EVERY_CALLS`` at most, and ``_MOST`` for calls of one size; they are kept on disk, for ever;
     - none of calls that take more than ``_LONG_S``, so that no picture takes longer by more than that;
     - none in a run that reuses steps, where a call more is what the person did not want;
-    - none where memory is short: eager's intermediate results would push something else out.
+    - none where memory is short: eager's intermediate results would push something else out;
+    - none of calls that hand so much on that eager's output beside ours would be felt.
 
     Args:
         library: keeps the samples.
@@ -67,7 +71,7 @@ class EagerTimes:
             device: where it computes.
             reusing: whether its run reuses steps.
         """
-        if reusing or self.is_over(kind):
+        if reusing or self.is_over(kind) or sum(map(_nbytes, signature.tensors)) > MOST_GIVEN:
             return False
         _, calls = self._times.fastest(kind[0], signature)
         if kind in self._short_at and calls - self._short_at[kind] < _EVERY_CALLS:
@@ -133,3 +137,7 @@ class EagerTimes:
             return False
         graph = self._times.usual(kind[0], signature)
         return graph is None or 1 <= samples[0] / graph <= _ODD_GAIN
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize

@@ -1,0 +1,59 @@
+"""Videos are decoded by graphs piece by piece; and calls of parts of models are functional, whatever these leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripts import printed_by
+
+from dev.environment import comfyui_path
+
+BOUND = 1e-5  # of the range, in float32
+REFUSED = {
+    "_keeps_a_list",
+    "_keeps_an_object",
+    "writes to what is given twice",
+    "writes to a part of what is given",
+    "a list that is given twice",
+}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, Any]:
+    return printed_by("videos.py", comfyui_path())  # type: ignore[no-any-return]
+
+
+def test_pieces_that_are_like_one_another_are_served_by_one_graph_for_all_videos(printed: dict[str, Any]) -> None:
+    counted = {
+        name: (found["served"], found["eager"], found["captured"])
+        for name, found in printed["videos"].items()
+        if not name.startswith("encoded")
+    }
+    assert counted == {
+        "first": (1, 3, 1),  # one frame; two, with nothing kept of more; two; and two like the last
+        "again": (2, 2, 0),  # pieces like that have followed one another
+        "of another size": (2, 3, 0),
+        "with half a piece in the end": (2, 3, 0),
+        "short": (0, 2, 0),
+        "a single image": (1, 0, 1),  # as a whole
+    }
+
+
+def test_each_picture_is_the_hosts(printed: dict[str, Any]) -> None:
+    off = {name: found["off"] for name, found in printed["videos"].items()}
+    assert max(off.values()) <= BOUND, off
+
+
+def test_an_encoders_pieces_take_turns_and_stay_the_hosts(printed: dict[str, Any]) -> None:
+    """Two graphs for each level with frames would be compiled, for what is done once a video."""
+    for name in ("encoded", "encoded again"):
+        found = printed["videos"][name]
+        assert (found["served"], found["captured"], found["off"]) == (0, 0, 0.0)
+
+
+def test_a_functional_call_gives_and_leaves_what_the_call_itself_does(printed: dict[str, Any]) -> None:
+    """Entries of lists that are replaced, moved, added and removed; tensors that are written to; what none can be."""
+    found = printed["functional"]
+    assert len(found) == 16
+    assert found == {name: "refused" if name in REFUSED else "same" for name in found}
