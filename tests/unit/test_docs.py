@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import patched_models, small_cards
+from tools import few_steps, patched_models, small_cards
 from tools.marked_tables import ResultsTable
 
 MOST_COLUMNS, MOST_WORDS = 120, 2_500
@@ -55,7 +55,9 @@ def test_the_design_is_read_in_one_sitting(root: Path) -> None:
     assert [layer for layer in layers if f"{layer}/" not in text] == []
 
 
-@pytest.mark.parametrize("table", [*small_cards.TABLES, patched_models.TABLE], ids=lambda table: table.name)
+@pytest.mark.parametrize(
+    "table", [*small_cards.TABLES, *few_steps.TABLES, patched_models.TABLE], ids=lambda table: table.name
+)
 def test_a_table_of_results_is_what_one_file_says(table: ResultsTable) -> None:
     """Run the command in the table's mark after a change."""
     text = table.path.read_text(encoding="utf-8")

@@ -241,8 +241,7 @@ def _compile_in_regions(capture: Capture, whole: torch.fx.GraphModule) -> Any | 
         graph = share_regions(whole)
         return None if graph is whole else _compile(capture, graph)
     except Exception as error:
-        log.info("OneDiff: repeated blocks are compiled one by one (%s: %s)", type(error).__name__, first_line(error))
-        log.debug("compiling with shared regions failed", exc_info=True)
+        _tell_left_out("what repeats compiled once", error)
         return None
 
 
