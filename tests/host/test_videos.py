@@ -11,6 +11,7 @@ from dev.environment import comfyui_path
 
 BOUND = 1e-5  # of the range, in float32
 REFUSED = {
+    "_changes_a_dict",
     "_keeps_a_list",
     "_keeps_an_object",
     "writes to what is given twice",
@@ -52,8 +53,16 @@ def test_an_encoders_pieces_take_turns_and_stay_the_hosts(printed: dict[str, Any
         assert (found["served"], found["captured"], found["off"]) == (0, 0, 0.0)
 
 
+def test_what_a_block_leaves_in_a_list_is_there_for_the_next_one(printed: dict[str, Any]) -> None:
+    """And where it is nothing that a graph could give, the picture is made all the same."""
+    served, refused = printed["blocks"]["_doubled"], printed["blocks"]["_object"]
+    assert max(served["off"], refused["off"]) <= BOUND
+    assert (served["served"], served["eager"]) == (3, 0)
+    assert (refused["served"], refused["eager"]) == (0, 3)
+
+
 def test_a_functional_call_gives_and_leaves_what_the_call_itself_does(printed: dict[str, Any]) -> None:
     """Entries of lists that are replaced, moved, added and removed; tensors that are written to; what none can be."""
     found = printed["functional"]
-    assert len(found) == 16
+    assert len(found) == 17
     assert found == {name: "refused" if name in REFUSED else "same" for name in found}

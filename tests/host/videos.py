@@ -23,9 +23,13 @@ from comfy.ldm.wan.vae import WanVAE  # noqa: E402
 from comfy.model_patcher import ModelPatcher  # noqa: E402
 
 from onediff_comfy.capture.call import NotCovered  # noqa: E402
+from onediff_comfy.host.adapters.attach import dispatcher_for  # noqa: E402
+from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
 from onediff_comfy.host.adapters.functional_call import FunctionalCall  # noqa: E402
 from onediff_comfy.host.adapters.vae import accelerate_vae  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
+from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
+from onediff_comfy.serving.options import DEFAULTS  # noqa: E402
 
 VIDEOS = {
     "first": (7, 6, 8),
@@ -84,6 +88,58 @@ def compared(by_host: Callable[..., Any], by_us: Callable[..., Any], given: torc
     return {"off": float(off), **{name: after[name] - before[name] for name in after}}
 
 
+class Block(torch.nn.Module):
+    """One that leaves something in the list that it is given."""
+
+    def __init__(self, left: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.left = torch.nn.Linear(4, 4), left
+
+    def forward(self, x: torch.Tensor, kept: list[Any]) -> torch.Tensor:
+        before = kept[0]
+        kept[0] = self.left(x)
+        return self.layer(x) + (before if isinstance(before, torch.Tensor) else 0)  # type: ignore[no-any-return]
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self, left: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block(left) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept: list[Any] = [torch.ones(())]
+        for block in self.blocks:
+            x = block(x, kept)
+        return x
+
+
+class Model:
+    """What the host's model object is to whoever serves its blocks."""
+
+    device = torch.device("cpu")
+
+    def get_dtype_inference(self) -> torch.dtype:
+        return torch.float32
+
+
+def _doubled(x: torch.Tensor) -> Any:
+    return x * 2
+
+
+def _object(_x: torch.Tensor) -> Any:
+    return object()
+
+
+def blocks() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for left in (_doubled, _object):
+        module, model = Blocks(left), Model()
+        server = BlockServer(model, dispatcher_for("MODEL", "eager", None, DEFAULTS, Dispatcher))
+        given = torch.randn(2, 4)
+        found[left.__name__] = compared(module, lambda x, m=module, s=server: s(m, m.forward, (x,), {}), given)
+    return found
+
+
 def _replaces(x: torch.Tensor, kept: list[Any]) -> Any:
     kept[0] = x[:1]
     return x + 1
@@ -125,6 +181,11 @@ def _nested(x: torch.Tensor, kept: list[Any]) -> Any:
     return x
 
 
+def _changes_a_dict(x: torch.Tensor, kept: list[Any]) -> Any:
+    kept[2]["more"] = 1
+    return x
+
+
 def _keeps_a_list(x: torch.Tensor, kept: list[Any]) -> Any:
     kept[0] = [x]
     return x
@@ -137,7 +198,7 @@ def _keeps_an_object(x: torch.Tensor, kept: list[Any]) -> Any:
 
 PARTS = (
     *(_replaces, _moves, _grows, _empties, _writes, _writes_and_moves, _leaves_alone, _nested),
-    *(_keeps_a_list, _keeps_an_object),
+    *(_changes_a_dict, _keeps_a_list, _keeps_an_object),
 )
 
 
@@ -186,4 +247,4 @@ def shape(value: Any, x: torch.Tensor, _kept: list[Any]) -> Any:
 
 
 with torch.inference_mode():
-    sys.stdout.write(json.dumps({"videos": videos(), "functional": functional()}) + "\n")
+    sys.stdout.write(json.dumps({"videos": videos(), "blocks": blocks(), "functional": functional()}) + "\n")

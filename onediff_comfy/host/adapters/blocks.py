@@ -73,35 +73,51 @@ class BlockServer:
             if kind not in self._kinds:
                 self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
             streamed = self._streamed[block] = self._kinds[kind]
+        try:
+            return self._answered(block, streamed, forward, args, kwargs)
+        except NotCovered as refusal:
+            reason = refusal.reason  # and no more in here: what runs while an exception is handled is slower
+        self._dispatcher.passed_by(block, reason)
+        return forward(*args, **kwargs)
+
+    def _answered(
+        self,
+        block: torch.nn.Module,
+        streamed: StreamedModules,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Return what a block gives, from a graph or from its own code on its image.
+
+        Raises:
+            NotCovered: the host has to run the block itself, for this reason. Nothing has happened to what it is given.
+        """
+        model = self._model()
+        assert model is not None  # it is being called
         if self._check.is_wrong(block):
-            self._dispatcher.passed_by(block, self._check.reason)
-            return forward(*args, **kwargs)
+            raise NotCovered(self._check.reason)
+        call = FunctionalCall(forward, args, kwargs)
         with contextlib.ExitStack() as stack:
             try:
-                call = FunctionalCall(forward, args, kwargs)
                 image = stack.enter_context(streamed.in_place(block, model.device))
-            except NotCovered as refusal:
-                self._dispatcher.passed_by(block, refusal.reason)
-                return forward(*args, **kwargs)
+            except NotCovered:
+                raise
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
                 log.debug("a block's weights could not be brought", exc_info=True)
-                self._dispatcher.passed_by(block, search_failed(error))
-                return forward(*args, **kwargs)
+                raise NotCovered(search_failed(error)) from error
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(image, on_image, (), call.arguments)
-            told = outcome.value if isinstance(outcome, Output) else on_image(**call.arguments)
-            is_due = isinstance(outcome, Output) and self._check.is_due(block, streamed.is_changed(block))
+            if not isinstance(outcome, Output):
+                return image.forward(*args, **kwargs)
+            told, is_due = outcome.value, self._check.is_due(block, streamed.is_changed(block))
             with unplanned():
                 trial = on_image(**call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way
             with unplanned():
                 by_host = call.telling(forward)(**call.arguments)
                 told = told if self._check.agree(block, streamed.is_changed(block), trial, by_host) else by_host
-        try:
-            return call.completed(told)
-        except NotCovered as refusal:
-            self._dispatcher.passed_by(block, refusal.reason)
-            return forward(*args, **kwargs)
+        return call.completed(told)
 
 
 ServeBlock = Callable[

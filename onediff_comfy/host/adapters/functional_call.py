@@ -51,7 +51,7 @@ class FunctionalCall:
     def __init__(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._variadic = _variadic(forward)
         named = {self._variadic: tuple(args), **kwargs} if self._variadic else bind(forward, args, kwargs)
-        self.lists = _lists(named)
+        self.lists = _lists(_containers(named))
         if len({id(each) for each in self.lists}) < len(self.lists):
             raise NotCovered(message("a part of the model is given one list twice"))
         self.arguments = {name: value if name == _OPTIONS else opened(value) for name, value in named.items()}
@@ -64,6 +64,9 @@ class FunctionalCall:
 
         Where ``forward`` returns what it was given, the caller must be returned that very tensor, too: where the host
         plans what a block allocates, what comes out of one and is kept ends the forward.
+
+        The function raises NotCovered where the part gives or leaves something that cannot be told. Its arguments are
+        as they were then.
         """
         variadic = self._variadic
 
@@ -73,10 +76,13 @@ class FunctionalCall:
                 tensors = _tensors(own)
                 versions = [tensor._version for tensor in tensors]
                 given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
-                lists = _lists(given)
-                before = [tuple(each) for each in lists]
+                containers = _containers(given)
+                lists, dicts = _lists(containers), [each for each in containers if type(each) is dict]
+                before, items = [tuple(each) for each in lists], [tuple(each.items()) for each in dicts]
                 output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
                 written = [index for index, tensor in enumerate(tensors) if tensor._version != versions[index]]
+            if not all(map(_has_still, dicts, items)):
+                raise NotCovered(message("a part of the model changes an object that it is given"))
             given_back = {id(tensor): {f"{_GIVEN}{index}": ()} for index, tensor in enumerate(tensors)}
             output = pytree.tree_map(lambda leaf: given_back.get(id(leaf)) or _told(leaf), output)
             left = {
@@ -170,8 +176,12 @@ def _extent(tensor: torch.Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
 
 
-def _same(now: list[Any], before: Sequence[Any]) -> bool:
+def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:
     return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _has_still(now: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> bool:
+    return _same(list(now), [key for key, _ in items]) and _same(list(now.values()), [value for _, value in items])
 
 
 def _variadic(forward: Callable[..., Any]) -> str | None:
@@ -190,18 +200,21 @@ def _tensors(arguments: Mapping[str, Any]) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _lists(arguments: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the lists of a call, likewise."""
-    return [found for name in sorted(arguments) if name != _OPTIONS for found in _lists_in(arguments[name])]
+def _lists(containers: Sequence[Any]) -> list[list[Any]]:
+    return [each for each in containers if type(each) is list]
 
 
-def _lists_in(value: Any) -> Iterator[list[Any]]:
+def _containers(arguments: Mapping[str, Any]) -> list[Any]:
+    """Return the lists, tuples and dicts of a call, those of records too, but for what is in its bag of options."""
+    return [found for name in sorted(arguments) if name != _OPTIONS for found in _containers_in(arguments[name])]
+
+
+def _containers_in(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         return
-    if type(value) is list:
-        yield value
-    parts: Any = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
-    if is_record(value):
-        parts = vars(value).values()
-    for part in parts:
-        yield from _lists_in(part)
+    inside = vars(value) if is_record(value) else value
+    if type(inside) not in (list, tuple, dict):
+        return
+    yield inside
+    for part in inside.values() if type(inside) is dict else inside:
+        yield from _containers_in(part)
