@@ -66,7 +66,7 @@ class Change:
 @pytest.mark.parametrize(
     ("name", "changes"),
     # What is kept for each change shows in the counters at once; in memory it needs many.
-    [("flux", CHANGES // 33), *(pytest.param(name, CHANGES, marks=pytest.mark.slow) for name in ("flux", "sdxl"))],
+    [("flux", CHANGES // 66), *(pytest.param(name, CHANGES, marks=pytest.mark.slow) for name in ("flux", "sdxl"))],
 )
 def test_changes_compile_nothing_and_hold_no_memory(
     server: ComfyServer, name: str, changes: int, tally: Callable[[str], None]
@@ -84,10 +84,11 @@ def test_changes_compile_nothing_and_hold_no_memory(
     assert (walk.captured, walk.compiled, walk.loaded, walk.evicted, walk.fallbacks) == (0, 0, 0, 0, {})
     assert walk.served >= changes
     assert compiled_twice(server) == []
-    grown = memory[changes] - memory[changes // 4]
+    settled = max(1, changes // 4)
+    grown = memory[changes] - memory[settled]
     tally(
         f"tiny {name}: {changes} random changes, {walk.compiled} compiled, {walk.served} calls served, 0 eager, "
-        f"0 different; memory {grown:+.0f} MB from change {changes // 4} to {changes}"
+        f"0 different; memory {grown:+.0f} MB from change {settled} to {changes}"
     )
     assert grown <= MOST_GROWN_MB
 

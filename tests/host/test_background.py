@@ -36,7 +36,7 @@ def _until_served(server: ComfyServer, counters: Counters, seed: int) -> int:
         if counters.served:
             return number + 1
         assert time.monotonic() < deadline, f"no graph after {PATIENCE_S} s; {counters.fallbacks}"
-        time.sleep(2)
+        time.sleep(5)  # an image takes the compiling process' time
     raise AssertionError("unreachable")
 
 

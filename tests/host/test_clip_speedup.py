@@ -51,7 +51,10 @@ def _same_as_eager(server: ComfyServer, text: str, engine: str = "eager", **more
     return counters
 
 
-@pytest.mark.parametrize("family", ENCODERS)
+# SDXL's are slow: of its two one is SD 1.5's, and the other another of its kind.
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name == "sdxl" else name for name in ENCODERS]
+)
 def test_one_graph_for_every_prompt(server: ComfyServer, family: str) -> None:
     first = _same_as_eager(server, PROMPT, family=family)
     assert first.served == ENCODERS[family]

@@ -55,6 +55,7 @@ def test_exact_is_the_same_picture_and_model_vae_and_clip_are_accelerated(server
     assert said["MODEL"].startswith("compiled graph · 64×64 b1")
 
 
+@pytest.mark.slow  # by the eager engine, test_step_cache.py; what the goal chooses, unit/test_presets.py
 def test_faster_has_a_step_cache(server: ComfyServer) -> None:
     """How many steps it reuses depends on trained weights; test_step_cache.py has thresholds at which it does."""
     workflow = _optimized(FLUX.workflow(2, size=64), "faster")

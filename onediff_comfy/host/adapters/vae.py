@@ -249,11 +249,16 @@ def _other_latents(vae: Any, manifest: Manifest) -> Message | None:
     )
 
 
+def _served_modules(vae: Any) -> Sequence[torch.nn.Module]:
+    """Return the module whose calls are served, and its parts, whose calls are for a video's pieces."""
+    return [part for module in module_at("first_stage_model")(vae) for part in (module, *module.children())]
+
+
 ADAPTER = Adapter(
     node=message("OneDiff VAE Speedup"),
     accelerate=accelerate_vae,
     find_dispatcher=find_vae_dispatcher,
-    modules=module_at("first_stage_model"),
+    modules=_served_modules,
     dtype=lambda vae: vae.vae_dtype,
     other_architecture=_other_latents,
     preparing=preparing,
