@@ -1,9 +1,10 @@
 """Videos that are decoded and encoded piece by piece, with and without graphs.
 
-    python videos.py COMFY_DIR
+    python videos.py [2.2] COMFY_DIR
 
 Prints as JSON: of videos of several sizes and lengths how far ours is off and how many pieces were served; and of
-parts that change lists and tensors in all kinds of ways, whether a functional call of them is the call itself.
+parts that change lists and tensors in all kinds of ways, whether a functional call of them is the call itself. With
+2.2, only the videos, by Wan 2.2's VAE, which takes one frame at a time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from comfy.cli_args import args  # noqa: E402 - the host's path first
 
 args.cpu = True
 import torch  # noqa: E402
+from comfy.ldm.wan import vae2_2  # noqa: E402
 from comfy.ldm.wan.vae import WanVAE  # noqa: E402
 from comfy.model_patcher import ModelPatcher  # noqa: E402
 
@@ -46,13 +48,23 @@ class VAE:
 
     vae_dtype = torch.float32
 
-    def __init__(self, blocks: int) -> None:
-        # One level with frames in place of two: the decoder cuts a piece into two there, where Wan's has four of them.
-        self.first_stage_model = WanVAE(dim=8, z_dim=4, num_res_blocks=blocks, temperal_downsample=[True, False, False])
-        for weight in self.first_stage_model.parameters():
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.first_stage_model: Any = module
+        for weight in module.parameters():
             torch.nn.init.normal_(weight, std=max(1, weight[0].numel()) ** -0.5)
         cpu = torch.device("cpu")
-        self.patcher = ModelPatcher(self.first_stage_model, cpu, cpu)
+        self.patcher = ModelPatcher(module, cpu, cpu)
+
+    @classmethod
+    def of(cls, blocks: int) -> VAE:
+        """As Wan 2.1's, with so many blocks a level: a decoder can have none, an encoder needs one."""
+        # One level with frames in place of two: the decoder cuts a piece into two there, where Wan's has four of them.
+        return cls(WanVAE(dim=8, z_dim=4, num_res_blocks=blocks, temperal_downsample=[True, False, False]))
+
+    @classmethod
+    def of_wan_22(cls) -> VAE:
+        levels = [False, True, True]
+        return cls(vae2_2.WanVAE(dim=16, dec_dim=16, z_dim=4, num_res_blocks=1, temperal_downsample=levels))
 
     def decode(self, latent: torch.Tensor) -> torch.Tensor:
         return self.first_stage_model.decode(latent)  # type: ignore[no-any-return]
@@ -66,22 +78,21 @@ def counted() -> dict[str, int]:
     return {name: found[name] for name in ("served", "captured")} | {"eager": sum(found["fallbacks"].values())}
 
 
-def videos() -> dict[str, Any]:
-    torch.manual_seed(0)
-    vae = VAE(blocks=0)  # as few as a decoder can have; an encoder needs one
+def decoded(vae: VAE) -> dict[str, Any]:
     fast = accelerate_vae(vae, "eager")
-    found: dict[str, Any] = {}
-    for name, (frames, height, width) in VIDEOS.items():
-        found[name] = compared(vae.decode, fast.decode, torch.randn(1, 4, frames, height, width))
-    vae = VAE(blocks=1)
-    fast = accelerate_vae(vae, "eager")
-    found["encoded"] = compared(vae.encode, fast.encode, torch.rand(1, 3, 17, 48, 64))
-    return found
+    return {
+        name: compared(vae.decode, fast.decode, torch.randn(1, 4, frames, height, width))
+        for name, (frames, height, width) in VIDEOS.items()
+    }
+
+
+def encoded(vae: VAE) -> dict[str, Any]:
+    return compared(vae.encode, accelerate_vae(vae, "eager").encode, torch.rand(1, 3, 17, 48, 64))
 
 
 def modules() -> list[str]:
     """Return the modules that a graph in a file may be for."""
-    return [module.__class__.__name__ for module in ADAPTER.modules(accelerate_vae(VAE(blocks=0), "eager"))]
+    return [module.__class__.__name__ for module in ADAPTER.modules(accelerate_vae(VAE.of(0), "eager"))]
 
 
 def compared(by_host: Callable[..., Any], by_us: Callable[..., Any], given: torch.Tensor) -> dict[str, Any]:
@@ -250,5 +261,10 @@ def shape(value: Any, x: torch.Tensor, _kept: list[Any]) -> Any:
 
 
 with torch.inference_mode():
-    found = {"videos": videos(), "modules": modules(), "blocks": blocks(), "functional": functional()}
+    torch.manual_seed(0)
+    if sys.argv[1:] == ["2.2"]:
+        found: dict[str, Any] = decoded(VAE.of_wan_22())
+    else:
+        found = {"videos": decoded(VAE.of(0)), "encoded": encoded(VAE.of(1)), "modules": modules()}
+        found |= {"blocks": blocks(), "functional": functional()}
     sys.stdout.write(json.dumps(found) + "\n")
