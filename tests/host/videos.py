@@ -121,7 +121,8 @@ class Blocks(torch.nn.Module):
         self.blocks = torch.nn.ModuleList(Block(left) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept: list[Any] = [torch.ones(())]
+        x = x.clone()
+        kept: list[Any] = [x]
         for block in self.blocks:
             x = block(x, kept)
         return x
@@ -140,13 +141,18 @@ def _doubled(x: torch.Tensor) -> Any:
     return x * 2
 
 
+def _written(x: torch.Tensor) -> Any:
+    """The first block is given ``x`` in the list, too."""
+    return x.mul_(2)
+
+
 def _object(_x: torch.Tensor) -> Any:
     return object()
 
 
 def blocks() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for left in (_doubled, _object):
+    for left in (_doubled, _written, _object):
         module, model = Blocks(left), Model()
         server = BlockServer(model, dispatcher_for("MODEL", "eager", None, DEFAULTS, Dispatcher))
         given = torch.randn(2, 4)
