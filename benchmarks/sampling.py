@@ -209,12 +209,12 @@ class Bench:
             if step == _FIRST_STEPS - 1:
                 moments.append(_when_done())
 
-        _reset_peak()
+        reset_peak()
         before, moments = counters(), [_when_done()]
         latent = self.sampler(self.models[name], seed, callback=after_step)
         moments.append(_when_done())
         after = counters()
-        found = {"s": moments[-1] - moments[0], "peak_mib": _peak_mib()}
+        found = {"s": moments[-1] - moments[0], "peak_mib": peak_mib()}
         if self.sampler.steps > _FIRST_STEPS:
             found["later_s"] = (moments[2] - moments[1]) / (self.sampler.steps - _FIRST_STEPS)
         return latent, {**found, **{what: after[what] - before[what] for what in _COUNTED}}
@@ -278,7 +278,7 @@ def _when_done() -> float:
     return time.perf_counter()
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     import torch
 
     gc.collect()
@@ -286,7 +286,7 @@ def _reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak_mib() -> float | None:
+def peak_mib() -> float | None:
     import torch
 
     return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None

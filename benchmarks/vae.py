@@ -122,7 +122,7 @@ class _Bench:
                 outputs[name], memory[name] = self.settled(case, name)
                 calls = metrics().served_by()
                 graphs[name] = kinds_of_graphs(key for key in calls if calls[key] > before.get(key, 0))
-            errors = {name: _relative_error(output, outputs["eager"]) for name, output in outputs.items()}
+            errors = {name: relative_error(output, outputs["eager"]) for name, output in outputs.items()}
             exact = self.errors_against_float32(case, outputs) if self.has_bucket(case) else {}
             times = self.timed(case, ways)
             for name in ways:
@@ -231,7 +231,7 @@ class _Bench:
 
         reference = random_vae(self.plan.channels, torch.float32)
         exact = reference.decode(self.input(case)) if case.what == "decode" else reference.encode(self.input(case))
-        return {name: _relative_error(output, exact) for name, output in outputs.items()}
+        return {name: relative_error(output, exact) for name, output in outputs.items()}
 
 
 def random_vae(channels: int, dtype: Any = None) -> Any:
@@ -286,7 +286,7 @@ def _peak_memory() -> Iterator[dict[str, float]]:
     memory["held_mib"] = torch.cuda.memory_reserved() / 2**20
 
 
-def _relative_error(actual: Any, expected: Any) -> float:
+def relative_error(actual: Any, expected: Any) -> float:
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 

@@ -17,7 +17,8 @@ import sys
 from typing import Any
 
 from .host import reported, seconds_of, start_host
-from .sampling import counters, environment
+from .sampling import counters, environment, peak_mib, reset_peak
+from .vae import relative_error
 
 _DIMS = {"wan2.1": 96, "tiny": 16}
 _CHANNELS, _SIDE, _FRAMES = 16, 8, 4  # of the latent; pixels of a side and frames for each of its own
@@ -36,7 +37,7 @@ def main() -> int:
     start_host()
     report = reported(lambda: _run(options), options.output)
     for name, row in report["ways"].items():
-        print(f"{name:12} {row['s']:8.3f} s ({row['s_min']:.3f} to {row['s_max']:.3f}), peak {row['peak_mib']} MiB")
+        print(f"{name:12} {row['s']:8.3f} s ({row['s_min']:.3f} to {row['s_max']:.3f}), peak {row['peak_mib']:.0f} MiB")
     print({key: report[key] for key in ("first_s", "relative_error", "eager_error", "counted")})
     return int(report["counted"]["served"] == 0)
 
@@ -53,17 +54,16 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     width, height = (int(side) // _SIDE for side in options.size.split("x"))
     shape = (1, _CHANNELS, 1 + (options.frames - 1) // _FRAMES, height, width)
     latent = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        outputs = {name: way.decode(latent) for name, way in (("first eager", vae), ("eager", vae))}
-        first = seconds_of(functools.partial(ways["ours"].decode, latent))
-        outputs["ours"] = ways["ours"].decode(latent)
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        peaks: dict[str, int] = {}
-        for _ in range(options.rounds):
-            for name, way in ways.items():
-                _reset_peak()
-                seconds[name].append(seconds_of(functools.partial(way.decode, latent)))
-                peaks[name] = max(peaks.get(name, 0), _peak_mib())
+    outputs = {name: way.decode(latent) for name, way in (("first eager", vae), ("eager", vae))}
+    first = seconds_of(functools.partial(ways["ours"].decode, latent))
+    outputs["ours"] = ways["ours"].decode(latent)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    peaks: dict[str, float] = {}
+    for _ in range(options.rounds):
+        for name, way in ways.items():
+            reset_peak()
+            seconds[name].append(seconds_of(functools.partial(way.decode, latent)))
+            peaks[name] = max(peaks.get(name, 0.0), peak_mib() or 0.0)
     rows = {
         name: {
             "s": statistics.median(times),
@@ -79,8 +79,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         "dtype": str(vae.vae_dtype),
         "environment": environment(vae.device),
         "first_s": first,
-        "relative_error": _relative_error(outputs["ours"], outputs["eager"]),
-        "eager_error": _relative_error(outputs["first eager"], outputs["eager"]),
+        "relative_error": relative_error(outputs["ours"], outputs["eager"]),
+        "eager_error": relative_error(outputs["first eager"], outputs["eager"]),
         "counted": counters(),
         "ways": rows,
     }
@@ -102,23 +102,6 @@ def _random_vae(dim: int) -> Any:
         else:
             weights[name] = noise / math.sqrt(math.prod(meta.shape[1:])) if meta.ndim >= 2 else 0.05 * noise
     return comfy.sd.VAE(sd=weights)
-
-
-def _relative_error(actual: Any, expected: Any) -> float:
-    return float((actual - expected).norm() / expected.norm())
-
-
-def _reset_peak() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _peak_mib() -> int:
-    import torch
-
-    return torch.cuda.max_memory_allocated() >> 20 if torch.cuda.is_available() else 0
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable
 
 from benchmarks.files import Report
+from benchmarks.models import FAMILIES
 
 from .marked_tables import ResultsTable
 
+_FRAMES = 4  # of a video, for each of its latents but the first
 _COMMAND = "python -m tools.few_steps --write"
 
 
@@ -29,7 +31,8 @@ def steps(found: Report) -> list[str]:
         peaks = f"{eager['peak_mib']:.0f}, {ours['peak_mib']:.0f}"
         table.append(f"| {name} | {eager['step_ms']:.1f} | {ours['step_ms']:.1f} | {gain} | {peaks} |")
     what, environment = (next(iter(reports.values()))[part] for part in ("what", "environment"))
-    frames = ", 81 frames" if what["model"] == "wan-5s" else ""
+    latents = FAMILIES[what["model"]].frames
+    frames = f", {1 + _FRAMES * (latents - 1)} frames" if latents > 1 else ""
     return [
         *table,
         "",
@@ -46,7 +49,7 @@ def decoding(found: Report) -> list[str]:
         "| ComfyUI, s | OneDiff | gain | peak memory, MiB: ComfyUI, OneDiff |",
         "|---" * 4 + "|",
         f"| {eager['s']:.2f} | {ours['s']:.2f} | {eager['s'] / ours['s']:.2f}x | "
-        f"{eager['peak_mib']}, {ours['peak_mib']} |",
+        f"{eager['peak_mib']:.0f}, {ours['peak_mib']:.0f} |",
         "",
         f"{what['size']}, {what['frames']} frames, median of {what['rounds']}.",
         f"One {found['environment']['gpu']}; random weights of real size.",

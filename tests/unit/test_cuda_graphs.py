@@ -518,14 +518,16 @@ def test_a_replay_gives_what_a_direct_call_gives() -> None:
     assert (run.inner.calls, run.made, run.graph.recordings) == (2, 1, 1)
 
 
+def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What is bound by launching."""
+    for _ in range(200):
+        x = torch.tanh(x)
+    return x @ weight
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_only_what_is_bound_by_launching_is_recorded() -> None:
-    def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(200):
-            x = torch.tanh(x)
-        return x @ weight
-
     small, large = Recorded(many_small), Recorded(lambda w, x: x @ w @ w @ w)
     for run, side in ((small, 4), (large, 8192)):
         weight, x = on_gpu(side, side), on_gpu(side, side)
@@ -542,11 +544,6 @@ def test_only_what_is_bound_by_launching_is_recorded() -> None:
 @needs_gpu
 def test_nor_is_what_would_be_copied_in_large_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is bound by launching: a piece of a video hands on a gigabyte."""
-
-    def many_small(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(200):
-            x = torch.tanh(x)
-        return x @ weight
 
     given_and_given_back = 2 * 4 * 4 * 4
     for most, made in ((given_and_given_back, 1), (given_and_given_back - 1, 0)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,22 @@ def test_what_it_takes_and_gives_has_channels_together() -> None:
     output = conv3d_together()(image, *arguments)
     assert output.is_contiguous(memory_format=torch.channels_last_3d)
     torch.library.opcheck(torch.ops.onediff_comfy.conv3d_together.default, (image, *arguments))
+
+
+LOADED_FIRST = """
+import torch
+from onediff_comfy.engines.inductor.engine import InductorEngine
+
+try:
+    InductorEngine().from_parts(None, None, {"artifact": b"no artifact"})
+except Exception:
+    print(str(hasattr(torch.ops.onediff_comfy, "conv3d_together")).lower())
+"""
+
+
+def test_a_process_that_only_loads_graphs_has_the_operator(fresh_process: Callable[..., Any], tmp_path: Path) -> None:
+    """An artifact calls it by its name, and another process made the artifact."""
+    assert fresh_process(LOADED_FIRST, ONEDIFF_CACHE_DIR=str(tmp_path)) is True
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ block, the host's streams bring the next, since launching a block takes a fracti
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import operator
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +23,7 @@ from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
 from ..weights.residency import StreamedModules, kind_of
 from .functional_call import FunctionalCall
-from .module_image import ModuleImage
-from .module_proxy import ModuleProxy
+from .skeleton import Skeleton
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -54,7 +51,7 @@ class BlockServer:
     ) -> Any:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered the blocks."""
         if self._skeleton is None or not self._skeleton.is_of(module):
-            self._skeleton, self._kinds, self._streamed = Skeleton(module, self._serve_block), {}, {}
+            self._skeleton, self._kinds, self._streamed = Skeleton(module, self._serve_block, _is_block), {}, {}
         with self._skeleton.current() as image:
             return forward.__func__(image, *args, **kwargs)
 
@@ -120,62 +117,5 @@ class BlockServer:
         return call.completed(told)
 
 
-ServeBlock = Callable[
-    [torch.nn.Module, torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]],
-    Any,
-]
-"""Called with a block and what a ``Serve`` is called with."""
-
-
-class Skeleton:
-    """An image of a model whose blocks are proxies. All else is the model's own.
-
-    Args:
-        module: the model.
-        serve: answers the calls of each block.
-    """
-
-    def __init__(self, module: torch.nn.Module, serve: ServeBlock) -> None:
-        self._serve, self._images = serve, list[ModuleImage]()
-        root = self._image_of(module)
-        if root is None:
-            root = ModuleImage(module)
-            self._images.append(root)
-        self._root = root
-        self._children = [list(image.module._modules.values()) for image in self._images]
-
-    def is_of(self, module: torch.nn.Module) -> bool:
-        """Return True if it is an image of ``module``, whose lists hold the blocks that they held."""
-        if self._root.module is not module:
-            return False
-        now = (list(image.module._modules.values()) for image in self._images)
-        return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(now, self._children, strict=True))
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[torch.nn.Module]:
-        """Yield the image. What happens to attributes of it inside happens to the model's."""
-        for image in self._images:
-            image.show()
-        try:
-            yield self._root.image
-        finally:
-            for image in self._images:
-                image.put_back()
-
-    def _image_of(self, module: torch.nn.Module) -> ModuleImage | None:
-        """Return the image of a module in which there are blocks; None if there are none."""
-        in_list = isinstance(module, torch.nn.ModuleList)
-        children: dict[str, Any] = dict(module._modules)
-        for name, child in module._modules.items():
-            if child is None:
-                continue
-            if in_list and not isinstance(child, _CONTAINERS) and next(child.parameters(), None) is not None:
-                children[name] = ModuleProxy(child, functools.partial(self._serve, child), ("forward",))
-            else:
-                image = self._image_of(child)
-                children[name] = child if image is None else image.image
-        if all(map(operator.is_, children.values(), module._modules.values())):
-            return None
-        found = ModuleImage(module, instead={"_modules": children})
-        self._images.append(found)
-        return found
+def _is_block(parent: torch.nn.Module, child: torch.nn.Module) -> bool:
+    return isinstance(parent, torch.nn.ModuleList) and not isinstance(child, _CONTAINERS)

@@ -8,33 +8,23 @@ list and gives what is to be in it.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
 from ...messages import message
-from ...serving.decision import Eager, Output
+from ...serving.decision import Output
+from ...serving.dispatcher import Dispatcher
 from .functional_call import FunctionalCall
-from .module_image import ModuleImage
-from .module_proxy import ModuleProxy
+from .skeleton import Skeleton
 
-Structure = tuple[str, tuple[object, ...]]
-"""What a call looks like: how its arguments hold one another, and each tensor's form and each other value."""
-
-
-class Server(Protocol):
-    """What a dispatcher is here."""
-
-    def attempt(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Output | Eager: ...
-
-    def passed_by(self, module: torch.nn.Module, reason: str, expected: bool = False) -> None: ...
+Structure = tuple[int, str, tuple[object, ...]]
+"""What a call looks like: of which part it is, how its arguments hold one another, and each tensor's form and each
+other value."""
 
 
 class PieceServer:
@@ -45,13 +35,12 @@ class PieceServer:
     these would take as long to compile, and answer one call in a video.
 
     Args:
-        server: answers calls of the parts.
+        dispatcher: answers calls of the parts.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._image: ModuleImage | None = None
-        self._parts: dict[str, torch.nn.Module] = {}
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._skeleton: Skeleton | None = None
         self._last: Structure | None = None
         self._repeating: set[Structure] = set()  # of all videos so far
 
@@ -59,54 +48,47 @@ class PieceServer:
         self, module: torch.nn.Module, forward: types.MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered pieces."""
-        with self._image_of(module).current() as image:
+        if self._skeleton is None or not self._skeleton.is_of(module):
+            self._skeleton = Skeleton(module, self._serve_part, lambda parent, _child: parent is module)
+            self._last, self._repeating = None, set()  # an address is a part's only as long as the part is there
+        with self._skeleton.current() as image:
             return forward.__func__(image, *args, **kwargs)
-
-    def _image_of(self, module: torch.nn.Module) -> ModuleImage:
-        """Return the image of a module whose children with weights are proxies; the same while they are the same."""
-        parts = {
-            name: child
-            for name, child in module._modules.items()
-            if child is not None and next(child.parameters(), None) is not None
-        }
-        same = self._parts.keys() == parts.keys() and all(self._parts[name] is part for name, part in parts.items())
-        if self._image is None or self._image.module is not module or not same:
-            proxies = {
-                name: ModuleProxy(part, functools.partial(self._serve_part, name), ("forward",))
-                for name, part in parts.items()
-            }
-            self._image = ModuleImage(module, instead={"_modules": {**module._modules, **proxies}})
-            self._parts = parts
-        return self._image
 
     def _serve_part(
         self,
-        name: str,
         part: torch.nn.Module,
+        image: torch.nn.Module,
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
+        answer = self._from_graph(part, image, forward, args, kwargs)
+        return forward(*args, **kwargs) if answer is None else answer.value
+
+    def _from_graph(
+        self,
+        part: torch.nn.Module,
+        image: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Output | None:
+        """Return what a graph gives for a piece; None where the host has to make it, or where a call is no piece."""
         try:
             call = FunctionalCall(forward, args, kwargs)
+            if not any(call.lists):  # nothing is handed on
+                return None
+            if not self._repeats(_structure(part, call.arguments)):
+                reason = message(
+                    "the first pieces of a video are ComfyUI's own; graphs serve those that are like one another"
+                )
+                self._dispatcher.passed_by(image, reason, expected=True)
+                return None
+            outcome = self._dispatcher.attempt(image, call.telling(forward), (), call.arguments)
+            return Output(call.completed(outcome.value)) if isinstance(outcome, Output) else None
         except NotCovered as refusal:
-            self._server.passed_by(part, refusal.reason)
-            return forward(*args, **kwargs)
-        if not any(call.lists):  # nothing is handed on, so this is no piece
-            return forward(*args, **kwargs)
-        if not self._repeats(_structure(name, call.arguments)):
-            reason = message(
-                "the first pieces of a video are ComfyUI's own; graphs serve those that are like one another"
-            )
-            self._server.passed_by(part, reason, expected=True)
-            return forward(*args, **kwargs)
-        outcome = self._server.attempt(part, call.telling(forward), (), call.arguments)
-        if isinstance(outcome, Output):
-            try:
-                return call.completed(outcome.value)
-            except NotCovered as refusal:
-                self._server.passed_by(part, refusal.reason)
-        return forward(*args, **kwargs)
+            self._dispatcher.passed_by(image, refusal.reason)
+            return None
 
     def _repeats(self, structure: Structure) -> bool:
         """Return True if pieces with this structure follow one another. Ask once for each piece."""
@@ -116,9 +98,9 @@ class PieceServer:
         return structure in self._repeating
 
 
-def _structure(name: str, arguments: Mapping[str, Any]) -> Structure:
+def _structure(part: torch.nn.Module, arguments: Mapping[str, Any]) -> Structure:
     leaves, holders = pytree.tree_flatten(arguments)
-    return f"{name} {holders}", tuple(map(_looks, leaves))
+    return id(part), str(holders), tuple(map(_looks, leaves))
 
 
 def _looks(leaf: object) -> object:
