@@ -1,87 +1,32 @@
-"""What `make bench` runs: one script after another, each in a process of its own, then the plots and one table.
+"""What `make bench` runs: all graphs are compiled side by side, then each script measures alone; one file, one table.
 
     python -m benchmarks [--results FOLDER] [--only WHAT,...]        on a GPU
     python -m benchmarks --plan tiny --results FOLDER                on a CPU, to see that it runs
 
-Each script's report becomes DATE-GPU-WHAT.json. Graphs are compiled into an empty folder that all but `restart`
-share. Ends with 1 if a script failed; the others' results are kept.
+The file is DATE-GPU-bench.json, and is written anew after each script. Graphs are compiled into an empty folder that
+all scripts share but those that begin with nothing. Ends with 1 if a script failed; the others' results are kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from .files import file_name, read, results_folder
+from .files import Report, file_name, read, results_folder, write
+from .plan import PLANS, Job, Step
 from .summary import table
 
-_PATIENCE_S = 1800  # a script that takes longer hangs
-
-
-@dataclass(frozen=True)
-class Job:
-    """A script to run: what its results are called, its module, its arguments."""
-
-    what: str
-    module: str
-    arguments: str
-
-
-_EASY = "easycache:0.1,easycache:0.2,easycache:0.4"
-_STEPS = ",".join(f"onediff-inductor+steps:{threshold}" for threshold in ("0.05", "0.1", "0.2"))
-_FP8 = "onediff-inductor+fp8,onediff-inductor+fp8+steps:0.1"
-_LOSSY = f"{_FP8},{_STEPS},{_EASY},onediff-inductor+easycache:0.2"
-_HOSTS = "eager,torch_compile"
-# ComfyUI's cudagraphs backend last: what it leaves behind if it fails is in nobody's first image.
-_SDXL = f"{_HOSTS},onediff-inductor,onediff-cudagraph,{_LOSSY},torch_compile-cudagraphs"
-_SD15 = f"{_HOSTS},onediff-inductor,onediff-cudagraph,torch_compile-cudagraphs"
-_FLUX = f"{_HOSTS},onediff-inductor,{_FP8},onediff-inductor+steps:0.1,easycache:0.2"
-# That backend checks its memory pools (torch/_inductor/cudagraph_trees.py), for which it needs PyTorch's own allocator.
-_OWN_ALLOCATOR = "--model sdxl --disable-cuda-malloc --variants eager,onediff-inductor,torch_compile-cudagraphs"
-# One size after another, and each takes a minute or two: not all that `sizes` measures.
-_COMPILED_BY_THE_HOST = (("sdxl", "1024x1024"), ("sdxl", "832x1216"), ("sdxl", "1536x1536"), ("sd15", "512x512"))
-_TINY = "eager,onediff-eager,onediff-eager+steps:0.1,easycache:0.2"
-
-PLANS = {
-    "full": (
-        Job("sampling-sdxl", "sampling", f"--model sdxl --variants {_SDXL}"),
-        Job(
-            "quality-sdxl",
-            "quality",
-            f"--model sdxl --variants torch_compile,onediff-inductor,onediff-cudagraph,{_LOSSY}",
-        ),
-        Job("sampling-sdxl-own-allocator", "sampling", _OWN_ALLOCATOR),
-        Job("sampling-sd15", "sampling", f"--model sd15 --variants {_SD15}"),
-        Job("sampling-flux", "sampling", f"--model flux --rounds 3 --variants {_FLUX}"),
-        Job("vae", "vae", "--no-bucket"),
-        Job("restart-sdxl", "restart", "--model sdxl"),
-        Job("sizes-sdxl", "any_size", "times --model sdxl"),
-        Job("sizes-sd15", "any_size", "times 512x512b1 --model sd15"),
-        *(
-            Job(f"sizes-{model}-host-{size}", "any_size", f"host {size}b1 --model {model}")
-            for model, size in _COMPILED_BY_THE_HOST
-        ),
-        Job("changes-sdxl", "changes", "--control"),
-        Job("cpu-sd15", "cpu", "--model sd15"),
-        Job("kernels-sdxl", "kernels", "--model sdxl"),
-        Job("kernels-flux", "kernels", "--model flux"),
-        Job("kernels-vae", "kernels", "--model vae"),
-    ),
-    "tiny": (
-        Job("sampling-tiny", "sampling", f"--model tiny --rounds 2 --variants {_TINY}"),
-        Job("quality-tiny", "quality", f"--model tiny --seeds 1 --variants {_TINY}"),
-        Job("restart-tiny", "restart", "--model tiny --variants eager,onediff-eager"),
-        Job("kernels-tiny", "kernels", "--model tiny --variant onediff-eager"),
-    ),
-}
-_PLOTS = {"full": "--speed sdxl,sd15,flux --quality sdxl", "tiny": "--speed tiny --quality tiny"}
+_POLL_S = 0.5
+_TAIL = 3000  # characters of what a failed process printed
+_KEEP_INDUCTORS_CACHE = ("sampling", "whole")  # scripts with that option: ComfyUI's compile node finds its code there
 
 
 def main() -> int:
@@ -90,58 +35,134 @@ def main() -> int:
     parser.add_argument("--plan", choices=list(PLANS), default="full")
     parser.add_argument("--results", type=Path, default=results_folder(), help="folder to write to")
     parser.add_argument("--only", help="what to run of the plan, separated by commas")
+    parser.add_argument("--store", type=Path, help="folder for graphs, kept (default: a new one, removed)")
+    parser.add_argument(
+        "--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="that compile at once"
+    )
+    parser.add_argument("--patience", type=float, default=1800, help="seconds after which a process is ended")
+    parser.add_argument("--gib", type=int, default=120, help="GPU memory for processes that compile at once")
     options = parser.parse_args()
     jobs = [job for job in PLANS[options.plan] if options.only is None or job.what in options.only.split(",")]
     if not jobs:
         parser.error(f"--only names nothing of {', '.join(job.what for job in PLANS[options.plan])}")
-    written, failed = run(jobs, options.results)
-    plots = ["-m", "benchmarks.plots", "--results", str(options.results), *_PLOTS[options.plan].split()]
-    if subprocess.run([sys.executable, *plots], check=False).returncode:
-        failed.append("plots")
-    print("", *table({what: read(path) for what, path in written.items()}), sep="\n")
-    print("", *(f"{what}: {path}" for what, path in written.items()), sep="\n")
-    if failed:
-        print(f"failed: {', '.join(failed)}", flush=True)
-    return 1 if failed else 0
-
-
-def run(jobs: Sequence[Job], results: Path) -> tuple[dict[str, Path], list[str]]:
-    """Run one after another.
-
-    Returns:
-        (The files that were written, by what they are about; what failed, though it may have written a file.)
-    """
-    results.mkdir(parents=True, exist_ok=True)
-    written, failed = {}, []
-    with tempfile.TemporaryDirectory(prefix="onediff-bench-") as folder:
-        folders = {"ONEDIFF_CACHE_DIR": f"{folder}/store", "ONEDIFF_CONFIG_DIR": f"{folder}/config"}
+    with _folder(options.store) as folder:
+        bench = Bench(options.plan, folder, options.results, options.patience)
+        bench.compile([step for job in jobs for step in job.compiling()], options.processes, options.gib)
         for job in jobs:
-            output = Path(folder, f"{job.what}.json")
-            command = [
-                sys.executable,
-                "-m",
-                f"benchmarks.{job.module}",
-                *job.arguments.split(),
-                "--output",
-                str(output),
-            ]
-            print(f"\n== {job.what}: {' '.join(command[1:-2])}", flush=True)
-            start = time.monotonic()
-            status = _status(command, {**os.environ, **folders})
+            bench.measure(job)
+    print("", *table(bench.report), "", bench.path, sep="\n", flush=True)
+    return int(bench.failed)
+
+
+@contextlib.contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="onediff-bench-") as folder:
+        yield Path(folder)
+
+
+class Bench:
+    """Runs a plan's processes and writes down what they report.
+
+    Args:
+        plan: its name.
+        folder: for graphs, and for what processes leave.
+        results: where the file is written.
+        patience: seconds after which a process is ended.
+    """
+
+    def __init__(self, plan: str, folder: Path, results: Path, patience: float = 1800) -> None:
+        self._folder = folder
+        self._results = results
+        self._patience = patience
+        self._start = time.monotonic()
+        self.report: Report = {"plan": plan, "environment": {}, "compiling": {}, "jobs": {}}
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file is; None as long as nothing was measured."""
+        return self._results / file_name(self.report, "bench") if self.report["environment"] else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a process failed, or reported nothing."""
+        ended = [*self.report["compiling"].values(), *self.report["jobs"].values()]
+        return any(each["status"] for each in ended)
+
+    def compile(self, steps: Sequence[Step], processes: int, gib: int) -> None:
+        """Run processes that make graphs, side by side: as many, and of as much GPU memory, as is said."""
+        waiting, running = list(steps), dict[Step, tuple[subprocess.Popen[bytes], float]]()
+        threads = str(max(2, 2 * (os.cpu_count() or 1) // processes))  # of a process's compiler
+        while waiting or running:
+            for step, (process, start) in list(running.items()):
+                if time.monotonic() - start > self._patience:
+                    process.kill()
+                    process.wait()
+                if process.poll() is not None:
+                    del running[step]
+                    self._compiled(step, process.returncode, time.monotonic() - start)
+            for step in list(waiting):
+                taken = sum(other.gib for other in running)
+                if len(running) < processes and (not running or taken + step.gib <= gib):
+                    waiting.remove(step)
+                    running[step] = self._started(step, {"TORCHINDUCTOR_COMPILE_THREADS": threads})
+            time.sleep(_POLL_S)
+        self.report["compiling_s"] = time.monotonic() - self._start
+
+    def measure(self, job: Job) -> None:
+        """Run a script alone."""
+        with _folder(None) if job.alone else contextlib.nullcontext(self._folder) as folder:
+            step, start = job.measuring(), time.monotonic()
+            output = folder / "report.json"
+            output.unlink(missing_ok=True)
+            print(f"\n== {job.what}: {step.module} {' '.join(step.arguments)}", flush=True)
+            status = _status(self._command(step, output), _environment(folder), self._patience)
+            found: dict[str, Any] = {"s": time.monotonic() - start, "status": status, "module": step.module}
             if output.exists():
-                report = output.read_text()
-                written[job.what] = results / file_name(read(output), job.what)
-                written[job.what].write_text(report)
-            if status or not output.exists():
-                failed.append(job.what)
-            print(f"== {job.what}: {time.monotonic() - start:.0f} s, ended with {status}", flush=True)
-    return written, failed
+                found["report"] = read(output)
+                self.report["environment"] = found["report"]["environment"]
+            found["status"] = status or int(not output.exists())
+        self.report["jobs"][job.what] = found
+        self.report["wall_s"] = time.monotonic() - self._start
+        print(f"== {job.what}: {found['s']:.0f} s, ended with {status}", flush=True)
+        if self.path is not None:
+            self._results.mkdir(parents=True, exist_ok=True)
+            write(self.report, self.path)
+
+    def _started(self, step: Step, settings: dict[str, str]) -> tuple[subprocess.Popen[bytes], float]:
+        environment = _environment(self._folder) | settings
+        with self._log(step).open("wb") as log:
+            command = self._command(step, self._log(step).with_suffix(".json"))
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        return process, time.monotonic()
+
+    def _compiled(self, step: Step, status: int, seconds: float) -> None:
+        self.report["compiling"][step.what] = {"s": seconds, "status": status}
+        print(f"compiled {step.what}: {seconds:.0f} s, ended with {status}", flush=True)
+        if status:
+            print(self._log(step).read_text(errors="replace")[-_TAIL:], flush=True)
+
+    def _log(self, step: Step) -> Path:
+        return self._folder / f"{step.what.replace(' ', '_').replace('/', '_')}.log"
+
+    def _command(self, step: Step, output: Path) -> list[str]:
+        command = [sys.executable, "-m", f"benchmarks.{step.module}", *step.arguments, "--output", str(output)]
+        if step.module in _KEEP_INDUCTORS_CACHE:
+            command += ["--inductor-cache", str(self._folder / "inductor")]
+        return command
 
 
-def _status(command: Sequence[str], environment: dict[str, str]) -> int:
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "ONEDIFF_CACHE_DIR": f"{folder}/store", "ONEDIFF_CONFIG_DIR": f"{folder}/config"}
+
+
+def _status(command: Sequence[str], environment: dict[str, str], patience: float) -> int:
     """How a process ended; 124, as of the command `timeout`, if it took too long."""
     try:
-        return subprocess.run(command, env=environment, check=False, timeout=_PATIENCE_S).returncode
+        return subprocess.run(command, env=environment, check=False, timeout=patience).returncode
     except subprocess.TimeoutExpired:
         return 124
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from . import sampling
-from .formats import FORMATTED, weights_of
+from .checkpoints import FORMATTED, weights_of
 from .host import reported, start_host
 from .sampling import Bench, ours_failed, print_table
 from .variants import names

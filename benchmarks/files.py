@@ -1,4 +1,4 @@
-"""The files that ``make bench`` writes: DATE-GPU-WHAT.json, and which one is the latest."""
+"""Files of results: DATE-GPU-WHAT.json."""
 
 from __future__ import annotations
 
@@ -24,18 +24,6 @@ def file_name(report: Report, what: str) -> str:
     return f"{environment['date']}-{re.sub('[^a-z0-9]+', '-', gpu)}-{what}.json"
 
 
-def latest(where: Path, what: str) -> Path:
-    """The newest of the files with results of ``what``.
-
-    Raises:
-        FileNotFoundError: there is none; says what is missed.
-    """
-    files = sorted(where.glob(f"[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]-*-{what}.json"))
-    if not files:
-        raise FileNotFoundError(f"no DATE-GPU-{what}.json in {where}")
-    return files[-1]
-
-
 def write(report: Report, output: Path | str | None) -> None:
     """Write a report as JSON, if it is wanted anywhere."""
     if output:
@@ -47,7 +35,13 @@ def read(path: Path) -> Report:
     return dict(json.loads(path.read_text()))
 
 
-def ratio_to_eager(report: Report, variant: str) -> float | None:
-    """How many times as fast as eager a variant's step is in the same file; None if either was not measured."""
-    eager, own = (report["variants"].get(name, {}).get("step_ms") for name in ("eager", variant))
+def ratio_to_eager(report: Report, variant: str, what: str = "step_ms") -> float | None:
+    """How many times as fast as eager a variant is in the same report; None if either was not measured.
+
+    Args:
+        report: of a script that times variants.
+        variant: one of them.
+        what: the figure that is compared.
+    """
+    eager, own = (report["variants"].get(name, {}).get(what) for name in ("eager", variant))
     return eager / own if eager and own else None

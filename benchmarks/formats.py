@@ -19,21 +19,14 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from tools.models.formats import FORMATS, is_quantised, quantised
-
+from .checkpoints import FORMATTED, load
 from .host import reported, start_host
 from .sampling import MODELS, Bench, ours_failed, print_table
 from .variants import names
 
-if TYPE_CHECKING:
-    import torch
-
-    from .models import Family
-
-FORMATTED = ("bf16", "fp8-cast", *FORMATS)
 _PRODUCTS = ((4608, 3072, 21504), (4608, 15360, 3072), (4096, 3072, 9216), (4096, 3072, 12288), (4096, 12288, 3072))
 _REPEATS = 20
 
@@ -86,36 +79,6 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.empty_cache()
     environment = next(iter(found.values()))["environment"]
     return {"environment": environment, "products_us": products, "formats": found}
-
-
-def load(family: Family, device: torch.device, form: str) -> Any:
-    """Return a ComfyUI MODEL with random weights in one of the formats.
-
-    Args:
-        family: what to build.
-        device: where the weights are made, and stay.
-        form: one of the names that ``--formats`` takes.
-    """
-    import comfy.sd
-    import torch
-
-    from . import models
-
-    if form == "bf16":
-        return models.load(family, device)
-    options = {"dtype": torch.float8_e4m3fn} if form == "fp8-cast" else {}
-    return comfy.sd.load_diffusion_model_state_dict(dict(weights_of(family, device, form)), model_options=options)
-
-
-def weights_of(family: Family, device: torch.device, form: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the random weights of a diffusion model by name, as a file in one of the formats has them."""
-    from . import models
-
-    for name, weight in models.random_weights(family, device):
-        if form in FORMATS and is_quantised(name, weight, form):
-            yield from quantised(name, weight, form).items()
-        else:
-            yield name, weight
 
 
 def _products() -> dict[str, dict[str, float]]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .formats import FORMATTED, load
+from .checkpoints import FORMATTED, load
 from .host import reported, start_host
 from .sampling import MODELS, Sampler, environment
 from .variants import names, variant

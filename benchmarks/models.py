@@ -225,6 +225,7 @@ FAMILIES = {
     # For a CPU, to see that something runs: Flux and Wan with few and narrow blocks.
     "tiny": Family(partial(_flux, **_TINY), torch.bfloat16, 16, (16, 64), 32, 1.0, _GUIDANCE, "128x128"),
     "tiny-wan": Family(partial(_wan, **_TINY_WAN), torch.bfloat16, 16, (16, 4096), 0, 6.0, {}, "128x128", 2),
+    "tiny-wan-long": Family(partial(_wan, **_TINY_WAN), torch.bfloat16, 16, (16, 4096), 0, 1.0, {}, "64x64", 9),
     # The same for what changes a UNet.
     "tiny_unet": Family(_sd15_tiny, torch.float32, 4, (77, 768), 0, 7.0, {}, "128x128"),
 }

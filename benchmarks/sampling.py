@@ -12,6 +12,7 @@ A variant that fails is reported with its error, and the others go on.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import platform
@@ -23,6 +24,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .checkpoints import FORMATTED, load
 from .host import reported, start_host
 from .variants import names, variant
 
@@ -39,9 +41,9 @@ _COUNTED = ("served", "reused", "captured", "compiled", "loaded", "fallbacks")
 
 def main() -> int:
     """Run the benchmark; write JSON, print a table. Ends with 1 if one of our own variants failed or ran eager."""
-    options = arguments(str(__doc__), MODELS)
+    options = arguments(str(__doc__), MODELS, add_format)
     start_host(cuda_malloc=not options.disable_cuda_malloc)
-    report = reported(lambda: Bench(options).run(), options.output)
+    report = reported(lambda: Bench(options, functools.partial(load, form=options.format)).run(), options.output)
     print_table(report)
     return ours_failed(report)
 
@@ -70,6 +72,11 @@ def arguments(
     return parser.parse_args()
 
 
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of what a checkpoint's weights are."""
+    parser.add_argument("--format", choices=FORMATTED, default="bf16", help="of the weights; bf16: the family's own")
+
+
 class Sampler:
     """Makes latents of one model family from seeds, as KSampler does with euler.
 
@@ -91,28 +98,40 @@ class Sampler:
         self.steps = steps
         width, height = map(int, self.size.split("x"))
         frames = [self.family.frames] if self.family.frames else []
-        self._latent = torch.zeros(batch, self.family.latent_channels, *frames, height // 8, width // 8)
-        self._prompts = [
-            tuple(conditioning(self.family, 2 * prompt + which) for which in (1, 2)) for prompt in range(prompts)
+        self.latent = torch.zeros(batch, self.family.latent_channels, *frames, height // 8, width // 8)
+        self.prompts: list[tuple[Any, Any]] = [
+            (conditioning(self.family, 2 * prompt + 1), conditioning(self.family, 2 * prompt + 2))
+            for prompt in range(prompts)
         ]
 
     def __call__(self, model: Any, seed: int, prompt: int = 0, callback: Callable[..., None] | None = None) -> Any:
+        """The latent for one of the random conditionings; see ``of``."""
+        return self.of(model, seed, *self.prompts[prompt], callback=callback)
+
+    def of(
+        self, model: Any, seed: int, positive: Any, negative: Any, callback: Callable[..., None] | None = None
+    ) -> Any:
         """The latent, [batch, channels, height / 8, width / 8] in float32 on the CPU.
 
         Args:
             model: a MODEL.
             seed: of the noise.
-            prompt: which of the conditionings.
+            positive: conditioning.
+            negative: conditioning.
             callback: of the sampler, after each step.
         """
         import comfy.sample
-        import torch
 
-        positive, negative = self._prompts[prompt]
-        noise = torch.randn(self._latent.shape, generator=torch.Generator().manual_seed(seed))
-        cfg, latent = self.family.cfg, self._latent
+        noise = self.noise(seed)
+        cfg, latent = self.family.cfg, self.latent
         steps, options = self.steps, {"seed": seed, "disable_pbar": True, "callback": callback}
         return comfy.sample.sample(model, noise, steps, cfg, "euler", "simple", positive, negative, latent, **options)
+
+    def noise(self, seed: int) -> torch.Tensor:
+        """What a latent begins as, on the CPU."""
+        import torch
+
+        return torch.randn(self.latent.shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Bench:
@@ -121,16 +140,22 @@ class Bench:
     Args:
         options: as the command line has them.
         load: makes the MODEL of a family on a device; with weights in the family's own dtype if it is None.
+        family: one of ``benchmarks.models.FAMILIES``; the one called like the model if it is None.
     """
 
-    def __init__(self, options: argparse.Namespace, load: Callable[[Family, torch.device], Any] | None = None) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        load: Callable[[Family, torch.device], Any] | None = None,
+        family: str | None = None,
+    ) -> None:
         import comfy.model_management
 
         from . import models
 
         self.options = options
         self.device = comfy.model_management.get_torch_device()
-        self.sampler = Sampler(options.model, options.size, options.batch, options.steps)
+        self.sampler = Sampler(family or options.model, options.size, options.batch, options.steps)
         options.size = self.sampler.size
         start = time.perf_counter()
         self.model = (load or models.load)(self.sampler.family, self.device)
@@ -164,12 +189,26 @@ class Bench:
         from onediff_comfy.host.process.process import metrics
 
         for name in self.models:
-            self.rows[name] |= _summary(self.images[name], self.options.steps)
+            self.rows[name] |= self.summary(self.images[name])
         return {
             "what": {key: value for key, value in vars(self.options).items() if key != "output"},
             "environment": environment(self.device),
             "variants": self.rows,
             "onediff": metrics().snapshot(),
+        }
+
+    def summary(self, images: list[dict[str, Any]]) -> dict[str, Any]:
+        """What a variant's timed images come to; its calls, of our graphs, are those of all these images together."""
+        later = [1000 * image["later_s"] for image in images if "later_s" in image]
+        return {
+            "later_step_ms": statistics.median(later) if later else None,
+            "later_step_ms_all": later,
+            **spread("step_ms", [1000 * image["s"] / self.options.steps for image in images]),
+            "image_s": statistics.median(image["s"] for image in images),
+            "peak_mib": max((image["peak_mib"] for image in images if image["peak_mib"] is not None), default=None),
+            "calls": sum(image["served"] for image in images),
+            "calls_reused": sum(image["reused"] for image in images),
+            "calls_eager": sum(image["fallbacks"] for image in images),
         }
 
     def attempt(self, name: str, work: Callable[[str], None]) -> None:
@@ -184,14 +223,14 @@ class Bench:
 
     def first_image(self, name: str) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.options.inductor_cache or tempfile.mkdtemp(prefix="onediff-bench-")
-        self.models[name] = variant(self.model, name)
+        self.models[name] = self.accelerated(name)
         before = _compiler_phases()
         latent, found = self.image(name, 0)
         self.rows[name] |= {f"first_image_{what}": value for what, value in found.items()}
         phases = {phase: seconds - before.get(phase, 0.0) for phase, seconds in _compiler_phases().items()}
         self.rows[name]["compiler_phases_s"] = {phase: round(s, 1) for phase, s in phases.items() if s >= 1}
         if name == "eager":  # itself it is compared with its own repetition
-            self.expected = self.sampler(self.models[name], 0)
+            self.expected, _ = self.make(name, 0)
         if self.expected is not None:
             self.rows[name] |= _difference(latent, self.expected)
         print(f"{name}: first image {found['s']:.2f} s", flush=True)
@@ -199,45 +238,39 @@ class Bench:
     def timed_image(self, name: str) -> None:
         self.images[name].append(self.image(name, seed=len(self.images[name]) + 1)[1])
 
+    def accelerated(self, name: str) -> Any:
+        """The model as a variant runs it."""
+        return variant(self.model, name)
+
+    def make(self, name: str, seed: int, callback: Callable[..., None] | None = None) -> tuple[Any, dict[str, float]]:
+        """A variant's latent, and what is to be noted of it."""
+        return self.sampler(self.models[name], seed, callback=callback), {}
+
     def image(self, name: str, seed: int) -> tuple[Any, dict[str, Any]]:
         """A latent; seconds, the most memory that was allocated in MiB, and what our counters counted.
 
         ``later_s`` are the seconds of a step after the first two, which have what is once an image.
         """
+        steps, moments = self.sampler.steps, []
 
         def after_step(step: int, *_latents: Any) -> None:
-            if step == _FIRST_STEPS - 1:
-                moments.append(_when_done())
+            if step in (_FIRST_STEPS - 1, steps - 1):
+                moments.append(when_done())
 
         reset_peak()
-        before, moments = counters(), [_when_done()]
-        latent = self.sampler(self.models[name], seed, callback=after_step)
-        moments.append(_when_done())
-        after = counters()
-        found = {"s": moments[-1] - moments[0], "peak_mib": peak_mib()}
-        if self.sampler.steps > _FIRST_STEPS:
-            found["later_s"] = (moments[2] - moments[1]) / (self.sampler.steps - _FIRST_STEPS)
+        before, start = counters(), when_done()
+        latent, noted = self.make(name, seed, after_step)
+        end, after = when_done(), counters()
+        found = {"s": end - start, "peak_mib": peak_mib(), **noted}
+        if len(moments) > 1:
+            found["later_s"] = (moments[1] - moments[0]) / (steps - _FIRST_STEPS)
         return latent, {**found, **{what: after[what] - before[what] for what in _COUNTED}}
 
 
-def _summary(images: list[dict[str, Any]], steps: int) -> dict[str, Any]:
-    """What a variant's timed images come to; its calls, of our graphs, are those of all these images together."""
-    seconds = [image["s"] for image in images]
-    per_step = [1000 * value / steps for value in seconds]
-    later = [1000 * image["later_s"] for image in images if "later_s" in image]
-    return {
-        "later_step_ms": statistics.median(later) if later else None,
-        "later_step_ms_all": later,
-        "step_ms": statistics.median(per_step),
-        "step_ms_min": min(per_step),
-        "step_ms_max": max(per_step),
-        "step_ms_all": per_step,
-        "image_s": statistics.median(seconds),
-        "peak_mib": max((image["peak_mib"] for image in images if image["peak_mib"] is not None), default=None),
-        "calls": sum(image["served"] for image in images),
-        "calls_reused": sum(image["reused"] for image in images),
-        "calls_eager": sum(image["fallbacks"] for image in images),
-    }
+def spread(what: str, values: list[float]) -> dict[str, Any]:
+    """The median of what was measured, the least, the most, and all, under names that begin with ``what``."""
+    least, most = min(values), max(values)
+    return {what: statistics.median(values), f"{what}_min": least, f"{what}_max": most, f"{what}_all": values}
 
 
 def counters() -> dict[str, int]:
@@ -269,7 +302,7 @@ def _compiler_phases() -> dict[str, float]:
     return {phase: sum(seconds) for phase, seconds in compilation_time_metrics.items()}
 
 
-def _when_done() -> float:
+def when_done() -> float:
     """Seconds of a clock, once the device has done all that it was given."""
     import torch
 

@@ -1,8 +1,8 @@
-"""One table, in Markdown, of what the scripts reported."""
+"""One table, in Markdown, of what `make bench` measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .files import Report, ratio_to_eager
@@ -11,10 +11,8 @@ from .quality import verdict
 _HEAD = (
     "of",
     "variant",
-    "ms, median (least to most)",
+    "measured, median (least to most)",
     "against eager",
-    "first image, s",
-    "after a restart, s",
     "peak MiB",
     "PSNR to eager, dB",
     "error to float32 / eager's",
@@ -22,100 +20,97 @@ _HEAD = (
     "calls reused",
 )
 
-_TABLES_OF_THEIR_OWN = ("kernels", "cpu", "changes")
-_WAYS = ("eager", "host's node", "CUDA graph", "launched")  # in which `any_size` runs a size
 
-
-def table(reports: Mapping[str, Report]) -> list[str]:
-    """The lines of a table.
-
-    Args:
-        reports: by what they are about: ``sampling-MODEL``, ``quality-MODEL``, ``restart-MODEL``, ``sizes-MODEL`` with
-            whatever behind it, ``vae``, or ``kernels-``, ``cpu-`` and ``changes-MODEL``, which are tables of their own
-            and have no row. A row of a ``sampling`` report takes from the others of its model what they know of the
-            same variant; a step's time and peak memory are its own.
-    """
-    rows = [row for what, report in reports.items() for row in _rows(what, report, reports)]
+def table(bench: Report) -> list[str]:
+    """The lines of a table. A row of a model's steps takes the quality of the same variant from ``quality-MODEL``."""
+    rows = [row for what, job in bench["jobs"].items() for row in _job(what, job, bench)]
     return [_line(_HEAD), _line(["---"] * len(_HEAD)), *map(_line, rows)]
 
 
-def _rows(what: str, report: Report, reports: Mapping[str, Report]) -> Iterator[list[str]]:
-    script, _, model = what.partition("-")
-    if script == "sampling":
-        yield from _sampling_rows(model, report, reports)
-    elif what == "vae":
-        yield from _vae_rows(report)
-    elif script == "sizes":
-        yield from _sizes_rows(report)
-    elif script in _TABLES_OF_THEIR_OWN or f"sampling-{model}" in reports:  # or its figures are in those rows
-        return
-    else:
-        names = report["variants"] if script == "quality" else {row["variant"]: row for row in report["processes"]}
-        for name in names:
-            yield [model, name, "", "", *_first(reports, model, name), "", *_quality(reports, model, name), ""]
+def _job(what: str, job: Report, bench: Report) -> Iterator[list[str]]:
+    if "report" not in job:
+        yield _row(what, "", f"failed with {job['status']}")
+    elif job["module"] in _ROWS:
+        yield from _ROWS[job["module"]](what, job["report"], bench)
 
 
-def _sampling_rows(model: str, report: Report, reports: Mapping[str, Report]) -> Iterator[list[str]]:
+def _steps(what: str, report: Report, bench: Report) -> Iterator[list[str]]:
     for name, row in report["variants"].items():
         if "failed" in row:
-            yield [model, name, f"failed: {row['failed']}", *[""] * (len(_HEAD) - 3)]
+            yield _row(what, name, f"failed: {row['failed']}")
             continue
-        ratio = ratio_to_eager(report, name)
         eager = f", {row['calls_eager']} calls ran eager" if row["calls_eager"] else ""
-        time = f"{row['step_ms']:.1f} ({row['step_ms_min']:.1f} to {row['step_ms_max']:.1f}) per step{eager}"
-        _, restarted = _first(reports, model, name)
-        was_there = name.startswith("onediff") and not row["first_image_compiled"]
-        first = f"{row['first_image_s']:.1f}" + (" (graph was there)" if was_there else "")
+        time = f"{_spread(row, 'step_ms', '.1f')} ms a step{eager}"
         reused = f"{row['calls_reused']} of {row['calls']}" if row["calls_reused"] else ""
-        against = "" if ratio is None else f"{ratio:.2f}x"
-        quality = _quality(reports, model, name)
-        yield [model, name, time, against, first, restarted, _number(row["peak_mib"]), *quality, reused]
+        yield _row(what, name, time, ratio_to_eager(report, name), row["peak_mib"], _quality(bench, what, name), reused)
 
 
-def _sizes_rows(report: Report) -> Iterator[list[str]]:
-    for size, row in report["ms_per_step"].items():
-        for way in filter(row.__contains__, _WAYS):
-            ratio = f"{row['eager'] / row[way]:.2f}x" if "eager" in row else ""
-            cells = [f"{report['model']} {size}", way, f"{row[way]:.1f} per step alone", ratio]
-            yield [*cells, *[""] * (len(_HEAD) - len(cells))]
+def _whole(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
+    for name, row in report["variants"].items():
+        if "failed" in row:
+            yield _row(what, name, f"failed: {row['failed']}")
+            continue
+        parts = ", ".join(f"{part} {row[f'{part}_s']:.3f}" for part in ("text", "steps", "decoding"))
+        time = f"{_spread(row, 'whole_s', '.3f')} s: {parts}"
+        yield _row(what, name, time, ratio_to_eager(report, name, "whole_s"), row["peak_mib"])
 
 
-def _vae_rows(report: Report) -> Iterator[list[str]]:
-    eager = {row["case"]: row for row in report["rows"] if row["way"] == "eager"}
+def _vae(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
+    eager = {row["case"]: row["module_ms"] for row in report["rows"] if row["way"] == "eager"}
     for row in report["rows"]:
-        timed = "module_ms" if "module_ms" in row else "node_ms"
-        ratio = eager[row["case"]][timed] / row[timed]
-        cells = [
-            f"{row[timed]:.1f} ({timed.removesuffix('_ms')})",
-            f"{ratio:.2f}x",
-            "",
-            "",
-            _number(row.get("peak_mib")),
-        ]
-        yield [f"VAE {row['case']}", row["way"], *cells, "", "", "", ""]
+        ratio = eager[row["case"]] / row["module_ms"]
+        yield _row(f"{what} {row['case']}", row["way"], f"{row['module_ms']:.1f} ms", ratio, row.get("peak_mib"))
 
 
-def _first(reports: Mapping[str, Report], model: str, name: str) -> list[str]:
-    """Seconds of the first image of a process with nothing on disk, and of a later one."""
-    found = {}
-    for row in reports.get(f"restart-{model}", {}).get("processes", ()):
-        if row["variant"] == name:
-            found[row["process"]] = f"{row['first_image_s']:.1f}"
-    return [found.get(process, "") for process in ("first", "second")]
+def _restart(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
+    for row in report["processes"]:
+        yield _row(what, row["variant"], f"{row['first_image_s']:.1f} s: first image of the {row['process']} process")
 
 
-def _quality(reports: Mapping[str, Report], model: str, name: str) -> list[str]:
+def _background(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
+    found = report["background"]
+    eager, meanwhile = found["eager_image_s"], found["image_meanwhile_s"]
+    yield _row(what, "eager", f"{eager:.3f} s an image", 1.0)
+    yield _row(what, "while another process compiles", f"{meanwhile:.3f} s an image", eager / meanwhile)
+
+
+_ROWS: dict[str, Callable[[str, Report, Report], Iterator[list[str]]]] = {
+    "sampling": _steps,
+    "whole": _whole,
+    "vae": _vae,
+    "restart": _restart,
+    "any_size": _background,
+}
+"""By script; what the others report is part of these rows."""
+
+
+def _row(
+    what: str,
+    variant: str,
+    measured: str,
+    ratio: float | None = None,
+    peak: float | None = None,
+    quality: tuple[str, str, str] = ("", "", ""),
+    reused: str = "",
+) -> list[str]:
+    against = "" if ratio is None else f"{ratio:.2f}x"
+    return [what, variant, measured, against, "" if peak is None else f"{peak:.0f}", *quality, reused]
+
+
+def _spread(row: Report, what: str, form: str) -> str:
+    median, least, most = (format(row[name], form) for name in (what, f"{what}_min", f"{what}_max"))
+    return f"{median} ({least} to {most})"
+
+
+def _quality(bench: Report, model: str, name: str) -> tuple[str, str, str]:
     """PSNR of the median and the worst image, worst error relative to eager's, and the verdict."""
-    row: dict[str, Any] = reports.get(f"quality-{model}", {}).get("variants", {}).get(name, {})
+    report = bench["jobs"].get(f"quality-{model}", {}).get("report", {})
+    row: dict[str, Any] = report.get("variants", {}).get(name, {})
     if "against_eager" not in row:
-        return ["", "", "failed" if "failed" in row else ""]
+        return "", "", "failed" if "failed" in row else ""
     psnr, ratio = row["against_eager"]["psnr_db"], row["error_to_eagers"]
     median, worst = ("equal" if psnr[which] is None else f"{psnr[which]:.1f}" for which in ("median", "worst"))
-    return [f"{median} (worst {worst})", "" if ratio is None else f"{ratio:.2f}", verdict(row["lossless"])]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
+    return f"{median} (worst {worst})", "" if ratio is None else f"{ratio:.2f}", verdict(row["lossless"])
 
 
 def _line(cells: Any) -> str:

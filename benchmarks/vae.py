@@ -19,7 +19,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .host import kinds_of_graphs, reported, seconds_of, start_host
@@ -60,6 +60,13 @@ class Plan:
     cases: tuple[Case, ...]
     bucket: int
 
+    def only(self, cases: str | None) -> Plan:
+        """The same for some cases alone, such as ``decode-1024,encode-1024``; for all if it is None."""
+        if cases is None:
+            return self
+        wanted = cases.replace("-", " ").split(",")
+        return replace(self, cases=tuple(case for case in self.cases if str(case) in wanted))
+
 
 PLANS = {
     "sdxl": Plan(
@@ -94,6 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-bucket", action="store_true", help="leave out the graph for one size: two compilations less"
     )
+    parser.add_argument("--cases", help="some of them alone, such as decode-1024,encode-1024")
     parser.add_argument("--output", help="JSON file to write")
     return parser.parse_args()
 
@@ -101,7 +109,7 @@ def _arguments() -> argparse.Namespace:
 class _Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.plan = PLANS[options.model]
+        self.plan = PLANS[options.model].only(options.cases)
         self.vae = random_vae(self.plan.channels)
         self.ways: dict[str, Any] = {"eager": self.vae, "general": self.accelerated()}
         if not options.no_bucket:
@@ -234,22 +242,28 @@ class _Bench:
         return {name: relative_error(output, exact) for name, output in outputs.items()}
 
 
-def random_vae(channels: int, dtype: Any = None) -> Any:
-    """A ComfyUI VAE as SDXL's, of ``channels`` in its first level where that is 128, with random weights."""
+def random_vae(channels: int, dtype: Any = None, latent: int = 4) -> Any:
+    """A ComfyUI VAE with random weights, as SDXL's where its first level has 128 ``channels``.
+
+    Args:
+        channels: of the first level.
+        dtype: to compute in; the host's choice if it is None.
+        latent: channels of its latents: 16 for one of Flux' size.
+    """
     import comfy.sd
     import torch
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
     levels: dict[str, Any] = {
         "double_z": True,
-        "z_channels": 4,
+        "z_channels": latent,
         "resolution": 256,
         "in_channels": 3,
         "out_ch": 3,
         "ch": channels,
     }
     levels |= {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}
-    config = {"ddconfig": levels, "embed_dim": 4}
+    config = {"ddconfig": levels, "embed_dim": latent}
     with torch.device("meta"):
         shapes = AutoencoderKL(**config).state_dict()
     generator = torch.Generator().manual_seed(0)

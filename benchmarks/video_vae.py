@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     from onediff_comfy.host.process.process import library
 
     library().background = None  # no graph of one size is made while the general one is timed
-    vae = _random_vae(_DIMS[options.model])
+    vae = random_video_vae(_DIMS[options.model])
     ways = {"eager": vae, "ours": accelerate_vae(vae, options.engine)}
     width, height = (int(side) // _SIDE for side in options.size.split("x"))
     shape = (1, _CHANNELS, 1 + (options.frames - 1) // _FRAMES, height, width)
@@ -86,8 +86,12 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _random_vae(dim: int) -> Any:
-    """Return a ComfyUI VAE as of Wan 2.1, with weights that keep activations near unit variance."""
+def random_video_vae(dim: int) -> Any:
+    """Return a ComfyUI VAE as of Wan 2.1, with weights that keep activations near unit variance.
+
+    Args:
+        dim: channels of its first level: 96 in the real one.
+    """
     import comfy.ldm.wan.vae
     import comfy.sd
     import torch

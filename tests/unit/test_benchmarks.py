@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -17,14 +18,14 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import plots, variants
-from benchmarks.files import file_name, latest
+from benchmarks import variants
+from benchmarks.files import file_name
 from benchmarks.measures import psnr, relative_error, ssim
+from benchmarks.plan import PLANS, Job, Step
 from benchmarks.quality import against_float32, comparison
 from benchmarks.sampling import ours_failed
 from benchmarks.summary import table
 from benchmarks.variants import Variant
-from dev.environment import SetupError, comfyui_path
 
 ENVIRONMENT = {"date": "2026-01-02", "gpu": "NVIDIA H100 80GB HBM3", "torch": "2.13.0", "comfyui": "0.30.0"}
 
@@ -156,15 +157,37 @@ def test_other_names_are_refused_by_name(name: str) -> None:
         variants.names(f"eager,{name}")
 
 
-def test_every_variant_of_the_plans_exists() -> None:
-    for job in (job for plan in everything.PLANS.values() for job in plan):
-        words = job.arguments.split()
-        if "--variants" in words:
-            names = variants.names(words[words.index("--variants") + 1])
-            assert len(names) == len(set(names)), job
+def _scripts(step: Step) -> list[str]:
+    return [f"benchmarks.{step.module}", *step.arguments, "--output", "nowhere"]
 
 
-# -- plots, table, plan ----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "step",
+    [step for plan in PLANS.values() for job in plan for step in (job.measuring(), *job.compiling())],
+    ids=lambda step: step.what,
+)
+def test_every_process_of_the_plans_is_understood_by_its_script(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each script reads its command line before it does anything else, and would end with 2."""
+
+    class Understood(Exception):
+        pass
+
+    def understood(*_: Any, **__: Any) -> None:
+        raise Understood
+
+    script = importlib.import_module(f"benchmarks.{step.module}")
+    monkeypatch.setattr(script, "_sample" if step.module == "restart" else "start_host", understood)
+    monkeypatch.setattr(sys, "argv", _scripts(step))
+    with pytest.raises(Understood):
+        script.main()
+
+
+def test_no_variant_of_a_plan_is_there_twice() -> None:
+    for job in (job for plan in PLANS.values() for job in plan):
+        assert len(job.variants) == len(set(job.variants)), job
+
+
+# -- table, plan ------------------------------------------------------------------------------------
 
 
 def sampling_report(**failed: str) -> dict[str, Any]:
@@ -192,74 +215,44 @@ def quality_report() -> dict[str, Any]:
     return {**sampling_report(), "variants": dict.fromkeys(names, row)}
 
 
-def test_bars_and_points_are_what_the_files_say() -> None:
-    shown = plots.bars(sampling_report(torch_compile="RuntimeError: no"))
-    assert [bar.variant for bar in shown][:2] == ["eager", "onediff-inductor"] and len(shown) == 4
-    assert shown[1] == plots.Bar("onediff-inductor", 20.0, 19.0, 22.0, 2.0)
-    assert plots.points(sampling_report(), quality_report()) == [
-        plots.Point("onediff-inductor+steps:0.1", 4.0, 30.0, 25.0),
-        plots.Point("easycache:0.2", 1.25, 30.0, 25.0),
-    ]
-
-
-def test_speed_of_one_gpu_is_not_drawn_against_quality_on_another() -> None:
-    other = {**quality_report(), "environment": {**ENVIRONMENT, "gpu": "NVIDIA H200"}}
-    with pytest.raises(ValueError, match="another GPU"):
-        plots.points(sampling_report(), other)
-
-
-def test_plots_are_drawn_from_the_newest_file_and_a_missing_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    for what, report in (("sampling-tiny", sampling_report()), ("quality-tiny", quality_report())):
-        (tmp_path / file_name(report, what)).write_text(json.dumps(report))
-    (tmp_path / "2025-01-01-h100-sampling-tiny.json").write_text("an older one")
-    arguments = ["--results", str(tmp_path), "--speed", "tiny,sdxl", "--quality", "tiny"]
-    monkeypatch.setattr(sys, "argv", ["plots", *arguments])
-    assert plots.main() == 1
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["quality-tiny.svg", "speed-tiny.svg"]
-    assert "speed-sdxl: no DATE-GPU-sampling-sdxl.json" in capsys.readouterr().err
-
-
-def test_files_are_called_after_date_gpu_and_content(tmp_path: Path) -> None:
+def test_files_are_called_after_date_gpu_and_content() -> None:
     assert file_name(sampling_report(), "vae") == "2026-01-02-h100-80gb-hbm3-vae.json"
     assert file_name({"environment": {"date": "2026-01-02"}}, "vae") == "2026-01-02-cpu-vae.json"
-    with pytest.raises(FileNotFoundError, match="DATE-GPU-vae"):
-        latest(tmp_path, "vae")
+
+
+def job(module: str, report: dict[str, Any], status: int = 0) -> dict[str, Any]:
+    return {"module": module, "status": status, "s": 1.0, "report": report}
 
 
 def test_the_table_has_a_cell_for_everything_that_was_measured_and_nothing_else() -> None:
+    parts = {"text_s": 0.1, "steps_s": 2.0, "decoding_s": 0.3, "peak_mib": 10.0}
+    whole = {"whole_s": 2.4, "whole_s_min": 2.3, "whole_s_max": 2.5, **parts}
     restarts = [
         {"variant": "eager", "process": which, "first_image_s": s} for which, s in (("first", 9), ("second", 4))
     ]
-    vae = {"case": "decode 512", "node_ms": 9.0}
-    sizes = {"(512, 512, 1)": {"CUDA graph": 20.0, "eager": 30.0, "graphs": ["general"], "error": 1e-3}}
-    of_host = {"(512, 512, 1)": {"host's node": 25.0}}
-    reports = {
-        "sampling-tiny": sampling_report(torch_compile="RuntimeError: no"),
-        "quality-tiny": quality_report(),
-        "restart-tiny": {"processes": restarts},
-        "cpu-tiny": {},
-        "sizes-tiny": {"model": "tiny", "ms_per_step": sizes},
-        "sizes-tiny-host-512x512": {"model": "tiny", "ms_per_step": of_host},
-        "vae": {"rows": [{**vae, "way": "eager", "module_ms": 8.0}, {**vae, "way": "general", "module_ms": 4.0}]},
+    vae = [{"case": "decode 64", "way": way, "module_ms": ms} for way, ms in (("eager", 8.0), ("general", 4.0))]
+    jobs = {
+        "tiny": job("sampling", sampling_report(torch_compile="RuntimeError: no")),
+        "video": job("whole", {"variants": {"eager": whole, "onediff-inductor": {**whole, "whole_s": 1.2}}}),
+        "vae": job("vae", {"rows": vae}),
+        "restart": job("restart", {"processes": restarts}),
+        "background": job("any_size", {"background": {"eager_image_s": 1.0, "image_meanwhile_s": 1.25}}),
+        "quality-tiny": job("quality", quality_report()),
+        "broken": {"module": "sampling", "status": 3, "s": 1.0},
     }
-    lines = table(reports)
+    lines = table({"jobs": jobs})
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
-    assert len(lines) == 2 + 5 + 3 + 2
     assert lines[2] == (
-        "| tiny | eager | 40.0 (39.0 to 42.0) per step | 1.00x | 1.5 | 4.0 | 100 | 30.0 (worst 25.0) | 1.02 | yes"
-        " | 5 of 20 |"
+        "| tiny | eager | 40.0 (39.0 to 42.0) ms a step | 1.00x | 100 | 30.0 (worst 25.0) | 1.02 | yes | 5 of 20 |"
     )
     assert "failed: RuntimeError: no" in lines[6]
-    assert [line.split(" |")[:4] for line in lines[7:10]] == [
-        ["| tiny (512, 512, 1)", " eager", " 30.0 per step alone", " 1.00x"],
-        ["| tiny (512, 512, 1)", " CUDA graph", " 20.0 per step alone", " 1.50x"],
-        ["| tiny (512, 512, 1)", " host's node", " 25.0 per step alone", " "],
-    ]
-    assert lines[11].startswith("| VAE decode 512 | general | 4.0 (module) | 2.00x |")
-    assert len(table({"restart-tiny": {"processes": restarts}})) == 3
+    assert lines[8].startswith(
+        "| video | onediff-inductor | 1.200 (2.300 to 2.500) s: text 0.100, steps 2.000, decoding 0.300 | 2.00x | 10 |"
+    )
+    assert lines[10].startswith("| vae decode 64 | general | 4.0 ms | 2.00x |")
+    assert lines[12].startswith("| restart | eager | 4.0 s: first image of the second process |")
+    assert lines[14].startswith("| background | while another process compiles | 1.250 s an image | 0.80x |")
+    assert lines[15].startswith("| broken |  | failed with 3 |") and len(lines) == 16
 
 
 def test_figures_of_ours_that_eager_made_are_said_to_be_so() -> None:
@@ -267,40 +260,73 @@ def test_figures_of_ours_that_eager_made_are_said_to_be_so() -> None:
     assert not ours_failed(report)  # the host's node failed, which is a result
     report["variants"]["onediff-inductor"]["calls_eager"] = 3
     assert ours_failed(report)
-    assert "3 calls ran eager" in table({"sampling-tiny": report})[3]
+    assert "3 calls ran eager" in table({"jobs": {"tiny": job("sampling", report)}})[3]
 
 
 def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def status(command: Sequence[str], environment: dict[str, str]) -> int:
+    def status(command: Sequence[str], environment: dict[str, str], _patience: float) -> int:
         assert environment["ONEDIFF_CACHE_DIR"]
         if command[2] == "benchmarks.broken":
             return 1
-        Path(command[-1]).write_text(json.dumps(sampling_report()))
+        Path(command[command.index("--output") + 1]).write_text(json.dumps(sampling_report()))
         return 1 if command[2] == "benchmarks.partly" else 0
 
     monkeypatch.setattr(everything, "_status", status)
-    jobs = [everything.Job(name, name, "--model tiny") for name in ("broken", "partly", "whole")]
-    written, failed = everything.run(jobs, tmp_path / "results")
-    assert failed == ["broken", "partly"]
-    assert sorted(written) == ["partly", "whole"]
-    assert all(json.loads(path.read_text()) == sampling_report() for path in written.values())
+    bench = everything.Bench("tiny", tmp_path, tmp_path / "results")
+    for name in ("broken", "partly", "whole"):
+        bench.measure(Job(name, name, "--model tiny"))
+    assert bench.failed and bench.path is not None and bench.path.name == "2026-01-02-h100-80gb-hbm3-bench.json"
+    jobs = json.loads(bench.path.read_text())["jobs"]
+    assert {name: job["status"] for name, job in jobs.items()} == {"broken": 1, "partly": 1, "whole": 0}
+    assert "report" not in jobs["broken"] and jobs["partly"]["report"] == jobs["whole"]["report"] == sampling_report()
+
+
+@pytest.mark.parametrize(("processes", "gib", "at_once"), [(2, 100, 2), (4, 20, 2), (4, 5, 1)])
+def test_as_many_graphs_are_made_side_by_side_as_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, gib: int, at_once: int
+) -> None:
+    """Each process writes down when it began and ended; one that takes more than there is runs alone."""
+    code = (
+        "import sys, time; start = time.time(); time.sleep(0.3); print(start, time.time()); sys.exit('2' in sys.argv)"
+    )
+    monkeypatch.setattr(everything.Bench, "_command", lambda _, step, __: [sys.executable, "-c", code, step.what])
+    monkeypatch.setattr(everything, "_POLL_S", 0.01)
+    bench = everything.Bench("tiny", tmp_path, tmp_path)
+    bench.compile([Step(str(number), "sampling", (), 10) for number in range(4)], processes, gib)
+    times = [tuple(map(float, (tmp_path / f"{number}.log").read_text().split())) for number in range(4)]
+    assert max(sum(start <= begun < end for start, end in times) for begun, _ in times) <= at_once
+    assert [bench.report["compiling"][str(number)]["status"] for number in range(4)] == [0, 0, 1, 0]
+    assert bench.failed
 
 
 # -- the scripts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_scripts_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
-    """A tiny model, an engine that compiles nothing: what is written is what plots and table read."""
-    try:
-        if not (comfyui_path() / "main.py").is_file():
-            pytest.skip("no ComfyUI")
-    except SetupError as error:
-        pytest.skip(str(error))
-    names = "onediff-eager+steps:0.5,easycache:0.5"
+def test_the_tiny_plan_runs_on_a_cpu(tmp_path: Path, root: Path) -> None:
+    """Tiny models, an engine that compiles nothing: what is written is what the table reads."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks", "--plan", "tiny", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (path,) = tmp_path.glob("*-cpu-bench.json")
+    report = json.loads(path.read_text())
+    assert list(report["jobs"]) == [job.what for job in PLANS["tiny"]]
+    rows = report["jobs"]["tiny"]["report"]["variants"]
+    cached = rows["onediff-eager+steps:0.1"]
+    assert cached["calls"] > cached["calls_reused"] > 0 and cached["calls_eager"] == 0
+    assert rows["eager"]["step_ms_min"] <= rows["eager"]["step_ms"] <= rows["eager"]["step_ms_max"]
+    video = report["jobs"]["whole-tiny"]["report"]["variants"]["onediff-eager"]
+    assert video["calls"] > 0 and video["relative_error"] < 1e-3
+    assert video["text_s"] + video["steps_s"] + video["decoding_s"] == pytest.approx(video["whole_s"], rel=0.1)
+    eager = report["jobs"]["quality-tiny"]["report"]["variants"]["eager"]
+    assert eager["against_eager"]["ssim"]["worst"] == pytest.approx(1)
+    assert "s: first image of the second process" in done.stdout
+
+
+@pytest.mark.slow
+def test_scripts_of_no_plan_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
     arguments = {
-        "sampling": f"--model tiny --steps 6 --rounds 1 --variants eager,{names}",
-        "quality": f"--model tiny --steps 6 --seeds 1 --prompts 1 --variants {names}",
         "kernels": "--model tiny --variant onediff-eager",
         "cpu": "--model tiny --variant onediff-eager --steps 6",
     }
@@ -313,20 +339,8 @@ def test_the_scripts_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         reports[script] = json.loads(output.read_text())
-    cpu = reports.pop("cpu")
+    cpu = reports["cpu"]
     assert cpu["graphs"] == [] and sum(function["own_ms"] for function in cpu["functions"]) > 0
-    kernels = reports.pop("kernels")
+    kernels = reports["kernels"]
     assert {"attention", "matrix products"} <= set(kernels["kinds"])
     assert sum(kind["ms"] for kind in kernels["kinds"].values()) == pytest.approx(kernels["busy_ms"])
-    rows = reports["sampling"]["variants"]
-    assert set(rows) == {"eager", *names.split(",")}
-    assert rows["onediff-eager+steps:0.5"]["calls"] == 6
-    assert rows["onediff-eager+steps:0.5"]["calls_eager"] == 0
-    assert rows["onediff-eager+steps:0.5"]["calls_reused"] > 0
-    assert rows["eager"]["step_ms_min"] <= rows["eager"]["step_ms"] <= rows["eager"]["step_ms_max"]
-    eager = reports["quality"]["variants"]["eager"]
-    assert eager["against_eager"]["ssim"]["worst"] == pytest.approx(1)
-    cached = reports["quality"]["variants"]["onediff-eager+steps:0.5"]["against_eager"]
-    assert 0 < cached["relative_error"]["worst"] < 0.5
-    assert len(plots.points(reports["sampling"], reports["quality"])) == 2
-    assert len(table({f"{script}-tiny": report for script, report in reports.items()})) == 2 + 3

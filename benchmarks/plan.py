@@ -1,0 +1,120 @@
+"""What `make bench` measures: which scripts, of which variants, and what is compiled before any of them.
+
+A plan's jobs are in the order of their worth, so that a machine that is taken away leaves the more important half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Step:
+    """A process to run.
+
+    Attributes:
+        what: names it, in the report too.
+        module: a script of this folder.
+        arguments: of its command line, without ``--output``.
+        gib: GPU memory that it takes at most, roughly.
+    """
+
+    what: str
+    module: str
+    arguments: tuple[str, ...]
+    gib: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to measure.
+
+    Attributes:
+        what: names it in the report.
+        module: a script of this folder.
+        arguments: of its command line, without variants.
+        variants: that take turns; none if the script has no such option.
+        compiled: further arguments, for each of the processes that make its graphs before.
+        gib: GPU memory that a process takes at most, roughly.
+        alone: it needs folders of its own with nothing in them.
+    """
+
+    what: str
+    module: str
+    arguments: str
+    variants: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
+    gib: int = 8
+    alone: bool = False
+
+    def measuring(self) -> Step:
+        """Return the process that measures it."""
+        chosen = ("--variants", ",".join(self.variants)) if self.variants else ()
+        return Step(self.what, self.module, (*self.arguments.split(), *chosen), self.gib)
+
+    def compiling(self) -> Iterator[Step]:
+        """Yield the processes that make its graphs."""
+        for more in self.compiled:
+            arguments = (*self.arguments.split(), "--rounds", "1", *more.split())
+            yield Step(f"{self.what} {more}".strip(), self.module, arguments, self.gib)
+
+
+_OURS = "onediff-inductor"
+
+
+def _whole(what: str, arguments: str, gib: int) -> Job:
+    parts = tuple(f"--variants {_OURS} --part {part}" for part in ("decoding", "steps", "text"))
+    return Job(what, "whole", arguments, ("eager", _OURS), parts, gib)
+
+
+def _steps(what: str, arguments: str, more: tuple[str, ...], gib: int) -> Job:
+    """A model's steps. ``more`` are variants beside eager and ours; ComfyUI's EasyCache takes no compiling."""
+    variants = ("eager", *more, _OURS)
+    compiled = [f"--variants {name}" for name in variants if name != "eager" and not name.startswith("easycache")]
+    return Job(what, "sampling", arguments, variants, tuple(compiled), gib)
+
+
+_SDXL_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.5", "easycache:0.2")
+_FLUX_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.1", f"{_OURS}+fp8+steps:0.1", "easycache:0.2")
+_FLUX = "--model flux --steps 28 --rounds 3"
+_TINY_OURS = "onediff-eager"
+_TINY_LOSSY = (f"{_TINY_OURS}+steps:0.1", "easycache:0.2")
+
+PLANS = {
+    "full": (
+        _whole("wan-5s-fp8", "--model wan-5s --format fp8 --rounds 2", 40),
+        _whole("qwen-image-fp8", "--model qwen-image --format fp8", 45),
+        _steps("flux", _FLUX, ("torch_compile", *_FLUX_LOSSY), 30),
+        _steps("flux-fp8", f"{_FLUX} --format fp8", (f"{_OURS}+steps:0.1",), 20),
+        _steps("sdxl", "--model sdxl", ("torch_compile", *_SDXL_LOSSY), 10),
+        _steps("sd15", "--model sd15 --rounds 7", ("torch_compile",), 5),
+        _whole("z-image", "--model z-image", 25),
+        _whole("z-image-fp8", "--model z-image --format fp8", 20),
+        Job("vae", "vae", "--no-bucket --cases decode-1024,encode-1024", (), ("",)),
+        Job("restart-sdxl", "restart", "--model sdxl", (_OURS,), alone=True),
+        Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 75", alone=True),
+        _steps("flux-int8", f"{_FLUX} --format int8", (), 20),
+        _steps("flux-nvfp4", f"{_FLUX} --format nvfp4", (), 20),
+        Job("quality-sdxl", "quality", "--model sdxl --seeds 1", (_OURS, *_SDXL_LOSSY)),
+        Job(
+            "quality-flux",
+            "quality",
+            "--model flux --steps 28 --seeds 1 --prompts 1",
+            (_OURS, *_FLUX_LOSSY),
+        ),
+    ),
+    "tiny": (
+        Job(
+            "whole-tiny",
+            "whole",
+            "--model tiny --rounds 1",
+            ("eager", _TINY_OURS),
+            (f"--variants {_TINY_OURS} --part decoding", f"--variants {_TINY_OURS} --part text"),
+        ),
+        Job("tiny", "sampling", "--model tiny --rounds 2", ("eager", _TINY_OURS, *_TINY_LOSSY)),
+        Job("restart-tiny", "restart", "--model tiny", ("eager", _TINY_OURS), alone=True),
+        Job("quality-tiny", "quality", "--model tiny --seeds 1", (_TINY_OURS, *_TINY_LOSSY)),
+    ),
+}
+"""By name: ``full`` needs a GPU; ``tiny`` is for a CPU, to see that it runs."""
