@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -45,6 +46,9 @@ def main() -> int:
     jobs = [job for job in PLANS[options.plan] if options.only is None or job.what in options.only.split(",")]
     if not jobs:
         parser.error(f"--only names nothing of {', '.join(job.what for job in PLANS[options.plan])}")
+    missing = _missing()
+    if missing is not None:
+        parser.exit(1, f"no graph could be kept, so each would be compiled again where it is to be timed: {missing}\n")
     with _folder(options.store) as folder:
         bench = Bench(options.plan, folder, options.results, options.patience)
         bench.compile([step for job in jobs for step in job.compiling()], options.processes, options.gib)
@@ -52,6 +56,15 @@ def main() -> int:
             bench.measure(job)
     print("", *table(bench.report), "", bench.path, sep="\n", flush=True)
     return int(bench.failed)
+
+
+def _missing() -> str | None:
+    """Why this Python cannot read compiled graphs; None if it can."""
+    try:
+        importlib.import_module("onediff_comfy.store.schema")
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ _OURS = "onediff-inductor"
 
 
 def _whole(what: str, arguments: str, gib: int) -> Job:
-    parts = tuple(f"--variants {_OURS} --part {part}" for part in ("decoding", "steps", "text"))
+    parts = tuple(f"--variants {_OURS} --part {part}" for part in ("steps", "decoding", "text"))
     return Job(what, "whole", arguments, ("eager", _OURS), parts, gib)
 
 
@@ -76,26 +76,23 @@ def _steps(what: str, arguments: str, more: tuple[str, ...], gib: int) -> Job:
 
 
 _SDXL_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.5", "easycache:0.2")
-_FLUX_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.1", f"{_OURS}+fp8+steps:0.1", "easycache:0.2")
+_FLUX_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.1", "easycache:0.2")
 _FLUX = "--model flux --steps 28 --rounds 3"
 _TINY_OURS = "onediff-eager"
 _TINY_LOSSY = (f"{_TINY_OURS}+steps:0.1", "easycache:0.2")
 
 PLANS = {
     "full": (
-        _whole("wan-5s-fp8", "--model wan-5s --format fp8 --rounds 2", 40),
-        _whole("qwen-image-fp8", "--model qwen-image --format fp8", 45),
-        _steps("flux", _FLUX, ("torch_compile", *_FLUX_LOSSY), 30),
-        _steps("flux-fp8", f"{_FLUX} --format fp8", (f"{_OURS}+steps:0.1",), 20),
-        _steps("sdxl", "--model sdxl", ("torch_compile", *_SDXL_LOSSY), 10),
-        _steps("sd15", "--model sd15 --rounds 7", ("torch_compile",), 5),
-        _whole("z-image", "--model z-image", 25),
-        _whole("z-image-fp8", "--model z-image --format fp8", 20),
+        _whole("wan-5s-fp8", "--model wan-5s --format fp8 --rounds 2", 18),
+        _whole("qwen-image-fp8", "--model qwen-image --format fp8", 20),
+        _steps("flux", _FLUX, ("torch_compile", *_FLUX_LOSSY), 25),
+        _steps("flux-fp8", f"{_FLUX} --format fp8", (f"{_OURS}+steps:0.1",), 16),
+        _steps("sdxl", "--model sdxl", ("torch_compile", *_SDXL_LOSSY), 8),
+        _steps("sd15", "--model sd15 --rounds 7", ("torch_compile",), 4),
+        _whole("z-image", "--model z-image", 14),
         Job("vae", "vae", "--no-bucket --cases decode-1024,encode-1024", (), ("",)),
         Job("restart-sdxl", "restart", "--model sdxl", (_OURS,), alone=True),
         Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 75", alone=True),
-        _steps("flux-int8", f"{_FLUX} --format int8", (), 20),
-        _steps("flux-nvfp4", f"{_FLUX} --format nvfp4", (), 20),
         Job("quality-sdxl", "quality", "--model sdxl --seeds 1", (_OURS, *_SDXL_LOSSY)),
         Job(
             "quality-flux",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import inspect
 import operator
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.modules.module as module_hooks
 from torch import nn
 
 from onediff_comfy.capture import graph_text, shape_range
@@ -644,6 +647,34 @@ def test_a_failed_capture_leaves_weights_asking_for_gradients(capture_of: Any) -
         with pytest.raises(NotCovered):
             capture_of(module, tensor(2, 4))
         assert all(weight.requires_grad for weight in module.parameters())
+
+
+def test_a_forward_that_raises_is_held_by_nothing_afterwards(capture_of: Any) -> None:
+    """PyTorch 2.11 left a hook for all modules' buffers, which held the model."""
+    module = Simple()
+    hooks, held = dict(module_hooks._global_buffer_registration_hooks), weakref.ref(module)
+    with pytest.raises(OptionRead):
+        capture_of(module, tensor(2, 4), transformer_options={"double": True})
+    assert dict(module_hooks._global_buffer_registration_hooks) == hooks
+    module.register_buffer("later", tensor(2))
+    del module
+    gc.collect()
+    assert held() is None
+
+
+def test_a_hook_that_another_thread_registers_meanwhile_stays(capture_of: Any) -> None:
+    handles = []
+
+    def body(_: Simple, x: torch.Tensor) -> torch.Tensor:
+        handles.append(module_hooks.register_module_buffer_registration_hook(lambda *_: None))
+        return x
+
+    capture_of(Simple(body), tensor(2, 4))
+    try:
+        assert handles and all(handle.id in module_hooks._global_buffer_registration_hooks for handle in handles)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def test_a_capture_leaves_the_modules_own_containers_in_place(capture_of: Any) -> None:

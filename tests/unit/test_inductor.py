@@ -131,6 +131,23 @@ def test_in_bfloat16_it_rounds_where_eager_does(capture_of: Callable[..., Any]) 
                 torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
+def test_what_a_forward_does_not_give_is_none(capture_of: Callable[..., Any]) -> None:
+    """A text encoder gives its last layer, and None for one in between that nobody asked for."""
+
+    class Encoder(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[None, torch.Tensor, None]:  # type: ignore[override]
+            return None, super().forward(x).sin(), None
+
+    module, x = Encoder(4, 4).eval(), torch.randn(3, 4)
+    captured = capture_of(module, x, general=True)
+    graph = InductorEngine().compile(captured.capture)
+    weights = captured.target.weights(captured.capture.binding.weight_names, x.device)
+    with torch.no_grad():
+        first, actual, last = graph(weights, (x,))
+    assert first is None and last is None
+    torch.testing.assert_close(actual, module(x)[1])
+
+
 @pytest.mark.parametrize("device", ["meta", "mps"])
 def test_devices_without_a_backend_are_refused_by_name(device: str) -> None:
     assert f"Inductor has no backend for {device} devices" in (InductorEngine().unavailable(torch.device(device)) or "")

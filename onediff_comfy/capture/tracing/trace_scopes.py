@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.fx.config as fx_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
+import torch.nn.modules.module as module_hooks
 
 _NO_LINES = "do_not_emit_stack_traces"
 
@@ -67,6 +68,25 @@ def no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
         with torch.inference_mode():
             for weight in wanting:
                 weight.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def hooks_of_export_removed() -> Iterator[None]:
+    """Remove the hooks on all modules' buffers that torch.export leaves behind where a forward raises.
+
+    PyTorch before 2.13 does. Such a hook holds the model for ever, and refuses whoever registers a buffer in it later.
+    """
+    hooks = module_hooks._global_buffer_registration_hooks
+    before = set(hooks)
+    try:
+        yield
+    finally:
+        for key in [key for key, hook in hooks.items() if key not in before and _of_torch(hook)]:
+            del hooks[key]
+
+
+def _of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.")  # another thread's extension may add its own
 
 
 @contextlib.contextmanager

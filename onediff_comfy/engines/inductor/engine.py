@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbols
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ...capture.export import Binding, Capture
 from ...capture.rewrites.op_substitutions import FOR_INDUCTOR, Forms, wide_attention
@@ -247,13 +248,9 @@ def _compile_in_regions(capture: Capture, whole: torch.fx.GraphModule) -> Any | 
 
 def _compile(capture: Capture, graph: torch.fx.GraphModule) -> Any:
     import torch._functorch.config as functorch_config
+    from torch._guards import TracingContext, tracing
     from torch._inductor import standalone_compile
 
-    # standalone_compile looks for the graph's fake tensors under the name that Dynamo gives them.
-    output = next(iter(reversed(graph.graph.nodes)))
-    for node in output.args[0]:
-        if isinstance(node, torch.fx.Node):
-            node.meta["example_value"] = node.meta["val"]
     # PyTorch 2.13's AOTAutograd cache can return the graph of another shape without an error. It
     # cannot be switched off (an artifact is serialised through it), but the tag is part of its
     # keys: with the capture's own digest in them, graphs cannot be mixed up. A general graph is
@@ -266,11 +263,13 @@ def _compile(capture: Capture, graph: torch.fx.GraphModule) -> Any:
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]
         functorch_config.patch(enable_autograd_cache=True),
         rows_in_one_pass(),
+        # It looks for fake tensors among a graph's outputs too, but PyTorch before 2.13 fails where one is None.
+        tracing(TracingContext(next(each.fake_mode for each in _values(capture) if isinstance(each, FakeTensor)))),
     ):
         return standalone_compile(
             graph,
             capture.examples(),
-            dynamic_shapes="from_graph",
+            dynamic_shapes="from_tracing_context",
             aot=True,
             options={"config_patches": _config(capture)},
         )
@@ -291,8 +290,11 @@ def _compiled_headers() -> dict[str, bool]:
 
 
 def _computes_in(capture: Capture, dtype: torch.dtype) -> bool:
-    values = (node.meta.get("val") for node in capture.graph.graph.nodes)
-    return any(isinstance(value, torch.Tensor) and value.dtype == dtype for value in values)
+    return any(isinstance(value, torch.Tensor) and value.dtype == dtype for value in _values(capture))
+
+
+def _values(capture: Capture) -> Iterator[Any]:
+    return (node.meta.get("val") for node in capture.graph.graph.nodes)
 
 
 def _on_cpu(capture: Capture) -> bool:
@@ -317,7 +319,6 @@ def _version_of(distribution: str) -> str | None:
 
 def _explained(error: Exception) -> EngineError:
     text = str(error)
-    first_line = (text.strip().splitlines() or [type(error).__name__])[0]
     if "InvalidCxxCompiler" in text or type(error).__name__ == "InvalidCxxCompiler":
         tried = os.environ.get("CXX") or "g++, clang++"
         return EngineError(
@@ -341,9 +342,8 @@ def _explained(error: Exception) -> EngineError:
                 "(Debian/Ubuntu: apt install python3-dev)"
             )
         )
-    return EngineError(
-        message("Inductor failed: {kind}: {first_line}", kind=type(error).__name__, first_line=first_line)
-    )
+    told = {"kind": type(error).__name__, "first_line": first_line(error)}
+    return EngineError(message("Inductor failed: {kind}: {first_line}", **told))
 
 
 def _c_compiler() -> str | None:
