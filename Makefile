@@ -22,7 +22,8 @@ endif
 # many containers do, every process compiles ComfyUI and its packages anew: five of a server's eleven seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-quick test-all test-families test-coverage test-oneflow test-fleet lint bench clean
+.PHONY: help setup demo test test-quick test-all test-families test-coverage test-torches test-oneflow test-fleet \
+  lint bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,10 +31,10 @@ help:
 	@echo "             (CKPT=file for your own checkpoint, MODEL=flux)"
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
 	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
-	@echo "make test-all   these and the slow ones, every model family, and the coverage matrix: each patch with each"
-	@echo "             family and engine"
-	@echo "make test-quick, test-families, test-coverage, test-oneflow, test-fleet   each by itself"
-	@echo "make bench   the README's measurements, their files, plots and a table (needs an NVIDIA GPU)"
+	@echo "make test-all   these and the slow ones, every model family, the coverage matrix (each patch with each family"
+	@echo "             and engine), and the releases of PyTorch that people have"
+	@echo "make test-quick, test-families, test-coverage, test-torches, test-oneflow, test-fleet   each by itself"
+	@echo "make bench   every measurement, one file and one table (needs an NVIDIA GPU with 80 GB, and half an hour)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environments that all of these use: .venv, and in .cache ComfyUI and that of a fleet"
 	@echo "make clean   removes everything that these make"
@@ -71,10 +72,13 @@ test-fleet: setup
 test-all: test
 	$(PYTEST_SPREAD) -m slow
 	@$(ENV_PYTHON) -m dev.oneflow_environment --test --slow
-	$(MAKE) test-families test-coverage
+	$(MAKE) test-families test-coverage test-torches
 
 test-families: setup
 	$(ENV_PYTHON) -m pytest tests/families
+
+test-torches: setup
+	$(ENV_PYTHON) -m dev.torches
 
 test-coverage: setup
 	$(ENV_PYTHON) -m pytest tests/coverage
@@ -84,7 +88,7 @@ test-oneflow: setup
 
 bench: setup
 	@$(ENV_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
-	  echo "make bench needs an NVIDIA GPU that PyTorch can use, with 40 GB or more, and about an hour on an H200;" \
+	  echo "make bench needs an NVIDIA GPU that PyTorch can use, with 80 GB, and about half an hour;" \
 	       "it downloads nothing, the weights are random" >&2; exit 2; }
 	$(ENV_PYTHON) -m benchmarks --results "$(BENCH_RESULTS)"
 

@@ -1,8 +1,8 @@
 """Tests with the releases of PyTorch that people have, on the CPU.
 
-    python -m dev.torches                       each of RELEASES
-    python -m dev.torches 2.11.0 2.15.0         some of them, or others
-    python -m dev.torches 2.11.0 -- tests/unit/test_inductor.py     other tests than TESTS
+    python -m dev.torches                   each of RELEASES
+    python -m dev.torches 2.11.0 2.15.0     some of them, or others
+    python -m dev.torches 2.11.0 --tests tests/unit/test_inductor.py
 
 Each release gets an environment in .cache; all but PyTorch is that of .venv. On x86-64 Linux the registry's wheels are
 built for CUDA; they run on stand-ins for its libraries (``dev/cuda_stubs.py``). An environment that is there is used.
@@ -10,6 +10,7 @@ built for CUDA; they run on stand-ins for its libraries (``dev/cuda_stubs.py``).
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -30,17 +31,13 @@ TESTS = ("tests/unit", "tests/host/test_clip_speedup.py", "tests/host/test_compi
 
 def main(arguments: Sequence[str]) -> int:
     """Run the tests with each release; print how each ended. 1 if some failed, or an environment could not be made."""
-    releases, _, tests = _split(arguments)
-    ended = {release: _ended(release, tests or TESTS) for release in releases or RELEASES}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("releases", nargs="*", help=f"default: {', '.join(RELEASES)}")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help=f"default: {' '.join(TESTS)}")
+    options = parser.parse_args(arguments)
+    ended = {release: _ended(release, options.tests) for release in options.releases or RELEASES}
     print("", *(f"torch {release}: {how}" for release, how in ended.items()), sep="\n", flush=True)
     return int(any(how != "passed" for how in ended.values()))
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    if "--" not in arguments:
-        return list(arguments), "", []
-    place = list(arguments).index("--")
-    return list(arguments[:place]), "--", list(arguments[place + 1 :])
 
 
 def _ended(release: str, tests: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from releases import since
 from torch import nn
 
 from onediff_comfy import engines
@@ -1051,6 +1052,7 @@ def test_calls_from_many_threads_compile_once(library: GraphLibrary) -> None:
     assert served.fallbacks == {}
 
 
+@since("2.11", "leaves cuDNN alone while it traces")
 def test_a_graph_does_not_run_while_another_thread_captures(library: GraphLibrary, install: Any) -> None:
     """torch.export switches cuDNN off in the process: of two GPUs in a run, the one that was ready failed."""
     seen: list[bool] = []

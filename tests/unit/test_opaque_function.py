@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from releases import since
 from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
@@ -160,6 +161,7 @@ def test_one_that_torch_is_not_to_compile_is_the_same_each_time_that_it_is_made(
     assert served.captured() == 1
 
 
+@since("2.11", "gives functions no such number")
 def test_one_that_calculates_with_its_own_address_runs_eager() -> None:
     def made() -> Callable[..., torch.Tensor]:
         def override(_chosen: Any, *args: Any, transformer_options: Any, **kwargs: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from releases import since
 from torch import nn
 
 from onediff_comfy.capture.export import Capture
@@ -83,6 +84,7 @@ def _tensors(batch: int, image: int, text: int) -> tuple[torch.Tensor, torch.Ten
     return torch.randn(batch, image, _WIDTH), torch.randn(batch, text, _WIDTH)
 
 
+@since("2.11", "compiles each block, so that each has a copy")
 @pytest.mark.parametrize("pointwise", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_inductor_copies_no_operand(
     capture_of: Callable[..., Any], pointwise: bool, monkeypatch: pytest.MonkeyPatch

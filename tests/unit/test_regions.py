@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from releases import since
 from torch import nn
 
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.engines.inductor import engine as inductor
 from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.engines.inductor.passes.regions import share_regions
+
+compiled_once = since("2.11", "compiles each block: engine.py, _REGIONS_SINCE")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
@@ -163,6 +166,7 @@ print("equal")
 """
 
 
+@compiled_once
 def test_inductor_compiles_saves_and_loads_them(
     captured_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +214,7 @@ class Controlled(nn.Module):
         return self.last(hidden + F.interpolate(small, scale_factor=2.0))
 
 
+@compiled_once
 def test_inputs_whose_sizes_are_each_others_do_not_keep_it_from_compiling(capture_of: Callable[..., Any]) -> None:
     """Of a UNet under the control of a ControlNet. Its blocks were compiled one by one, for minutes."""
     tensors = {
@@ -230,6 +235,7 @@ def test_inputs_whose_sizes_are_each_others_do_not_keep_it_from_compiling(captur
         torch.testing.assert_close(output, module(**tensors), rtol=1e-4, atol=1e-5)
 
 
+@compiled_once
 def test_where_it_fails_the_graph_is_compiled_as_it_is(
     captured_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

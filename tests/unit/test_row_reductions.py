@@ -16,7 +16,11 @@ from onediff_comfy.engines.inductor.row_reductions import MOST_ELEMENTS, rows_in
 
 
 def _in_one_pass(
-    elements: int, hint: ReductionHint = ReductionHint.INNER, cooperative: bool = False, dense: bool = False
+    elements: int,
+    hint: ReductionHint = ReductionHint.INNER,
+    cooperative: bool = False,
+    dense: bool = False,
+    block: int | None = None,
 ) -> bool:
     read = SimpleNamespace(is_contiguous=lambda: False, stride1_for_last_dim=lambda: dense)
     node = SimpleNamespace(read_writes=SimpleNamespace(reads=[read]))
@@ -25,6 +29,8 @@ def _in_one_pass(
         numel=sympy.Integer(4608),
         get_reduction_hint=lambda: hint,
         reduction_nodes=lambda: [node],
+        strict_reduction_rblock=lambda: block,
+        has_strict_multirow_reduction=lambda: False,
     )
     graph = GraphLowering(torch.fx.symbolic_trace(torch.nn.Identity()))
     with V.set_graph_handler(graph):
@@ -52,3 +58,4 @@ def test_other_reductions_are_left_to_inductor() -> None:
     with rows_in_one_pass():
         assert not _in_one_pass(3072, ReductionHint.OUTER)
         assert _in_one_pass(3072, cooperative=True) is False
+        assert _in_one_pass(3072, block=64) is False  # in an order that is set, by PyTorch 2.15

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from releases import since
 from torch import nn
 
 from onediff_comfy.engines.inductor.engine import InductorEngine
@@ -82,7 +83,7 @@ def test_it_is_found_and_takes_its_place(capture_of: Callable[..., Any], to: str
     "module",
     [
         Upsample("three"),
-        Upsample("nearly"),
+        pytest.param(Upsample("nearly"), marks=since("2.11", "has no such capture for all sizes")),
         Upsample("one side"),
         Upsample("bilinear"),
         Upsample("twice"),

@@ -41,12 +41,19 @@ def rows_in_one_pass() -> contextlib.AbstractContextManager[Any]:
             hint = features.get_reduction_hint()
             apart = hint == ReductionHint.DEFAULT and _rows_are_dense(features)
             most = MOST_ELEMENTS if hint == ReductionHint.INNER else MOST_ELEMENTS_APART if apart else 0
-            if not cooperative_reduction and V.graph.sizevars.statically_known_leq(features.reduction_numel, most):
+            ours = not cooperative_reduction and not _order_is_set(features)
+            if ours and V.graph.sizevars.statically_known_leq(features.reduction_numel, most):
                 return True
             return bool(decide(features, cooperative_reduction))
 
     handler: contextlib.AbstractContextManager[Any] = use(RowsInOnePass())
     return handler
+
+
+def _order_is_set(features: Any) -> bool:
+    """Return True if sums are to be added up in eager's order, which PyTorch 2.15 can be told."""
+    block = getattr(features, "strict_reduction_rblock", None)
+    return block is not None and block() is not None
 
 
 def _rows_are_dense(features: Any) -> bool:
