@@ -41,7 +41,7 @@ def main() -> int:
         "--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="that compile at once"
     )
     parser.add_argument("--patience", type=float, default=1800, help="seconds after which a process is ended")
-    parser.add_argument("--gib", type=int, default=120, help="GPU memory for processes that compile at once")
+    parser.add_argument("--gib", type=int, help="GPU memory for processes that compile at once (default: nearly all)")
     options = parser.parse_args()
     jobs = [job for job in PLANS[options.plan] if options.only is None or job.what in options.only.split(",")]
     if not jobs:
@@ -51,7 +51,7 @@ def main() -> int:
         parser.exit(1, f"no graph could be kept, so each would be compiled again where it is to be timed: {missing}\n")
     with _folder(options.store) as folder:
         bench = Bench(options.plan, folder, options.results, options.patience)
-        bench.compile([step for job in jobs for step in job.compiling()], options.processes, options.gib)
+        bench.compile([step for job in jobs for step in job.compiling()], options.processes, options.gib or _room())
         for job in jobs:
             bench.measure(job)
     print("", *table(bench.report), "", bench.path, sep="\n", flush=True)
@@ -65,6 +65,16 @@ def _missing() -> str | None:
     except ImportError as error:
         return str(error)
     return None
+
+
+def _room() -> int:
+    """GiB of the first GPU's memory but for a tenth; as much as anybody asks for where there is none."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return sys.maxsize
+    return int(0.9 * int(found.split()[0]) / 1024)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""Measure ways to be faster by themselves, each before anything of it is built: microseconds of what is, and of what
-could be.
+"""Measure ways to be faster by themselves, before anything of them is built: what is, and what could be, in µs.
 
     python -m benchmarks.levers --output FILE        on a GPU; needs no ComfyUI
+    python -m benchmarks.levers --shrink 16          on a CPU, to see that it runs
 
 Tensors have the shapes of a step of SDXL or Flux at 1024 x 1024. Each time is the median of calls with a cold cache.
 """
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ import torch.nn.functional as F
 
 from .files import write
 
-_FLUX_TOKENS, _FLUX_WIDTH, _FLUX_STEPS = 4608, 3072, 28
+_FLUX_TOKENS, _FLUX_WIDTH, _FLUX_STEPS, _HEAD = 4608, 3072, 28, 128
 _FLUX_WEIGHTS = {  # shapes, and how many a step has of each
     (21504, 3072): 38,
     (3072, 15360): 38,
@@ -29,53 +31,73 @@ _FLUX_WEIGHTS = {  # shapes, and how many a step has of each
     (12288, 3072): 38,
     (3072, 12288): 38,
 }
-_NORMS = ((2, 320, 128, 128), (2, 640, 64, 64), (2, 1280, 32, 32), (1, 512, 256, 256), (1, 128, 1024, 1024))
+_NORMS = ((2, 320, 128), (2, 640, 64), (2, 1280, 32), (1, 512, 256), (1, 128, 1024))
 _GROUPS = 32
 _LARGEST_FP8 = 448.0
+_SDXL_TOKENS, _SDXL_HEADS, _SDXL_HEAD, _SDXL_BLOCKS = 1024, 20, 64, 10
+_CALLS = 5  # timed on a CPU
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where is measured, and by what sizes are divided."""
+
+    device: str
+    shrink: int
+
+    def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Return noise."""
+        return torch.randn(*shape, device=self.device, dtype=dtype)
+
+    def us(self, work: Callable[[], object]) -> float:
+        """Return the median microseconds of a call."""
+        if self.device == "cuda":
+            from triton.testing import do_bench  # type: ignore[import-not-found,unused-ignore]
+
+            return round(1000 * float(do_bench(work, warmup=50, rep=200, return_mode="median")), 1)
+        work()
+        times = []
+        for _ in range(_CALLS):
+            start = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - start)
+        return round(1e6 * statistics.median(times), 1)
 
 
 def main() -> int:
     """Measure; write JSON, print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="some of them alone, separated by commas")
+    parser.add_argument("--shrink", type=int, default=1, help="divide sizes by this")
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    on_gpu = torch.cuda.is_available()
+    bench, found = Bench("cuda" if on_gpu else "cpu", options.shrink), dict[str, Any]()
     for name, measure in LEVERS.items():
         if options.only is None or name in options.only.split(","):
-            try:
-                found[name] = measure()
-            except Exception as error:  # a library that is not there, or a form that this PyTorch has not
-                found[name] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+            with torch.no_grad():
+                found[name] = measure(bench)
             print(f"{name}: {found[name]}", flush=True)
-    environment = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    gpu = torch.cuda.get_device_name() if on_gpu else None
+    environment = {"gpu": gpu, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     write({"environment": environment, "us": found}, options.output)
     return 0
 
 
-def _us(work: Callable[[], object]) -> float:
-    from triton.testing import do_bench  # type: ignore[import-not-found,unused-ignore]
-
-    return round(1000 * float(do_bench(work, warmup=50, rep=200, return_mode="median")), 1)
-
-
-def _bf16(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-
-def group_norms() -> dict[str, Any]:
+def group_norms(bench: Bench) -> dict[str, Any]:
     """Group norm and SiLU as Inductor has them from our capture, and their bytes; channels lie together."""
     from onediff_comfy.capture.rewrites.op_substitutions import group_norm
 
+    ours = torch.compile(lambda x, w, b: F.silu(group_norm(x, _GROUPS, w, b)), dynamic=True)
+    statistics_alone = torch.compile(_row_statistics, dynamic=True)
     found = {}
-    for shape in _NORMS:
-        image = torch.randn(shape, device="cuda", dtype=torch.float16).contiguous(memory_format=torch.channels_last)
-        weight, bias = torch.randn(2, shape[1], device="cuda", dtype=torch.float16)
-        ours = torch.compile(lambda x, w, b: F.silu(group_norm(x, _GROUPS, w, b)), dynamic=True)
-        statistics = torch.compile(_row_statistics, dynamic=True)
-        found[str(shape)] = {
-            "as it is": _us(functools.partial(ours, image, weight, bias)),
-            "of it the rows' statistics": _us(functools.partial(statistics, image)),
+    for batch, channels, side in _NORMS:
+        small = side // bench.shrink
+        image = bench.random(batch, channels, small, small).contiguous(memory_format=torch.channels_last)
+        weight, bias = bench.random(2, channels)
+        found[f"{batch}x{channels}x{small}x{small}"] = {
+            "as it is": bench.us(functools.partial(ours, image, weight, bias)),
+            "of it the rows' statistics": bench.us(functools.partial(statistics_alone, image)),
             "its bytes, read twice and written, at 4.1 TB/s": round(3 * 2 * image.numel() / 4.1e6, 1),
         }
     return found
@@ -88,14 +110,14 @@ def _row_statistics(image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return variance, mean
 
 
-def weights_to_fp8() -> dict[str, Any]:
+def weights_to_fp8(bench: Bench) -> dict[str, Any]:
     """Rounding a Flux step's weights to 8 bits row by row, which a prelude would do once."""
     rounded = torch.compile(_rounded_rows, dynamic=False)
     found, whole = {}, 0.0
-    for shape, count in _FLUX_WEIGHTS.items():
-        weight = _bf16(*shape)
-        found[str(shape)] = _us(functools.partial(rounded, weight))
-        whole += count * found[str(shape)]
+    for (rows, columns), count in _FLUX_WEIGHTS.items():
+        weight = bench.random(rows // bench.shrink, columns // bench.shrink)
+        found[f"{rows}x{columns}"] = bench.us(functools.partial(rounded, weight))
+        whole += count * found[f"{rows}x{columns}"]
     return {**found, "a step": round(whole)}
 
 
@@ -104,9 +126,9 @@ def _rounded_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight.float() / scale).to(torch.float8_e4m3fn), scale
 
 
-def positions() -> dict[str, Any]:
+def positions(bench: Bench) -> dict[str, Any]:
     """Flux' rotations, which depend on sizes alone."""
-    places = torch.arange(_FLUX_TOKENS, device="cuda", dtype=torch.float32)
+    places = torch.arange(_FLUX_TOKENS // bench.shrink, device=bench.device, dtype=torch.float32)
 
     def angles(places: torch.Tensor, width: int) -> torch.Tensor:
         scale = torch.linspace(0, (width - 2) / width, width // 2, dtype=torch.float64, device=places.device)
@@ -114,62 +136,66 @@ def positions() -> dict[str, Any]:
         return torch.stack([out.cos(), -out.sin(), out.sin(), out.cos()], -1).float()
 
     compiled = torch.compile(lambda p: torch.cat([angles(p, width) for width in (16, 56, 56)], -2), dynamic=False)
-    return {"a step": _us(lambda: compiled(places))}
+    return {"a step": bench.us(lambda: compiled(places))}
 
 
-def gelu_epilogue() -> dict[str, Any]:
+def gelu_epilogue(bench: Bench) -> dict[str, Any]:
     """A product, its bias and GELU: as two kernels, and as one of cuBLASLt's."""
-    x, weight, bias = _bf16(4096, _FLUX_WIDTH), _bf16(12288, _FLUX_WIDTH), _bf16(12288)
+    rows, width = 4096 // bench.shrink, _FLUX_WIDTH // bench.shrink
+    x, weight, bias = bench.random(rows, width), bench.random(4 * width, width), bench.random(4 * width)
     two = torch.compile(lambda: F.gelu(F.linear(x, weight, bias), approximate="tanh"), dynamic=False)
     return {
-        "product alone": _us(lambda: F.linear(x, weight, bias)),
-        "two kernels": _us(two),
-        "epilogue": _us(lambda: torch._addmm_activation(bias, x, weight.t(), use_gelu=True)),
+        "product alone": bench.us(lambda: F.linear(x, weight, bias)),
+        "two kernels": bench.us(two),
+        "epilogue": bench.us(lambda: torch._addmm_activation(bias, x, weight.t(), use_gelu=True)),
         "of them a step has": 19,
     }
 
 
-def modulations() -> dict[str, Any]:
+def modulations(bench: Bench) -> dict[str, Any]:
     """Flux' modulations of one step, and of all steps of an image in one product."""
-    double, single = _bf16(18432, _FLUX_WIDTH), _bf16(9216, _FLUX_WIDTH)
+    width = _FLUX_WIDTH // bench.shrink
+    double, single = bench.random(6 * width, width), bench.random(3 * width, width)
 
     def step(rows: int) -> float:
-        x = _bf16(rows, _FLUX_WIDTH)
-        return 38 * _us(lambda: F.linear(x, double)) + 38 * _us(lambda: F.linear(x, single))
+        x = bench.random(rows, width)
+        return 38 * bench.us(lambda: F.linear(x, double)) + 38 * bench.us(lambda: F.linear(x, single))
 
     return {"a step": round(step(1)), "all 28 steps at once": round(step(_FLUX_STEPS))}
 
 
-def attention() -> dict[str, Any]:
-    """Flux' attention by cuDNN in 16 bits, and by SageAttention in 8, where that is installed."""
+def attention(bench: Bench) -> dict[str, Any]:
+    """Flux' attention by PyTorch, which on Hopper is cuDNN's, and by SageAttention in 8 bits if that is installed."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    query, key, value = (_bf16(1, 24, _FLUX_TOKENS, 128) for _ in range(3))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        found = {"cuDNN": _us(lambda: F.scaled_dot_product_attention(query, key, value))}
+    query, key, value = (bench.random(1, 24, _FLUX_TOKENS // bench.shrink, _HEAD) for _ in range(3))
+    kernel = SDPBackend.CUDNN_ATTENTION if bench.device == "cuda" else SDPBackend.MATH
+    with sdpa_kernel(kernel):
+        found = {kernel.name: bench.us(lambda: F.scaled_dot_product_attention(query, key, value))}
     try:
         from sageattention import sageattn  # type: ignore[import-not-found,unused-ignore]
-
-        return {**found, "SageAttention": _us(lambda: sageattn(query, key, value))}
     except ImportError:
         return {**found, "SageAttention": "not installed"}
+    return {**found, "SageAttention": bench.us(lambda: sageattn(query, key, value))}
 
 
-def dependent_launch() -> dict[str, Any]:
-    """Ten blocks of SDXL's deepest level in a CUDA graph, without and with programmatic dependent launch."""
+def dependent_launch(bench: Bench) -> dict[str, Any]:
+    """Blocks of SDXL's deepest level in a CUDA graph, without and with programmatic dependent launch."""
     import torch._inductor.config
 
-    x = torch.randn(2048, 1280, device="cuda", dtype=torch.float16) * 0.1
-    weights = [torch.randn(a, b, device="cuda", dtype=torch.float16) / b**0.5 for a, b in _BLOCK for _ in range(10)]
+    tokens, heads = _SDXL_TOKENS // bench.shrink, max(1, _SDXL_HEADS // bench.shrink)
+    width, dtype = heads * _SDXL_HEAD, torch.float16 if bench.device == "cuda" else torch.bfloat16
+    x = bench.random(2 * tokens, width, dtype=dtype)
+    shapes = ((3 * width, width), (width, width), (8 * width, width), (width, 4 * width))
+    weights = [[bench.random(*shape, dtype=dtype) / shape[1] ** 0.5 for shape in shapes] for _ in range(_SDXL_BLOCKS)]
 
-    def block(x: torch.Tensor) -> torch.Tensor:
-        for number in range(10):
-            qkv, out, up, down = weights[number::10]
-            h = F.linear(F.layer_norm(x, (1280,)), qkv)
-            q, k, v = h.view(2, 1024, 3, 20, 64).permute(2, 0, 3, 1, 4)
-            attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2048, 1280)
+    def blocks(x: torch.Tensor) -> torch.Tensor:
+        for to_heads, out, up, down in weights:
+            h = F.linear(F.layer_norm(x, (width,)), to_heads)
+            q, k, v = h.view(2, tokens, 3, heads, _SDXL_HEAD).permute(2, 0, 3, 1, 4)
+            attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2 * tokens, width)
             x = x + F.linear(attended, out)
-            left, right = F.linear(F.layer_norm(x, (1280,)), up).chunk(2, -1)
+            left, right = F.linear(F.layer_norm(x, (width,)), up).chunk(2, -1)
             x = x + F.linear(left * F.gelu(right), down)
         return x
 
@@ -177,17 +203,22 @@ def dependent_launch() -> dict[str, Any]:
     for name, chosen in (("as it is", False), ("dependent launch", True)):
         torch._dynamo.reset()
         with torch._inductor.config.patch({"triton.enable_pdl": chosen}):
-            compiled = torch.compile(block, dynamic=False)
-            compiled(x)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                compiled(x)
-        found[name] = _us(graph.replay)
+            found[name] = bench.us(_replaying(torch.compile(blocks, dynamic=False), x))
     return found
 
 
-_BLOCK = ((3840, 1280), (1280, 1280), (10240, 1280), (1280, 5120))
-LEVERS: dict[str, Callable[[], dict[str, Any]]] = {
+def _replaying(compiled: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
+    """Return what replays a recording of a call; on a CPU, what calls."""
+    compiled(x)
+    if not x.is_cuda:
+        return functools.partial(compiled, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compiled(x)
+    return graph.replay
+
+
+LEVERS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "group norms": group_norms,
     "weights to fp8": weights_to_fp8,
     "positions": positions,
