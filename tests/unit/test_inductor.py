@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from releases import is_before
+from releases import rounds_in_16_bits
 from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
@@ -119,11 +119,7 @@ class Embedding(nn.Module):
         return torch.cos(guidance * 1000), x + torch.nn.functional.silu(self.norm(x))
 
 
-@pytest.mark.xfail(
-    is_before("2.13") and not torch.cuda.is_available(),
-    reason="PyTorch before 2.13 leaves such roundings out on a CPU; the proof refuses the graph",
-    strict=True,
-)
+@rounds_in_16_bits
 def test_in_bfloat16_it_rounds_where_eager_does(capture_of: Callable[..., Any]) -> None:
     """A cosine of a product that is not rounded before is another one, off by up to 2."""
     module = Embedding().eval().to(torch.bfloat16)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from releases import rounds_in_16_bits
 
 from onediff_comfy.capture.rewrites import scaled_fp8
 from onediff_comfy.engines.inductor import engine as inductor
@@ -244,6 +245,7 @@ def test_what_others_use_is_put_together_before_it_is_rounded(capture_of: Callab
 
 
 @multiplies
+@rounds_in_16_bits
 def test_inductor_rounds_in_the_kernel_that_computes(capture_of: Callable[..., Any]) -> None:
     from torch._inductor.utils import run_and_get_code
 
