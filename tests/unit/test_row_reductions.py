@@ -29,7 +29,9 @@ def _in_one_pass(
         numel=sympy.Integer(4608),
         get_reduction_hint=lambda: hint,
         reduction_nodes=lambda: [node],
-        strict_reduction_rblock=lambda: block,
+        strict_sum_rblock=lambda: block,  # PyTorch 2.14
+        has_strict_sum_multirow_reduction=lambda: False,
+        strict_reduction_rblock=lambda: block,  # 2.15
         has_strict_multirow_reduction=lambda: False,
     )
     graph = GraphLowering(torch.fx.symbolic_trace(torch.nn.Identity()))
@@ -58,4 +60,4 @@ def test_other_reductions_are_left_to_inductor() -> None:
     with rows_in_one_pass():
         assert not _in_one_pass(3072, ReductionHint.OUTER)
         assert _in_one_pass(3072, cooperative=True) is False
-        assert _in_one_pass(3072, block=64) is False  # in an order that is set, by PyTorch 2.15
+        assert _in_one_pass(3072, block=64) is False  # in an order that is set

@@ -19,6 +19,8 @@ MOST_ELEMENTS = 16384
 MOST_ELEMENTS_APART = 1024
 """The same where rows do not lie one behind the other."""
 
+_BLOCK_IN_ORDER = ("strict_sum_rblock", "strict_reduction_rblock")  # as PyTorch 2.14 and 2.15 call it
+
 
 def rows_in_one_pass() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which Inductor, on this thread, generates Triton code that reads each row once.
@@ -51,9 +53,9 @@ def rows_in_one_pass() -> contextlib.AbstractContextManager[Any]:
 
 
 def _order_is_set(features: Any) -> bool:
-    """Return True if sums are to be added up in eager's order, which PyTorch 2.15 can be told."""
-    block = getattr(features, "strict_reduction_rblock", None)
-    return block is not None and block() is not None
+    """Return True if sums are to be added up in eager's order, which PyTorch can be told from 2.14 on."""
+    asked = (getattr(features, name, None) for name in _BLOCK_IN_ORDER)
+    return any(block is not None and block() is not None for block in asked)
 
 
 def _rows_are_dense(features: Any) -> bool:
