@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import variants
+from benchmarks import variants, whole
 from benchmarks.files import file_name
 from benchmarks.measures import psnr, relative_error, ssim
 from benchmarks.plan import PLANS, Job, Step
@@ -226,14 +226,14 @@ def job(module: str, report: dict[str, Any], status: int = 0) -> dict[str, Any]:
 
 def test_the_table_has_a_cell_for_everything_that_was_measured_and_nothing_else() -> None:
     parts = {"text_s": 0.1, "steps_s": 2.0, "decoding_s": 0.3, "peak_mib": 10.0}
-    whole = {"whole_s": 2.4, "whole_s_min": 2.3, "whole_s_max": 2.5, **parts}
+    of_all = {"whole_s": 2.4, "whole_s_min": 2.3, "whole_s_max": 2.5, **parts}
     restarts = [
         {"variant": "eager", "process": which, "first_image_s": s} for which, s in (("first", 9), ("second", 4))
     ]
     vae = [{"case": "decode 64", "way": way, "module_ms": ms} for way, ms in (("eager", 8.0), ("general", 4.0))]
     jobs = {
         "tiny": job("sampling", sampling_report(torch_compile="RuntimeError: no")),
-        "video": job("whole", {"variants": {"eager": whole, "onediff-inductor": {**whole, "whole_s": 1.2}}}),
+        "video": job("whole", {"variants": {"eager": of_all, "onediff-inductor": {**of_all, "whole_s": 1.2}}}),
         "vae": job("vae", {"rows": vae}),
         "restart": job("restart", {"processes": restarts}),
         "background": job("any_size", {"background": {"eager_image_s": 1.0, "image_meanwhile_s": 1.25}}),
@@ -261,6 +261,25 @@ def test_figures_of_ours_that_eager_made_are_said_to_be_so() -> None:
     report["variants"]["onediff-inductor"]["calls_eager"] = 3
     assert ours_failed(report)
     assert "3 calls ran eager" in table({"jobs": {"tiny": job("sampling", report)}})[3]
+
+
+@pytest.mark.parametrize(
+    ("row", "status"),
+    [
+        ({"text_eager": 0, "steps_eager": 0, "decoding_eager": 3}, 0),  # a video's first pieces are ComfyUI's
+        ({"text_eager": 1, "steps_eager": 0}, 1),
+        ({"steps_eager": 0, "calls": 0}, 1),
+        ({"failed": "RuntimeError: no"}, 1),
+    ],
+)
+def test_a_whole_of_which_a_part_ran_eager_is_not_ours(
+    row: dict[str, Any], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = {"variants": {"eager": {"text_eager": 9}, "onediff-inductor": {"calls": 5, **row}}}
+    monkeypatch.setattr(sys, "argv", ["whole", "--model", "tiny"])
+    for name, value in {"start_host": None, "reported": report, "_print_table": None}.items():
+        monkeypatch.setattr(whole, name, lambda *_, value=value, **__: value)
+    assert whole.main() == status
 
 
 def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
