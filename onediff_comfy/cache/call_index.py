@@ -55,7 +55,11 @@ class CallIndex:
         self._exact_only: set[str] = set()
 
     def options_read(self, fingerprint: str) -> frozenset[str]:
-        """Return the options that the target with this fingerprint is known to read."""
+        """Return the options that a target is known to read.
+
+        Args:
+            fingerprint: of the target, and of the code of functions that it is handed (``reader_of``).
+        """
         if fingerprint not in self._options_read:
             noted = self._store.notes.read(OPTIONS, fingerprint) if self._store else None
             self._options_read[fingerprint] = frozenset(noted or ())

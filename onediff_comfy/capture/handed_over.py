@@ -81,7 +81,7 @@ class Functions(ABC):
         """Return True if they do. Waits for the device."""
 
     @abstractmethod
-    def settled(self) -> Functions:
+    def decided(self) -> Functions:
         """Return them with the values by which they decide, if they are as assumed."""
 
     @abstractmethod

@@ -108,8 +108,8 @@ class Served:
     note: str = ""
 
     @cached_property
-    def proof_key(self) -> tuple[str, tuple[int, ...]]:
-        """Return what a proof is of: a graph at one set of sizes."""
+    def kind(self) -> tuple[str, tuple[int, ...]]:
+        """Return what is timed, and proved where a call has no functions: a graph at one set of sizes."""
         return self.graph_key, self.sizes
 
 
@@ -125,7 +125,7 @@ class Serve:
     """A decision: this graph answers, with the weights that are in place now.
 
     Attributes:
-        proof_key: what a proof is of: that of the route, and what functions of the call are and hold.
+        proof_key: what a proof is of: the route's kind, and what functions of the call are and hold.
         stream: what the call shares with the same call in other steps of a run; None where that is not known.
         options: of the call, where the graph calls a function of theirs; else None.
     """

@@ -100,7 +100,7 @@ class CallServer:
                         request = self.guard.request(invocation, run)
                 known = self._known(request, run)
                 if known is None and request.is_assumed:  # nothing is traced for a guess
-                    request = self.guard.settled(request, run)
+                    request = self.guard.decided(request, run)
                     known = self._known(request, run)
                 return known or self._resolved(request, run)
         except self.host.interruption:
@@ -129,7 +129,7 @@ class CallServer:
             prompts = self.host.stream(request.arguments.get(self.host.options_name) or {})
             if prompts is not None:
                 stream = route.graph_key, id(request.invocation.module), request.call.signature, prompts
-        proof_key, functions = route.proof_key, request.call.functions
+        proof_key, functions = route.kind, request.call.functions
         if functions is not None:  # a trace may mistake them for others that give this graph, which is proved of these
             proof_key = proof_key[0], (*proof_key[1], *functions.facts)
         options = request.arguments.get(self.host.options_name) or {} if graph.binding.calls_option else None
@@ -148,8 +148,8 @@ class CallServer:
 
     def _serve(self, serve: Serve, run: RunContext) -> Output | Eager | None:
         """Run the graph of a decision, and compare it with eager where due; None if it was for a wrong assumption."""
-        settled = self.verifier.settled.get(serve.proof_key)
-        due = (settled is None or settled() is not serve.graph) and self.verifier.is_due(serve, run)
+        done = self.verifier.done.get(serve.proof_key)
+        due = (done is None or done() is not serve.graph) and self.verifier.is_due(serve, run)
         with self.host.unplanned():
             output = self.executor.run(serve, run, due)
         if output is None:
@@ -161,8 +161,8 @@ class CallServer:
         if due:
             verdict = self.verifier.judge(serve, output.value, run)
             if verdict.reason is not None:
-                settle = self.resolver.no_reuse if verdict.only_when_reusing else self.resolver.disproved
-                settle(serve, verdict.reason)
+                drop = self.resolver.no_reuse if verdict.only_when_reusing else self.resolver.disproved
+                drop(serve, verdict.reason)
                 self.teller.fell_back(serve.request.invocation.module, Eager(verdict.reason), run)
                 return Output(verdict.output)
             output = Output(verdict.output)
@@ -249,7 +249,7 @@ class Dispatcher:
             step_cache: decides in each step of this run whether deep layers are computed; without one they always are.
         """
         self.runs += 1
-        self._resolver.put_off()
+        self._resolver.take_delayed()  # of a run that was broken off: no other counts as the first
         self._server.guard.begin_run()
         self._server.verifier.begin_run()
         self._run = replace(self._run, report=self._new_report(), reusing=step_cache is not None, step_cache=step_cache)
@@ -267,8 +267,8 @@ class Dispatcher:
             what: what it made, for people: ``1024×1024 b1``.
         """
         self.end_step_cache()
-        if (put_off := self._resolver.put_off()) is not None:
-            self._server.decide(put_off, self._run)
+        if (delayed := self._resolver.take_delayed()) is not None:
+            self._server.decide(delayed, self._run)
         self._server.guard.end_run()
         self._server.executor.end_run()
         self._server.teller.ended(self._run.report, module, what)

@@ -124,7 +124,7 @@ class ModuleGuard:
         """
         return self._checked(request.invocation.module).target is request.target
 
-    def settled(self, request: Request, run: RunContext) -> Request:
+    def decided(self, request: Request, run: RunContext) -> Request:
         """Return the request as it is once it is known how its functions decide. Waits for the device.
 
         Raises:
@@ -133,7 +133,7 @@ class ModuleGuard:
         functions = request.call.functions
         if functions is None or not functions.are_as_assumed():
             return self.request(request.invocation, run)
-        return replace(request, call=replace(request.call, functions=functions.settled()))
+        return replace(request, call=replace(request.call, functions=functions.decided()))
 
     def up_to_date(self, request: Request) -> Request:
         """Return the request as it is with all that is known by now of which options its target reads.

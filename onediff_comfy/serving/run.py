@@ -55,7 +55,7 @@ class RunReport:
 
     def graph_answered(self, route: Served, signature: Signature) -> bool:
         """Count a call that a graph answered. Return True if it is the first of its kind in this run."""
-        kind = route.proof_key
+        kind = route.kind
         with self._lock:
             self._served[kind] += 1
             self._by_graph[route.graph_key] += 1

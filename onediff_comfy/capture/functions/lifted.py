@@ -89,7 +89,7 @@ class LiftedFunctions(Functions):
     def are_assumed(self) -> bool:
         return self.arriving is not None
 
-    def settled(self) -> LiftedFunctions:
+    def decided(self) -> LiftedFunctions:
         return self if self.arriving is None else replace(self, values=self.arriving.get(), arriving=None)
 
     def are_as_assumed(self) -> bool:

@@ -37,7 +37,7 @@ from .opaque_function import put_stand_ins
 from .trace_scopes import (
     attributes_restored,
     generators_restored,
-    hooks_of_export_removed,
+    hooks_removed,
     lines_of_code_forgotten,
     no_gradients_wanted,
     other_threads_left_alone,
@@ -225,7 +225,7 @@ def _tracing(target: Target, watch: Watch) -> Iterator[None]:
         torch.no_grad(),
         watch,
         generators_restored(),
-        hooks_of_export_removed(),
+        hooks_removed(target.module),
         no_gradients_wanted(target.module),
         other_threads_left_alone(),
         lines_of_code_forgotten(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -71,22 +72,25 @@ def no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hooks_of_export_removed() -> Iterator[None]:
-    """Remove the hooks on all modules' buffers that torch.export leaves behind where a forward raises.
+def hooks_removed(module: torch.nn.Module) -> Iterator[None]:
+    """Remove the hooks on all modules' buffers that hold ``module`` and were not there before.
 
-    PyTorch before 2.13 does. Such a hook holds the model for ever, and refuses whoever registers a buffer in it later.
+    Where a forward raises, torch.export before 2.13 leaves one behind. It holds the model for ever, and refuses whoever
+    registers a buffer in it later.
     """
     hooks = module_hooks._global_buffer_registration_hooks
     before = set(hooks)
     try:
         yield
     finally:
-        for key in [key for key, hook in hooks.items() if key not in before and _of_torch(hook)]:
+        for key in [key for key, hook in hooks.items() if key not in before and _holds(hook, module)]:
             del hooks[key]
 
 
-def _of_torch(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("torch.")  # another thread's extension may add its own
+def _holds(hook: Any, module: torch.nn.Module) -> bool:
+    held = inspect.getclosurevars(hook).nonlocals.values() if inspect.isfunction(hook) else ()
+    parents = (each for each in held if isinstance(each, torch.nn.Module))
+    return any(child is module for parent in parents for child in parent.modules())
 
 
 @contextlib.contextmanager

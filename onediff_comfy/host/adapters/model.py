@@ -230,17 +230,17 @@ class ForwardWrapper:
             return executor(*args, **kwargs)
         self.reached_by.add(executor.class_obj)
 
-        def serve(*inner_args: Any, **inner_kwargs: Any) -> Any:
+        def served(*inner_args: Any, **inner_kwargs: Any) -> Any:
             return self.serve(executor.class_obj, executor.original, inner_args, inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
-        return WrapperExecutor.new_class_executor(serve, executor.class_obj, behind).execute(*args, **kwargs)
+        return WrapperExecutor.new_class_executor(served, executor.class_obj, behind).execute(*args, **kwargs)
 
 
 class _ApplyWrapper:
     """Serve diffusion models whose forward asks for no wrappers, around the host's ``apply_model``.
 
-    The first call of a family shows if its forward does; it runs as the host would run it. If it does not reach our
+    The first call of a module shows if its forward does; it runs as the host would run it. If it does not reach our
     wrapper, all later calls go to a passing copy of the host's model object that holds a proxy of the diffusion model.
     The object itself, which other clones share, keeps its own. Like ``ForwardWrapper`` this replaces the bottom of the
     stack of wrappers.

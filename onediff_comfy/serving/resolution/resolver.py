@@ -73,8 +73,8 @@ class Resolver:
             return Eager(found.reason, expected=True)
         return Eager(found.reason) if isinstance(found, Refused) else found
 
-    def put_off(self) -> Invocation | None:
-        """Return an invocation that had to wait for a run's end, and whose graph is to be looked for now."""
+    def take_delayed(self) -> Invocation | None:
+        """Take out the invocation that had to wait for a run's end, and whose graph is to be looked for now."""
         return self.sources.delay.end_first_image()
 
     def pending(self, invocation: Invocation, reusing: bool) -> Pending | None:
@@ -134,7 +134,7 @@ class Resolver:
     # -- preparing -----------------------------------------------------------------------------
 
     def _prepared(self, request: Request, run: RunContext) -> Provided | Refused | BatchSplit | Pending:
-        """Find or make the graph for a request that has no route yet, and remember the route.
+        """Find or make the graph for a request whose route leads to none in memory, and remember the route.
 
         Raises:
             NotCovered: weights are not where a graph needs them. They may be back for the next call.

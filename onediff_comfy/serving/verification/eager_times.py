@@ -29,7 +29,7 @@ _LONG_S = 1.0
 MOST_GIVEN = 256 << 20
 """Bytes of tensors that a call which is only timed may be given. A video's piece hands a gigabyte on to the next."""
 _LOADING_S = 5.0
-"""The first eager call of a process loads kernels, which takes less than this."""
+"""The first eager call of an accelerated object may load kernels, which takes less than this."""
 
 
 class EagerTimes:
@@ -42,7 +42,8 @@ class EagerTimes:
 
     To take more samples, calls that a graph has answered run eager as well. That must not be felt:
 
-    - one call in ``_EVERY_CALLS`` at most, and ``_MOST`` for calls of one size; they are kept on disk, for ever;
+    - once there is a sample, one call in ``_EVERY_CALLS`` at most, and ``_MOST`` for calls of one size; samples are
+      kept on disk, for ever;
     - none of calls that take more than ``_LONG_S``, so that no picture takes longer by more than that;
     - none in a run that reuses steps, where a call more is what the person did not want;
     - none where memory is short: eager's intermediate results would push something else out;
@@ -126,7 +127,7 @@ class EagerTimes:
         """
         found = []
         for signature, route in served:
-            eager, graph = self.seconds(route.proof_key, signature), self._times.usual(route.graph_key, signature)
+            eager, graph = self.seconds(route.kind, signature), self._times.usual(route.graph_key, signature)
             if eager and graph:
                 found.append(Speed(route.graph_key, largest_tensor(signature), eager, graph))
         return found

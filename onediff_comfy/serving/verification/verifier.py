@@ -69,21 +69,21 @@ class Verifier:
         unplanned: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._library, self._times, self._eager_times, self._unplanned = library, times, eager_times, unplanned
-        self.settled: dict[Kind, weakref.ref[CompiledGraph]] = {}
+        self.done: dict[Kind, weakref.ref[CompiledGraph]] = {}  # by proof key: of which none is to run eager any more
 
     def begin_run(self) -> None:
         """Ask again of every kind of call."""
-        self.settled.clear()
+        self.done.clear()
 
     def is_due(self, serve: Serve, run: RunContext) -> bool:
         """Return True if this call is to run eager as well: to be compared, or only to be timed."""
-        kind, request = serve.route.proof_key, serve.request
+        kind, request = serve.route.kind, serve.request
         if not self._is_proved(serve):
             return True
         if self._eager_times.due(kind, request.call.signature, request.device, run.step_cache is not None):
             return True
         if self._eager_times.is_over(kind):
-            self.settled[serve.proof_key] = weakref.ref(serve.graph)
+            self.done[serve.proof_key] = weakref.ref(serve.graph)
         return False
 
     def judge(self, serve: Serve, output: Any, run: RunContext) -> Verdict:
@@ -99,7 +99,7 @@ class Verifier:
         except torch.OutOfMemoryError:
             if not self._is_proved(serve):
                 raise
-            self._eager_times.give_up(route.proof_key)  # eager was only to be timed: the answer is there
+            self._eager_times.give_up(route.kind)  # eager was only to be timed: the answer is there
             return Verdict(output)
         dtypes = {tensor.dtype for tensor in (*serve.weights.tensors, *request.call.tensors)}
         allowed = numerics.limit(dtypes, request.device, route.variant.fp8)
@@ -115,14 +115,14 @@ class Verifier:
             brief_error = self._brief_difference(serve, expected, run)
         if not brief_error <= allowed:
             return Verdict(expected, message("a graph that reuses steps differed from eager"), only_when_reusing=True)
-        self._eager_times.took(route.proof_key, request.call.signature)
+        self._eager_times.took(route.kind, request.call.signature)
         if not self._is_proved(serve):
             self._library.verdicts.proved(*serve.proof_key)
             log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
         return Verdict(output)
 
     def _disproved(self, serve: Serve, error: float, allowed: float) -> str:
-        """Retire a graph. Return why."""
+        """Return why a graph is wrong. It is retired, unless a trace may have mistaken functions for others."""
         functions = serve.request.call.functions
         if functions is not None:  # which the trace was mistaken in: the graph may be right for a model without them
             source = source_of(functions.functions[0])
