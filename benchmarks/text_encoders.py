@@ -76,7 +76,7 @@ def _umt5(dtype: torch.dtype) -> tuple[type, type]:
     return te(dtype_t5=dtype), Letters
 
 
-_TINY: dict[str, Any] = {"num_layers": 1, "vocab_size": 256, "d_ff": 64, "num_heads": 2}
+_TINY: dict[str, Any] = {"num_layers": 2, "vocab_size": 256, "d_ff": 64, "num_heads": 2}
 TEXT_ENCODERS = {
     "qwen3-4b": TextEncoder(_qwen3_4b),
     "qwen2.5-7b": TextEncoder(_qwen25_7b),
