@@ -147,7 +147,8 @@ class Bench:
             if output.exists():
                 found["report"] = read(output)
                 self.report["environment"] = found["report"]["environment"]
-            found["status"] = status or int(not output.exists())
+            else:
+                found["status"] = status or 1
         self.report["jobs"][job.what] = found
         self.report["wall_s"] = time.monotonic() - self._start
         print(f"== {job.what}: {found['s']:.0f} s, ended with {status}", flush=True)

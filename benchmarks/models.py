@@ -237,14 +237,16 @@ def random_weights(family: Family, device: torch.device) -> Iterator[tuple[str, 
         shapes = family.build(family.dtype).state_dict()
     generator = torch.Generator(device).manual_seed(0)
     for name, shape in shapes.items():
-        weight = torch.empty(shape.shape, device=device, dtype=family.dtype)
-        if weight.ndim >= 2:
-            weight.normal_(0, 0.7 / math.sqrt(weight[0].numel()), generator=generator)
-        elif name.endswith(("weight", "scale")):
-            weight.fill_(1)
-        else:
-            weight.normal_(0, 0.02, generator=generator)
-        yield name, weight
+        yield name, random_weight(name, torch.empty(shape.shape, device=device, dtype=family.dtype), generator)
+
+
+def random_weight(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Fill a weight so that activations stay near unit scale: matrices, norms' scales by their names, and biases."""
+    if weight.ndim >= 2:
+        return weight.normal_(0, 0.7 / math.sqrt(weight[0].numel()), generator=generator)
+    if name.endswith(("weight", "scale")):
+        return weight.fill_(1)
+    return weight.normal_(0, 0.02, generator=generator)
 
 
 def load(family: Family, device: torch.device, file: Path | None = None, dtype: torch.dtype | None = None) -> Any:

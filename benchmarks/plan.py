@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .whole import PARTS
+
 
 @dataclass(frozen=True)
 class Step:
@@ -64,7 +66,7 @@ _OURS = "onediff-inductor"
 
 
 def _whole(what: str, arguments: str, gib: int) -> Job:
-    parts = tuple(f"--variants {_OURS} --part {part}" for part in ("steps", "decoding", "text"))
+    parts = tuple(f"--variants {_OURS} --part {part}" for part in PARTS)
     return Job(what, "whole", arguments, ("eager", _OURS), parts, gib)
 
 

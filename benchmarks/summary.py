@@ -7,6 +7,7 @@ from typing import Any
 
 from .files import Report, ratio_to_eager
 from .quality import verdict
+from .whole import PARTS
 
 _HEAD = (
     "of",
@@ -50,7 +51,7 @@ def _whole(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
         if "failed" in row:
             yield _row(what, name, f"failed: {row['failed']}")
             continue
-        parts = ", ".join(f"{part} {row[f'{part}_s']:.3f}" for part in ("text", "steps", "decoding"))
+        parts = ", ".join(f"{part} {row[f'{part}_s']:.3f}" for part in PARTS)
         time = f"{_spread(row, 'whole_s', '.3f')} s: {parts}"
         yield _row(what, name, time, ratio_to_eager(report, name, "whole_s"), row["peak_mib"])
 

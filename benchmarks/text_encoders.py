@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -42,19 +41,15 @@ class TextEncoder:
         import comfy.sd
         import torch
 
+        from .models import random_weight
+
         encoders, tokenizer = self.parts(torch.bfloat16)
         target = SimpleNamespace(params={}, clip=encoders, tokenizer=tokenizer)
         clip = comfy.sd.CLIP(target, model_options=dict(self.options))
         generator = torch.Generator(device).manual_seed(0)
-        for weight in clip.cond_stage_model.parameters():
-            if weight.ndim >= 2:
-                spread = 0.7 / math.sqrt(weight[0].numel())
-                made = torch.empty(weight.shape, device=device, dtype=weight.dtype).normal_(
-                    0, spread, generator=generator
-                )
-            else:
-                made = torch.ones(weight.shape, device=device, dtype=weight.dtype)
-            weight.copy_(made)
+        for name, weight in clip.cond_stage_model.named_parameters():
+            empty = torch.empty(weight.shape, device=device, dtype=weight.dtype)
+            weight.copy_(random_weight(name, empty, generator))
         return clip
 
 

@@ -118,6 +118,8 @@ class _Bench:
     def run(self) -> dict[str, Any]:
         from onediff_comfy.host.process.process import library, metrics
 
+        from .measures import relative_error
+
         compiling = {case: self.compile(case) for case in self.plan.cases}
         # What comes often gets a graph of its own, in the background: not while the general one is timed.
         library().background = None
@@ -237,6 +239,8 @@ class _Bench:
         """The relative error of each output against the same VAE in float32."""
         import torch
 
+        from .measures import relative_error
+
         reference = random_vae(self.plan.channels, torch.float32)
         exact = reference.decode(self.input(case)) if case.what == "decode" else reference.encode(self.input(case))
         return {name: relative_error(output, exact) for name, output in outputs.items()}
@@ -298,10 +302,6 @@ def _peak_memory() -> Iterator[dict[str, float]]:
     memory["reserved_mib"] = torch.cuda.max_memory_reserved() / 2**20
     torch.cuda.empty_cache()  # what is left belongs to somebody
     memory["held_mib"] = torch.cuda.memory_reserved() / 2**20
-
-
-def relative_error(actual: Any, expected: Any) -> float:
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 def _print_table(report: dict[str, Any]) -> None:

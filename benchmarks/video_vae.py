@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-import statistics
 import sys
 from typing import Any
 
 from .host import reported, seconds_of, start_host
-from .sampling import counters, environment, peak_mib, reset_peak
-from .vae import relative_error
+from .sampling import counters, environment, peak_mib, reset_peak, spread
 
 _DIMS = {"wan2.1": 96, "tiny": 16}
 _CHANNELS, _SIDE, _FRAMES = 16, 8, 4  # of the latent; pixels of a side and frames for each of its own
@@ -48,6 +46,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     from onediff_comfy.host.adapters.vae import accelerate_vae
     from onediff_comfy.host.process.process import library
 
+    from .measures import relative_error
+
     library().background = None  # no graph of one size is made while the general one is timed
     vae = random_video_vae(_DIMS[options.model])
     ways = {"eager": vae, "ours": accelerate_vae(vae, options.engine)}
@@ -64,16 +64,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
             reset_peak()
             seconds[name].append(seconds_of(functools.partial(way.decode, latent)))
             peaks[name] = max(peaks.get(name, 0.0), peak_mib() or 0.0)
-    rows = {
-        name: {
-            "s": statistics.median(times),
-            "s_min": min(times),
-            "s_max": max(times),
-            "s_all": times,
-            "peak_mib": peaks[name],
-        }
-        for name, times in seconds.items()
-    }
+    rows = {name: {**spread("s", times), "peak_mib": peaks[name]} for name, times in seconds.items()}
     return {
         "what": {key: value for key, value in vars(options).items() if key != "output"},
         "dtype": str(vae.vae_dtype),

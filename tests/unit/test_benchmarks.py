@@ -157,7 +157,7 @@ def test_other_names_are_refused_by_name(name: str) -> None:
         variants.names(f"eager,{name}")
 
 
-def _scripts(step: Step) -> list[str]:
+def _command_line(step: Step) -> list[str]:
     return [f"benchmarks.{step.module}", *step.arguments, "--output", "nowhere"]
 
 
@@ -177,7 +177,7 @@ def test_every_process_of_the_plans_is_understood_by_its_script(step: Step, monk
 
     script = importlib.import_module(f"benchmarks.{step.module}")
     monkeypatch.setattr(script, "_sample" if step.module == "restart" else "start_host", understood)
-    monkeypatch.setattr(sys, "argv", _scripts(step))
+    monkeypatch.setattr(sys, "argv", _command_line(step))
     with pytest.raises(Understood):
         script.main()
 
