@@ -287,16 +287,23 @@ def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeyp
         assert environment["ONEDIFF_CACHE_DIR"]
         if command[2] == "benchmarks.broken":
             return 1
+        if command[2] == "benchmarks.silent":
+            return 0
         Path(command[command.index("--output") + 1]).write_text(json.dumps(sampling_report()))
         return 1 if command[2] == "benchmarks.partly" else 0
 
     monkeypatch.setattr(everything, "_status", status)
     bench = everything.Bench("tiny", tmp_path, tmp_path / "results")
-    for name in ("broken", "partly", "whole"):
+    for name in ("broken", "silent", "partly", "whole"):
         bench.measure(Job(name, name, "--model tiny"))
     assert bench.failed and bench.path is not None and bench.path.name == "2026-01-02-h100-80gb-hbm3-bench.json"
     jobs = json.loads(bench.path.read_text())["jobs"]
-    assert {name: job["status"] for name, job in jobs.items()} == {"broken": 1, "partly": 1, "whole": 0}
+    assert {name: job["status"] for name, job in jobs.items()} == {
+        "broken": 1,
+        "silent": 1,  # it wrote nothing
+        "partly": 1,
+        "whole": 0,
+    }
     assert "report" not in jobs["broken"] and jobs["partly"]["report"] == jobs["whole"]["report"] == sampling_report()
 
 
