@@ -15,6 +15,9 @@ from ..capture.rewrites.op_substitutions import Forms
 from ..capture.shape_range import ShapeRange
 from ..messages import Message, message
 
+Outputs = Sequence[torch.Tensor | None]
+"""What a graph gives, flat; None where the module gives none, as a text encoder for a layer that nobody asked for."""
+
 
 class EngineError(Exception):
     """An engine cannot compile here. The message names the cause and the remedy."""
@@ -43,7 +46,7 @@ class CompiledGraph(ABC):
         return self.code_bytes + sum(value.nbytes for value in self.binding.constants.values())
 
     @abstractmethod
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         """Run on weights (in ``binding.weight_names`` order) and a call's tensors; flat outputs."""
 
     def returns_early(self, device: torch.device) -> bool:

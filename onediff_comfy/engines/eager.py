@@ -12,7 +12,7 @@ import torch
 
 from ..capture.export import Capture
 from ..messages import Message
-from .base import CompiledGraph, Engine
+from .base import CompiledGraph, Engine, Outputs
 
 
 class EagerGraph(CompiledGraph):
@@ -20,7 +20,7 @@ class EagerGraph(CompiledGraph):
         super().__init__(capture.binding, capture.shapes)
         self._graph = capture.graph
 
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         return self._graph(*self.binding.feed(weights, tensors))
 
 

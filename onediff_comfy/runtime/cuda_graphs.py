@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..engines.base import CompiledGraph
+from ..engines.base import CompiledGraph, Outputs
 from .device_memory import memory_errors
 from .launch_bound import Launching
 from .recording_pool import DevicePool, RecordingPool
@@ -59,13 +59,11 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     addresses: list[int]
     tensors: list[torch.Tensor]
-    outputs: Sequence[torch.Tensor]
+    outputs: Outputs
     pool: DevicePool
     replays: int = 0
 
-    def replay(
-        self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None
-    ) -> list[torch.Tensor] | None:
+    def replay(self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None) -> Outputs | None:
         """Return the outputs for ``tensors``; None if ``confirmed``, asked once these are in place, says no."""
         with self.pool.replaying():
             _copy(tensors, self.tensors)
@@ -75,7 +73,7 @@ class _Recording:
             with memory_errors():
                 self.graph.replay()
             # The next replay overwrites them, and a caller may keep what it is given.
-            return [output.clone() for output in self.outputs]
+            return [None if output is None else output.clone() for output in self.outputs]
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class _Seen:
 
     addresses: list[int]
     calls: int
-    outputs: list[torch.Tensor]  # without memory
+    outputs: Outputs  # without memory
 
 
 @dataclass(frozen=True)
@@ -103,17 +101,23 @@ class _Call:
     addresses: list[int]
     weights: Sequence[torch.Tensor]
     tensors: Sequence[torch.Tensor]
-    likes: Sequence[torch.Tensor]
+    likes: Outputs
 
     @property
     def device(self) -> torch.device:
         return self.tensors[0].device
 
 
-def _copy(source: Sequence[torch.Tensor], destination: Sequence[torch.Tensor]) -> None:
-    """Copy tensors, those of one dtype at once: seventy functions hold 140, each of which would be a launch."""
+def _copy(source: Outputs, destination: Outputs) -> None:
+    """Copy tensors, those of one dtype at once: seventy functions hold 140, each of which would be a launch.
+
+    A text encoder gives None for a layer that nobody asked for.
+    """
     alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for given, own in zip(source, destination, strict=True):
+        if given is None or own is None:
+            assert given is own  # what is None is so in each call
+            continue
         if own.dtype not in _COPIED_AT_ONCE:
             own.copy_(given)
             continue
@@ -173,7 +177,7 @@ class RecordedGraph(CompiledGraph):
         self._plain.clear()
         self._overflows.clear()
 
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         outputs = self.run(weights, [weight.data_ptr() for weight in weights], tensors)
         assert outputs is not None  # nobody was asked
         return outputs
@@ -185,7 +189,7 @@ class RecordedGraph(CompiledGraph):
         tensors: Sequence[torch.Tensor],
         record_only_launch_bound: bool = False,
         confirmed: Callable[[], bool] | None = None,
-    ) -> Sequence[torch.Tensor] | None:
+    ) -> Outputs | None:
         """Return the outputs for ``tensors``; None if they are not wanted.
 
         Args:
@@ -209,17 +213,20 @@ class RecordedGraph(CompiledGraph):
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
         gains = not record_only_launch_bound or self._launching.bound(sizes)
         if gains and record_only_launch_bound and seen is not None:
-            gains = sum(tensor.nbytes for tensor in (*tensors, *seen.outputs)) <= MOST_COPIED
-        if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
+            copied = (*tensors, *seen.outputs)
+            gains = sum(tensor.nbytes for tensor in copied if tensor is not None) <= MOST_COPIED
+        due = gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING
+        if due and seen is not None and self._pool.may_record(tensors[0].device):
             recorded = self._record_in_turn(_Call(sizes, addresses, weights, tensors, seen.outputs))
             if recorded is not None:
                 return recorded
         with self._launching.measured(sizes, tensors[0].device):
             outputs = self.inner(weights, tensors)
-        self._seen[sizes] = _Seen(addresses, calls + 1, [output.to("meta") for output in outputs])
+        likes = [None if output is None else output.to("meta") for output in outputs]
+        self._seen[sizes] = _Seen(addresses, calls + 1, likes)
         return outputs
 
-    def _record_in_turn(self, call: _Call) -> list[torch.Tensor] | None:
+    def _record_in_turn(self, call: _Call) -> Outputs | None:
         """As ``_record``; on a thread that does not record leave the call to the one that does, and return None."""
         turns, name = self._pool.turns, (id(self), call.sizes)
         if turns.ours:
@@ -238,9 +245,13 @@ class RecordedGraph(CompiledGraph):
             self.inner(call.weights, call.tensors)  # makes this thread's handles of cuBLAS and cuDNN for that device
         self._record(call)
 
-    def _record(self, call: _Call) -> list[torch.Tensor] | None:
+    def _record(self, call: _Call) -> Outputs | None:
         """Return the outputs of a call from a new recording; None if none can be made."""
         device = call.device
+        if any(weight.device.type != device.type for weight in call.weights):
+            # A compiler hands a number in RAM to its kernels by value, so a replay would not see it change.
+            self._give_up("a weight is not on the device")
+            return None
         while len(self._recordings) >= MOST_RECORDINGS:
             self._recordings.popitem(last=False)
         with self._pool.recording(device), torch.cuda.device(device):
@@ -254,12 +265,7 @@ class RecordedGraph(CompiledGraph):
                 _renew_generator(device, random_state)
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
-                self._unrecordable = True
-                log.warning(
-                    "OneDiff: a graph cannot be recorded (%s: %s) and is launched kernel by kernel",
-                    type(error).__name__,
-                    error,
-                )
+                self._give_up(f"{type(error).__name__}: {error}")
                 return None
             alone = self._pool.nbytes == 0
             nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
@@ -272,12 +278,16 @@ class RecordedGraph(CompiledGraph):
         log.debug("recorded a CUDA graph for %s, %.0f MB", call.sizes, nbytes / 2**20)
         return result
 
+    def _give_up(self, reason: str) -> None:
+        self._unrecordable = True
+        log.warning("OneDiff: a graph cannot be recorded (%s) and is launched kernel by kernel", reason)
+
     def _new_recording(self, call: _Call) -> _Recording:
         device = call.device
         # A replay writes to these, and threads of other GPUs are in no inference mode as the one that runs prompts is.
         with torch.inference_mode(False):
             own = [tensor.clone() for tensor in call.tensors]
-            outputs = [torch.empty_like(like, device=device) for like in call.likes]
+            outputs = [None if like is None else torch.empty_like(like, device=device) for like in call.likes]
         torch._C._cuda_clearCublasWorkspaces()  # those of cuBLAS so far, which are not the recording's
         graph, pool = torch.cuda.CUDAGraph(), self._pool.on_device(device)
         pool.stream.wait_stream(torch.cuda.current_stream(device))

@@ -91,6 +91,7 @@ class RecordingPool:
         self._recording = False
         self._owes_release = False
         self._told_of = -1  # the largest budget that was said to be too small
+        self._told_short = False
 
     @property
     def nbytes(self) -> int:
@@ -115,6 +116,19 @@ class RecordingPool:
     def _of(self, device: torch.device) -> DevicePool:
         pool = self._devices.get(device)
         return pool or self._devices.setdefault(device, DevicePool(device, torch.cuda.Stream(device)))
+
+    def may_record(self, device: torch.device) -> bool:
+        """Return False while memory is short, if the host may be asked for some in the middle of a recording.
+
+        ComfyUI's Dynamic VRAM listens to ``cudaMallocAsync``. Where memory is short it waits for the device, to take
+        weights back. That ends a recording, and what is freed after it ends the process.
+        """
+        if torch.cuda.get_allocator_backend() != "cudaMallocAsync" or not memory_is_short(device, self.nbytes):
+            return True
+        if not self._told_short:
+            self._told_short = True
+            log.warning("OneDiff: no CUDA graphs are recorded while memory is short, which can be slower")
+        return False
 
     def add(self, recording: object, device: torch.device, nbytes: int) -> bool:
         """Count a new recording, which took so many bytes more. Return False if that was too much and all are gone."""

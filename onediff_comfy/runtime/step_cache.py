@@ -20,12 +20,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
 from ..capture.functions.readings import ArrivingNumber
 from ..capture.rewrites.step_cache_split import FEATURES
-from ..engines.base import CompiledGraph
+from ..engines.base import CompiledGraph, Outputs
 from ..messages import message
 
 _KNOWN_AFTER = 2  # steps
@@ -49,22 +50,20 @@ class ReusableGraph(CompiledGraph):
     def nbytes(self) -> int:
         return self.whole.nbytes + self.brief.nbytes
 
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         return self.compute(weights, tensors)[0]
 
-    def compute(
-        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-    ) -> tuple[Sequence[torch.Tensor], Features]:
+    def compute(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> tuple[Outputs, Features]:
         """Return the outputs of the whole forward, and what a brief one may reuse."""
         outputs = self.whole(weights, tensors)
-        return outputs[:-FEATURES], Features(*outputs[-FEATURES:])
+        return outputs[:-FEATURES], Features(*cast(Sequence[torch.Tensor], outputs[-FEATURES:]))
 
     def reuse(
         self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], features: Features
-    ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    ) -> tuple[Outputs, torch.Tensor]:
         """Return the outputs with the deep layers' work taken from ``features``, and this call's early result."""
         *outputs, early = self.brief([weights[i] for i in self._brief_weights], [*tensors, features.deep])
-        return outputs, early
+        return outputs, cast(torch.Tensor, early)
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,7 @@ class StepCache:
         weights: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         reuse: bool,
-    ) -> Sequence[torch.Tensor]:
+    ) -> Outputs:
         """Return the outputs for a call.
 
         Args:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,6 +18,7 @@ from ..capture.call import Signature
 from ..capture.handed_over import ChangedState, changes_state
 from ..capture.tracing.export_lock import running
 from ..compilation.library import GraphLibrary
+from ..engines.base import Outputs
 from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
 from ..runtime.step_cache import ReusableGraph, StepCache
@@ -189,7 +190,7 @@ class Executor:
                 return None
             reuse = self._reuses(serve, run.step_cache) and not due
         signature, device = None if reuse else serve.request.call.signature, serve.request.device
-        flat: Sequence[torch.Tensor] | None = None
+        flat: Outputs | None = None
         ran_out = False
         try:
             begun = self.times.begin(device)
@@ -240,7 +241,7 @@ class Executor:
         released = self._library.recordings.release()
         log.warning("OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20)
 
-    def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Sequence[torch.Tensor] | None:
+    def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Outputs | None:
         graph, weights, tensors = serve.graph, serve.weights, serve.request.call.tensors
         functions = serve.request.call.functions
         confirmed = None if functions is None else functions.are_as_assumed

@@ -274,6 +274,54 @@ def test_the_addresses_of_weights_are_not_read_again(card: Card, monkeypatch: py
     assert (run.made, run.inner.calls) == (2, 4), "weights at another address are another recording"
 
 
+def test_a_number_in_ram_is_not_recorded(card: Card, caplog: pytest.LogCaptureFixture) -> None:
+    """Kernels are given it by value: a replay would compute with the one that was recorded."""
+    run, number = Recorded(lambda _weight, x: x, RecordingPool(lambda: MANY)), OnCard(1)
+    number.device = torch.device("cpu")  # type: ignore[misc]
+    for _ in range(4):
+        run.graph.run([number], [0], [OnCard(4)])  # type: ignore[list-item]
+    assert (run.made, run.inner.calls) == (0, 4)
+    (warning,) = warnings(caplog)
+    assert "a weight is not on the device" in warning
+
+
+def test_nothing_is_recorded_while_the_host_may_have_to_find_memory(
+    card: Card, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits for the device then, in the middle of the recording, and the process ends."""
+    short = [True]
+    monkeypatch.setattr(recording_pool, "memory_is_short", lambda *_of: short[0])
+    part = Part(card, RecordingPool(lambda: MANY), 100 * MB)
+    card.cuda.get_allocator_backend = lambda: "cudaMallocAsync"
+    part.calls(4)
+    assert part.made == 0
+    (warning,) = warnings(caplog)
+    assert "while memory is short" in warning
+    short[0] = False
+    part.calls(1)
+    assert part.made == 1 and part.replays()
+    short[0] = True
+    assert part.replays(), "what there is goes on"
+
+
+def test_where_pytorch_says_that_there_is_no_memory_it_may_be_short(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_pool, "memory_is_short", lambda *_of: True)
+    part = Part(card, RecordingPool(lambda: MANY), 100 * MB)
+    part.calls(2)
+    assert part.made == 1
+
+
+def test_an_output_may_be_none(card: Card) -> None:
+    """As a text encoder's for a layer in between, which nobody asked for."""
+    run = Recorded(lambda _weight, _x: None, RecordingPool(lambda: MANY))  # type: ignore[arg-type,return-value]
+    for only_launch_bound in (False, False, False, True):
+        outputs = run.graph.run([OnCard(1)], [0], [OnCard(4)], only_launch_bound)  # type: ignore[list-item]
+        assert outputs == [None]
+    assert (run.made, run.inner.calls) == (1, 2)
+
+
 def test_a_replay_waits_for_what_is_asked_once_its_inputs_are_in_place(card: Card) -> None:
     run, asked = Recorded(lambda _weight, x: x, RecordingPool(lambda: MANY)), [False, True, True, False, True]
 
@@ -457,7 +505,7 @@ class NamedAfterACard(torch.Tensor):
 def test_what_is_recorded_in_inference_mode_is_replayed_without_it(card: Card, one_records: RecordingPool) -> None:
     """The host runs prompts in it, and each thread has a mode of its own."""
     run = Recorded(lambda _weight, x: x + 1, one_records)
-    weight, x = torch.ones(1), torch.ones(1, 4).as_subclass(NamedAfterACard)
+    weight, x = (torch.ones(1, size).as_subclass(NamedAfterACard) for size in (1, 4))
     with torch.inference_mode():
         for _ in range(3):
             run(weight, x)

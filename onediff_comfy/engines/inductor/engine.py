@@ -24,7 +24,7 @@ from ...capture.rewrites.op_substitutions import FOR_INDUCTOR, Forms, wide_atten
 from ...capture.rewrites.scaled_fp8 import conversion_saturates, fuses_fp8
 from ...capture.shape_range import ShapeRange
 from ...messages import Message, first_line, message
-from ..base import CompiledGraph, Engine, EngineError
+from ..base import CompiledGraph, Engine, EngineError, Outputs
 from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
 from .passes.few_bits import (
     cast_fp8,
@@ -66,7 +66,7 @@ class InductorGraph(CompiledGraph):
         self.kernels = kernels
         self.code_bytes = sum(map(len, kernels.values()))
 
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         return self.artifact(*self.binding.feed(weights, tensors))
 
     def recordable(self) -> contextlib.AbstractContextManager[None]:
@@ -137,10 +137,8 @@ class InductorEngine(Engine):
 
     def from_parts(self, binding: Binding, shapes: ShapeRange, parts: Mapping[str, bytes]) -> CompiledGraph:
         kernels = {name.removeprefix(_KERNELS): code for name, code in parts.items() if name.startswith(_KERNELS)}
-        if not all(map(_KERNEL.fullmatch, kernels)) or set(parts) != {
-            _ARTIFACT,
-            *(_KERNELS + name for name in kernels),
-        }:
+        expected = {_ARTIFACT, *(_KERNELS + name for name in kernels)}
+        if not all(map(_KERNEL.fullmatch, kernels)) or set(parts) != expected:
             raise EngineError(message("its machine code has names that Inductor does not give"))
         for operator in (wide_attention, cast_fp8, rows_of_fp8, conv3d_together):
             operator()  # must be there before code that calls it is

@@ -17,7 +17,7 @@ import torch
 from ...capture.export import Binding, Capture
 from ...capture.shape_range import ShapeRange
 from ...messages import Message, joined, message
-from ..base import CompiledGraph, Engine, EngineError
+from ..base import CompiledGraph, Engine, EngineError, Outputs
 from . import install
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class OneFlowGraph(CompiledGraph):
         running = self._running
         return super().nbytes + (running.nbytes if running else 0)
 
-    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         from . import session
         from .sharing import is_shareable
 

@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.tracing.export_lock import running
-from ...engines.base import CompiledGraph
+from ...engines.base import CompiledGraph, Outputs
 from ...runtime.cuda_graphs import RecordedGraph
 from ...runtime.step_cache import ReusableGraph
 from ..decision import Serve
@@ -73,9 +73,7 @@ class OtherValues:
         return numerics.difference(pytree.tree_unflatten(flat, serve.graph.binding.output), expected)
 
 
-def _outputs(
-    graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor]:
+def _outputs(graph: CompiledGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
     if isinstance(graph, ReusableGraph):
         return graph.compute(weights, tensors)[0]
     return (graph.inner if isinstance(graph, RecordedGraph) else graph)(weights, tensors)
