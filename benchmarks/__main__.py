@@ -4,7 +4,9 @@
     python -m benchmarks --plan tiny --results FOLDER                on a CPU, to see that it runs
 
 The file is DATE-GPU-bench.json, and is written anew after each script. Graphs are compiled into an empty folder that
-all scripts share but those that begin with nothing. Ends with 1 if a script failed; the others' results are kept.
+all scripts share but those that begin with nothing. Where there are several GPUs, all compile, and then each measures
+one script after another, alone, with its share of the processor's cores. Ends with 1 if a script failed; the others'
+results are kept.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .files import Report, file_name, read, results_folder, write
 from .plan import PLANS, Job, Step
 from .summary import table
 
 _POLL_S = 0.5
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TAIL = 3000  # characters of what a failed process printed
 _KEEP_INDUCTORS_CACHE = ("sampling", "whole")  # scripts with that option: ComfyUI's compile node finds its code there
 
@@ -41,7 +48,7 @@ def main() -> int:
         "--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="that compile at once"
     )
     parser.add_argument("--patience", type=float, default=1800, help="seconds after which a process is ended")
-    parser.add_argument("--gib", type=int, help="GPU memory for processes that compile at once (default: nearly all)")
+    parser.add_argument("--gib", type=int, help="of each GPU, for processes that compile at once (default: nearly all)")
     options = parser.parse_args()
     jobs = [job for job in PLANS[options.plan] if options.only is None or job.what in options.only.split(",")]
     if not jobs:
@@ -51,9 +58,9 @@ def main() -> int:
         parser.exit(1, f"no graph could be kept, so each would be compiled again where it is to be timed: {missing}\n")
     with _folder(options.store) as folder:
         bench = Bench(options.plan, folder, options.results, options.patience)
-        bench.compile([step for job in jobs for step in job.compiling()], options.processes, options.gib or _room())
-        for job in jobs:
-            bench.measure(job)
+        gpus = dict.fromkeys(_gpus(), options.gib or _room())
+        bench.compile([step for job in jobs for step in job.compiling()], options.processes, gpus)
+        bench.measure(jobs, list(gpus))
     print("", *table(bench.report), "", bench.path, sep="\n", flush=True)
     return int(bench.failed)
 
@@ -67,14 +74,40 @@ def _missing() -> str | None:
     return None
 
 
+def _gpus() -> list[str]:
+    """Return the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them; an empty name where there is none."""
+    allowed = os.environ.get(_VISIBLE)
+    return [str(number) for number, _ in enumerate(_memories())] or [""] if allowed is None else allowed.split(",")
+
+
 def _room() -> int:
-    """GiB of the first GPU's memory but for a tenth; as much as anybody asks for where there is none."""
+    """Return the GiB of the first GPU's memory but for a tenth; as much as anybody asks for where there is none."""
+    return int(0.9 * memories[0] / 1024) if (memories := _memories()) else sys.maxsize
+
+
+def _memories() -> list[int]:
+    """Return the MiB of each GPU's memory."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return sys.maxsize
-    return int(0.9 * int(found.split()[0]) / 1024)
+        return []
+    return [int(line) for line in found.split()]
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A process that makes graphs.
+
+    Attributes:
+        process: itself.
+        start: seconds of a clock.
+        gpu: that it computes on.
+    """
+
+    process: subprocess.Popen[bytes]
+    start: float
+    gpu: str
 
 
 @contextlib.contextmanager
@@ -102,6 +135,7 @@ class Bench:
         self._results = results
         self._patience = patience
         self._start = time.monotonic()
+        self._writing = threading.Lock()
         self.report: Report = {"plan": plan, "environment": {}, "compiling": {}, "jobs": {}}
 
     @property
@@ -115,53 +149,82 @@ class Bench:
         ended = [*self.report["compiling"].values(), *self.report["jobs"].values()]
         return any(each["status"] for each in ended)
 
-    def compile(self, steps: Sequence[Step], processes: int, gib: int) -> None:
-        """Run processes that make graphs, side by side: as many, and of as much GPU memory, as is said."""
-        waiting, running = list(steps), dict[Step, tuple[subprocess.Popen[bytes], float]]()
+    def compile(self, steps: Sequence[Step], processes: int, gpus: Mapping[str, int]) -> None:
+        """Run processes that make graphs, side by side.
+
+        Args:
+            processes: how many at once.
+            gpus: how many GiB of each they may take together, by what CUDA_VISIBLE_DEVICES calls it.
+        """
+        waiting, running = list(steps), dict[Step, _Running]()
         threads = str(max(2, 2 * (os.cpu_count() or 1) // processes))  # of a process's compiler
         while waiting or running:
-            for step, (process, start) in list(running.items()):
-                if time.monotonic() - start > self._patience:
-                    process.kill()
-                    process.wait()
-                if process.poll() is not None:
-                    del running[step]
-                    self._compiled(step, process.returncode, time.monotonic() - start)
+            for step in [step for step, each in running.items() if self._has_ended(each)]:
+                ended = running.pop(step)
+                self._compiled(step, ended.process.returncode, time.monotonic() - ended.start)
             for step in list(waiting):
-                taken = sum(other.gib for other in running)
-                if len(running) < processes and (not running or taken + step.gib <= gib):
+                taken = {gpu: sum(other.gib for other, its in running.items() if its.gpu == gpu) for gpu in gpus}
+                gpu = min(gpus, key=lambda gpu: taken[gpu])
+                if len(running) < processes and (not taken[gpu] or taken[gpu] + step.gib <= gpus[gpu]):
                     waiting.remove(step)
-                    running[step] = self._started(step, {"TORCHINDUCTOR_COMPILE_THREADS": threads})
+                    running[step] = self._started(step, gpu, {"TORCHINDUCTOR_COMPILE_THREADS": threads})
             time.sleep(_POLL_S)
         self.report["compiling_s"] = time.monotonic() - self._start
 
-    def measure(self, job: Job) -> None:
-        """Run a script alone."""
+    def measure(self, jobs: Sequence[Job], gpus: Sequence[str]) -> None:
+        """Run each script alone on one of the GPUs, and with its share of the processor's cores."""
+        waiting, cores = deque(jobs), _cores()
+        share = len(cores) // len(gpus)
+        self.report |= {"gpus": len(gpus), "cores_of_each": share}
+
+        def work(place: int) -> None:
+            while waiting:
+                with contextlib.suppress(IndexError):  # another has taken the last
+                    self._measure(waiting.popleft(), gpus[place], cores[place * share : (place + 1) * share])
+
+        with ThreadPoolExecutor(len(gpus)) as pool:
+            list(pool.map(work, range(len(gpus))))
+
+    def _measure(self, job: Job, gpu: str, cores: Sequence[int]) -> None:
         with _folder(None) if job.alone else contextlib.nullcontext(self._folder) as folder:
             step, start = job.measuring(), time.monotonic()
-            output = folder / "report.json"
+            output, log = (self._log(step).with_suffix(suffix) for suffix in (".json", ".log"))
             output.unlink(missing_ok=True)
-            print(f"\n== {job.what}: {step.module} {' '.join(step.arguments)}", flush=True)
-            status = _status(self._command(step, output), _environment(folder), self._patience)
+            with log.open("wb") as said:
+                status = _status(self._command(step, output), _environment(folder, gpu), self._patience, cores, said)
             found: dict[str, Any] = {"s": time.monotonic() - start, "status": status, "module": step.module}
             if output.exists():
                 found["report"] = read(output)
-                self.report["environment"] = found["report"]["environment"]
             else:
                 found["status"] = status or 1
-        self.report["jobs"][job.what] = found
+        with self._writing:
+            print(f"\n== {job.what}: {step.module} {' '.join(step.arguments)}", flush=True)
+            print(log.read_text(errors="replace")[-_TAIL:], flush=True)
+            print(f"== {job.what}: {found['s']:.0f} s, ended with {status}", flush=True)
+            self._note(job.what, found)
+
+    def _note(self, what: str, found: dict[str, Any]) -> None:
+        """Write down what came of a job."""
+        self.report["jobs"][what] = found
         self.report["wall_s"] = time.monotonic() - self._start
-        print(f"== {job.what}: {found['s']:.0f} s, ended with {status}", flush=True)
+        if "report" in found:
+            self.report["environment"] = found["report"]["environment"]
         if self.path is not None:
             self._results.mkdir(parents=True, exist_ok=True)
             write(self.report, self.path)
 
-    def _started(self, step: Step, settings: dict[str, str]) -> tuple[subprocess.Popen[bytes], float]:
-        environment = _environment(self._folder) | settings
+    def _has_ended(self, running: _Running) -> bool:
+        if time.monotonic() - running.start > self._patience:
+            running.process.kill()
+            running.process.wait()
+        return running.process.poll() is not None
+
+    def _started(self, step: Step, gpu: str, settings: dict[str, str]) -> _Running:
+        environment = _environment(self._folder, gpu) | settings
         with self._log(step).open("wb") as log:
             command = self._command(step, self._log(step).with_suffix(".json"))
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        return process, time.monotonic()
+        return _Running(process, time.monotonic(), gpu)
 
     def _compiled(self, step: Step, status: int, seconds: float) -> None:
         self.report["compiling"][step.what] = {"s": seconds, "status": status}
@@ -179,15 +242,28 @@ class Bench:
         return command
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "ONEDIFF_CACHE_DIR": f"{folder}/store", "ONEDIFF_CONFIG_DIR": f"{folder}/config"}
+def _environment(folder: Path, gpu: str) -> dict[str, str]:
+    own = {"ONEDIFF_CACHE_DIR": f"{folder}/store", "ONEDIFF_CONFIG_DIR": f"{folder}/config"}
+    return {**os.environ, **own, **({_VISIBLE: gpu} if gpu else {})}
 
 
-def _status(command: Sequence[str], environment: dict[str, str], patience: float) -> int:
-    """How a process ended; 124, as of the command `timeout`, if it took too long."""
+def _cores() -> list[int]:
+    """Return the numbers of the processor's cores; none where processes cannot be kept to some."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _status(
+    command: Sequence[str], environment: dict[str, str], patience: float, cores: Sequence[int], said: BinaryIO
+) -> int:
+    """Return how a process on some cores ended; 124, as of the command `timeout`, if it took too long."""
+    process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+    if cores:
+        os.sched_setaffinity(process.pid, cores)
     try:
-        return subprocess.run(command, env=environment, check=False, timeout=patience).returncode
+        return process.wait(patience)
     except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
         return 124
 
 

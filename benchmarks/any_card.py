@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import os
 import resource
 import subprocess
 import sys
@@ -151,7 +152,8 @@ def _most_device_memory() -> Iterator[Callable[[], int]]:
 
     Not PyTorch's own account: Dynamic VRAM's pages and graphs' memory are not in it.
     """
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=20"]
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    query = ["nvidia-smi", f"--id={card}", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=20"]
     with tempfile.NamedTemporaryFile("w") as file:
         reader = subprocess.Popen(query, stdout=file)
 

@@ -10,9 +10,10 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -283,8 +284,15 @@ def test_a_whole_of_which_a_part_ran_eager_is_not_ours(
 
 
 def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def status(command: Sequence[str], environment: dict[str, str], _patience: float) -> int:
+    used = set()
+
+    def status(
+        command: Sequence[str], environment: dict[str, str], _patience: float, cores: Sequence[int], said: BinaryIO
+    ) -> int:
         assert environment["ONEDIFF_CACHE_DIR"]
+        used.add((environment["CUDA_VISIBLE_DEVICES"], tuple(cores)))
+        said.write(b"done")
+        time.sleep(0.1)
         if command[2] == "benchmarks.broken":
             return 1
         if command[2] == "benchmarks.silent":
@@ -294,8 +302,9 @@ def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(everything, "_status", status)
     bench = everything.Bench("tiny", tmp_path, tmp_path / "results")
-    for name in ("broken", "silent", "partly", "whole"):
-        bench.measure(Job(name, name, "--model tiny"))
+    monkeypatch.setattr(everything, "_cores", lambda: [3, 4, 5, 6])
+    bench.measure([Job(name, name, "--model tiny") for name in ("broken", "silent", "partly", "whole")], ["0", "7"])
+    assert used == {("0", (3, 4)), ("7", (5, 6))}
     assert bench.failed and bench.path is not None and bench.path.name == "2026-01-02-h100-80gb-hbm3-bench.json"
     jobs = json.loads(bench.path.read_text())["jobs"]
     assert {name: job["status"] for name, job in jobs.items()} == {
@@ -307,19 +316,28 @@ def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeyp
     assert "report" not in jobs["broken"] and jobs["partly"]["report"] == jobs["whole"]["report"] == sampling_report()
 
 
-@pytest.mark.parametrize(("processes", "gib", "at_once"), [(2, 100, 2), (4, 20, 2), (4, 5, 1)])
+@pytest.mark.parametrize(
+    ("processes", "gpus", "at_once"),
+    [(2, {"0": 100}, 2), (4, {"0": 20}, 2), (4, {"0": 5}, 1), (4, {"0": 10, "3": 10}, 2), (4, {"0": 5, "3": 5}, 2)],
+)
 def test_as_many_graphs_are_made_side_by_side_as_there_is_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, gib: int, at_once: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, gpus: dict[str, int], at_once: int
 ) -> None:
-    """Each process writes down when it began and ended; one that takes more than there is runs alone."""
-    code = (
-        "import sys, time; start = time.time(); time.sleep(0.8); print(start, time.time()); sys.exit('2' in sys.argv)"
-    )
+    """Each process writes down when it began and ended; one that takes more than a GPU has runs alone there."""
+    code = """
+import os, sys, time
+start = time.time()
+time.sleep(0.8)
+print(start, time.time(), os.environ["CUDA_VISIBLE_DEVICES"])
+sys.exit('2' in sys.argv)
+"""
     monkeypatch.setattr(everything.Bench, "_command", lambda _, step, __: [sys.executable, "-c", code, step.what])
     bench = everything.Bench("tiny", tmp_path, tmp_path)
-    bench.compile([Step(str(number), "sampling", (), 10) for number in range(4)], processes, gib)
-    times = [tuple(map(float, (tmp_path / f"{number}.log").read_text().split())) for number in range(4)]
-    assert max(sum(start <= begun < end for start, end in times) for begun, _ in times) <= at_once
+    bench.compile([Step(str(number), "sampling", (), 10) for number in range(4)], processes, gpus)
+    lines = [(tmp_path / f"{number}.log").read_text().split() for number in range(4)]
+    times = [(float(start), float(end)) for start, end, _ in lines]
+    assert max(sum(start <= begun < end for start, end in times) for begun, _ in times) == at_once
+    assert {gpu for _, _, gpu in lines} == set(gpus)
     assert [bench.report["compiling"][str(number)]["status"] for number in range(4)] == [0, 0, 1, 0]
     assert bench.failed
 
