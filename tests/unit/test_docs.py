@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import few_steps, patched_models, small_cards
+from tools import bench_tables, patched_models, small_cards
 from tools.marked_tables import ResultsTable
 
 MOST_COLUMNS, MOST_WORDS = 120, 2_500
@@ -56,7 +56,7 @@ def test_the_design_is_read_in_one_sitting(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "table", [*small_cards.TABLES, *few_steps.TABLES, patched_models.TABLE], ids=lambda table: table.name
+    "table", [*small_cards.TABLES, *bench_tables.TABLES, patched_models.TABLE], ids=lambda table: table.name
 )
 def test_a_table_of_results_is_what_one_file_says(table: ResultsTable) -> None:
     """Run the command in the table's mark after a change."""
