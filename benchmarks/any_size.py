@@ -93,7 +93,7 @@ class _Bench:
         return self.options.shapes or list(SHAPES[self.options.model])
 
     def first_images_and_walk(self) -> dict[str, Any]:
-        fast = self.accelerated(in_background=not self.options.waiting)
+        fast = self.accelerated(compile="wait" if self.options.waiting else "background")
         if not self.options.waiting:
             return {"background": self.background(fast), "walk": self.walk(fast)}
         start = time.perf_counter()

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import COMPILE_CHOICES
 from .speedup_inputs import compile_input, engine_input
 
 
@@ -37,6 +38,5 @@ class OneDiffCLIPSpeedup(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, clip: Any, engine: str, compile: str = "wait") -> io.NodeOutput:
-        in_background = compile == "background"
-        return io.NodeOutput(speed_up("clip", clip, engine, cls.hidden.unique_id, in_background=in_background))
+    def execute(cls, clip: Any, engine: str, compile: str = COMPILE_CHOICES[0]) -> io.NodeOutput:
+        return io.NodeOutput(speed_up("clip", clip, engine, cls.hidden.unique_id, compile=compile))

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import COMPILE_CHOICES
 from .speedup_inputs import compile_input, engine_input
 
 
@@ -41,6 +42,5 @@ class OneDiffControlNetSpeedup(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, control_net: Any, engine: str, compile: str = "wait") -> io.NodeOutput:
-        node_id, in_background = cls.hidden.unique_id, compile == "background"
-        return io.NodeOutput(speed_up("control_net", control_net, engine, node_id, in_background=in_background))
+    def execute(cls, control_net: Any, engine: str, compile: str = COMPILE_CHOICES[0]) -> io.NodeOutput:
+        return io.NodeOutput(speed_up("control_net", control_net, engine, cls.hidden.unique_id, compile=compile))

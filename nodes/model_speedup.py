@@ -6,7 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.settings import PRECISIONS
+from ..onediff_comfy.settings import COMPILE_CHOICES, PRECISIONS
 from .shape_bucket import Buckets
 from .speedup_inputs import compile_input, engine_input
 
@@ -71,13 +71,13 @@ class OneDiffModelSpeedup(io.ComfyNode):
         cls,
         model: Any,
         engine: str,
-        compile: str = "wait",
+        compile: str = COMPILE_CHOICES[0],
         cache_budget_mb: int = 0,
         buckets: Any = None,
         precision: str = PRECISIONS[0],
     ) -> io.NodeOutput:
         chosen = {
-            "in_background": compile == "background",
+            "compile": compile,
             "budget_mb": cache_budget_mb,
             "buckets": buckets,
             "precision": precision,

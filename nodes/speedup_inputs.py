@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..onediff_comfy.host.node_api import io
-from ..onediff_comfy.settings import ENGINE_NAMES
+from ..onediff_comfy.settings import COMPILE_CHOICES, ENGINE_NAMES
 
 
 def engine_input(what: str, otherwise: str) -> io.Combo.Input:
@@ -32,11 +32,13 @@ def compile_input(first: str, meanwhile: str) -> io.Combo.Input:
         meanwhile: what goes on where nothing waits."""
     return io.Combo.Input(
         "compile",
-        options=["wait", "background"],
-        default="wait",
+        options=list(COMPILE_CHOICES),
+        default=COMPILE_CHOICES[0],
         optional=True,
         tooltip=(
-            f"Who waits for compiling. wait: the first {first} does. background: nobody; {meanwhile} usual speed while "
-            "another process compiles, and faster once it is done."
+            f"Who waits for compiling. auto: nobody; {meanwhile} usual speed while another process compiles, and "
+            f"faster once it is done. What no other process can compile, such as a patched model, the first {first} "
+            "waits for. background: nobody in any case; what no other process can compile is not accelerated. "
+            f"wait: the first {first}."
         ),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..onediff_comfy.host.actions import speed_up
 from ..onediff_comfy.host.node_api import io
+from ..onediff_comfy.settings import COMPILE_CHOICES
 from .shape_bucket import Buckets
 from .speedup_inputs import compile_input, engine_input
 
@@ -70,11 +71,11 @@ class OneDiffVAESpeedup(io.ComfyNode):
         cls,
         vae: Any,
         engine: str,
-        compile: str = "wait",
+        compile: str = COMPILE_CHOICES[0],
         decode: bool = True,
         encode: bool = True,
         buckets: Any = None,
     ) -> io.NodeOutput:
         methods = [name for name, wanted in (("decode", decode), ("encode", encode)) if wanted]
-        chosen = {"in_background": compile == "background", "buckets": buckets, "methods": methods}
+        chosen = {"compile": compile, "buckets": buckets, "methods": methods}
         return io.NodeOutput(speed_up("vae", vae, engine, cls.hidden.unique_id, **chosen))

@@ -6,6 +6,10 @@ ENGINE_NAMES = ("auto", "inductor", "oneflow", "cudagraph", "eager")
 PRECISIONS = ("lossless", "fp8")
 """How exactly a model is computed, by the names that workflows store. ``lossless`` differs from eager by rounding."""
 
+COMPILE_CHOICES = ("auto", "background", "wait")
+"""Who waits for compiling, by the names that workflows store. ``auto``: nobody where another process can compile, else
+the first image; ``background``: nobody, and what no other process can compile stays as it is."""
+
 GOALS = ("exact", "faster", "fastest")
 """What OneDiff Optimize is asked for, by the names that workflows store. Only ``exact`` makes eager's picture."""
 

@@ -93,8 +93,8 @@ app.registerExtension({
       category: ["OneDiff", "New nodes", "Compile"],
       name: "Who waits for compilation in new nodes",
       type: "combo",
-      options: ["wait", "background"],
-      defaultValue: "wait",
+      options: ["auto", "background", "wait"],
+      defaultValue: "auto",
     },
     {
       id: "OneDiff.CacheFolder",

@@ -70,7 +70,9 @@ def optimize(things: Mapping[str, Any], goal: str, node_id: str | None) -> dict[
     chosen = preset_for(goal, things["model"])
     made, options = dict(things), {"model": {"precision": chosen.precision}}
     for kind, thing in _connected(things).items():
-        made[kind] = speed_up(kind, thing, "auto", _part_of(node_id, KINDS[kind]), **options.get(kind, {}))
+        made[kind] = speed_up(
+            kind, thing, "auto", _part_of(node_id, KINDS[kind]), compile="auto", **options.get(kind, {})
+        )
     if chosen.threshold and made["model"] is not things["model"]:
         made["model"] = cache_steps(made["model"], chosen.threshold, _part_of(node_id, "Step Cache"))
     return made | _empty(things)

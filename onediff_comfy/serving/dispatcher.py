@@ -240,7 +240,7 @@ class Dispatcher:
             Verifier(library, self.times, self._eager_times, host.unplanned),
             Teller(self.metrics, show),
         )
-        self._run = RunContext(self._new_report(), wait=not options.in_background)
+        self._run = RunContext(self._new_report(), options.compile)
 
     def begin_run(self, step_cache: StepCache | None = None) -> None:
         """Begin a sampling run: modules are looked at again, for extensions may have changed them since.
@@ -268,7 +268,7 @@ class Dispatcher:
         """
         self.end_step_cache()
         if (delayed := self._resolver.take_delayed()) is not None:
-            self._server.decide(delayed, self._run)
+            self._server.decide(delayed, replace(self._run, over=True))
         self._server.guard.end_run()
         self._server.executor.end_run()
         self._server.teller.ended(self._run.report, module, what)
@@ -292,7 +292,7 @@ class Dispatcher:
         if exact:  # a general graph that serves is no reason not to make a better one
             self._resolver.routes.forget(lambda _key, route: isinstance(route, Served))
         view = copy.copy(self)
-        view._run = RunContext(self._new_report(), wait=True, exact=exact)
+        view._run = RunContext(self._new_report(), exact=exact)
         return view
 
     def chosen(self, device: torch.device) -> tuple[str, str]:

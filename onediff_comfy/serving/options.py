@@ -38,7 +38,8 @@ class Options:
         precision: one of ``PRECISIONS``; with fp8, graphs are lossless where it cannot be had or is too far off.
         specialize: returns True if calls of a signature are to have a graph for their sizes alone, though a general
             graph serves them too. It is made ahead (``preparing``) or in the background.
-        in_background: compile in another process, and run calls as the host would until the graph is there.
+        compile: one of ``COMPILE_CHOICES``. Unless it is ``wait``, another process compiles, and calls run as the host
+            would until the graph is there.
         compile_delay_s: in the background, for how many seconds of a process's first image nothing but eager is at
             work, where no graph of any model is in memory yet.
         record_only_launch_bound: see ``Executor``.
@@ -46,7 +47,7 @@ class Options:
 
     precision: str = "lossless"
     specialize: Callable[[Signature], bool] = no_sizes
-    in_background: bool = False
+    compile: str = "wait"
     compile_delay_s: float = 0.0
     record_only_launch_bound: bool = False
 

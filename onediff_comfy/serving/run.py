@@ -109,17 +109,24 @@ class RunContext:
 
     Attributes:
         report: counts what answered the run's calls.
-        wait: compile here and wait for it. Otherwise another process compiles, and calls run eager meanwhile.
+        compile: one of ``COMPILE_CHOICES``.
+        over: all its calls are answered, so nothing is compiled that somebody would wait for.
         exact: also make the graphs for one size alone that the node is to have, and wait for them.
         reusing: serve by graphs that can leave deep layers out.
         step_cache: decides in each step whether they do. None where everything is computed.
     """
 
     report: RunReport
-    wait: bool = True
+    compile: str = "wait"
+    over: bool = False
     exact: bool = False
     reusing: bool = False
     step_cache: StepCache | None = None
+
+    @property
+    def wait(self) -> bool:
+        """Return True if everything is compiled here. Otherwise calls run eager while another process compiles."""
+        return self.compile == "wait"
 
     def of_part(self) -> RunContext:
         """Return the run as a part of a split batch sees it: one part is no earlier step of another."""

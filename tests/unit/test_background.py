@@ -253,7 +253,7 @@ def test_a_short_first_image_is_eagers_alone_and_then_a_graph_is_begun_though_no
         "eager",
         library,
         host,
-        options=Options(in_background=True, compile_delay_s=3600),
+        options=Options(compile="background", compile_delay_s=3600),
     )
     image(dispatcher)
     assert looked == [0], "it is looked for once, and not before the end"
@@ -270,7 +270,7 @@ def test_a_long_first_image_is_left_alone_at_its_beginning_only(library: GraphLi
         "eager",
         library,
         HOST,
-        options=Options(in_background=True, compile_delay_s=0.2),
+        options=Options(compile="background", compile_delay_s=0.2),
     )
     module, x = Net(), torch.randn(2, 4)
     dispatcher.begin_run()
@@ -287,7 +287,7 @@ def test_no_tensor_of_an_image_is_kept_for_what_is_put_off(library: GraphLibrary
         "eager",
         library,
         HOST,
-        options=Options(in_background=True, compile_delay_s=3600),
+        options=Options(compile="background", compile_delay_s=3600),
     )
     module, x = Net(), torch.randn(2, 4)
     dispatcher.begin_run()
@@ -312,7 +312,7 @@ def test_what_need_not_be_put_off_is_not(library: GraphLibrary, case: str) -> No
         "eager",
         library,
         HOST,
-        options=Options(in_background=True, compile_delay_s=3600),
+        options=Options(compile="background", compile_delay_s=3600),
     )
     before = library.metrics.snapshot()["served"]
     serve = dispatcher.preparing() if case == "somebody waits" else dispatcher
@@ -331,7 +331,7 @@ def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(lib
         library,
         host,
         shown.append,
-        options=Options(in_background=True),
+        options=Options(compile="background"),
     )
     module, x = Net(), torch.randn(2, 4)
     dispatcher(module, module.forward, (x,), {})
@@ -444,7 +444,7 @@ def test_where_it_cannot_be_done_in_the_background_nobody_waits(library: GraphLi
         library,
         HOST,
         shown.append,
-        options=Options(in_background=True),
+        options=Options(compile="background"),
     )
     for _ in range(4):
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
@@ -465,7 +465,7 @@ def test_an_engine_whose_graphs_are_not_kept_starts_no_other_process(
             "eager",
             library,
             HOST,
-            options=Options(in_background=True),
+            options=Options(compile="background"),
         ),
         Net(),
         torch.randn(2, 4),
@@ -474,6 +474,67 @@ def test_an_engine_whose_graphs_are_not_kept_starts_no_other_process(
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
     assert not begun(library)
     assert "graphs of the eager engine are not kept in files" in next(iter(library.metrics.snapshot()["fallbacks"]))
+
+
+class RefusedThere(OfAnyKind):
+    """Another process that sees other code, and says so."""
+
+    def start(self, key: str, job: Job) -> bool:
+        super().start(key, job)
+        self.end(Outcome("another process sees other code"))
+        return True
+
+
+@pytest.mark.parametrize("case", ["nobody keeps its graphs", "another process refuses"])
+def test_by_default_what_no_other_process_can_make_is_made_here(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    library.background = RefusedThere()
+    if case == "nobody keeps its graphs":
+        monkeypatch.setitem(engines.ENGINES, "eager", EagerEngine())
+    dispatcher = Dispatcher("eager", library, HOST, options=Options(compile="auto"))
+    module, x = Net(), torch.randn(2, 4)
+    for _ in range(3):
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    begun_there = [] if case == "nobody keeps its graphs" else [1]
+    assert len(begun(library)) == len(begun_there)
+    snapshot = library.metrics.snapshot()
+    assert (snapshot["compiled"], snapshot["served"] + len(begun_there)) == (1, 3)
+
+
+def test_by_default_nothing_is_made_here_at_the_end_of_a_first_image(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch, image: Callable[..., None]
+) -> None:
+    """Its picture would come that much later. The next image waits for it."""
+    monkeypatch.setitem(engines.ENGINES, "eager", EagerEngine())
+    library.background = OfAnyKind()
+    dispatcher = Dispatcher("eager", library, HOST, options=Options(compile="auto", compile_delay_s=3600))
+    image(dispatcher)
+    assert library.metrics.snapshot()["compiled"] == 0
+    image(dispatcher)
+    snapshot = library.metrics.snapshot()
+    assert (snapshot["compiled"], snapshot["served"], len(begun(library))) == (1, 3, 0)
+
+
+def test_by_default_another_process_makes_what_it_can(library: GraphLibrary) -> None:
+    library.background = OfAnyKind()
+    dispatcher = Dispatcher("eager", library, HOST, options=Options(compile="auto"))
+    module, x = Net(), torch.randn(2, 4)
+    for _ in range(3):
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    assert (len(begun(library)), library.metrics.snapshot()["compiled"]) == (1, 0)
+
+
+def test_by_default_nothing_is_made_here_that_ended_another_process(library: GraphLibrary) -> None:
+    """For want of memory, most often; the server would be next."""
+    library.background = OfAnyKind()
+    dispatcher = Dispatcher("eager", library, HOST, options=Options(compile="auto"))
+    module, x = Net(), torch.randn(2, 4)
+    dispatcher(module, module.forward, (x,), {})
+    library.background.end(Outcome(KILLED, died=True))
+    for _ in range(3):
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    assert library.metrics.snapshot()["compiled"] == 0
 
 
 KILLED = "the compiling process was killed, as happens when memory is short (oh dear)"
@@ -524,7 +585,7 @@ def test_a_process_that_died_twice_says_nothing_of_graphs_for_all_sizes(library:
         library,
         HOST,
         shown.append,
-        options=Options(in_background=True),
+        options=Options(compile="background"),
     )
     image(dispatcher)
     library.background.end(Outcome(KILLED, died=True))
@@ -537,7 +598,7 @@ def test_a_process_that_died_twice_says_nothing_of_graphs_for_all_sizes(library:
             "eager",
             library,
             HOST,
-            options=Options(in_background=True),
+            options=Options(compile="background"),
         )
     )
     first, second = library.background.begun
@@ -553,7 +614,7 @@ def test_the_wait_for_the_first_image_is_over_once_however_many_nodes_come_and_g
             "eager",
             library,
             HOST,
-            options=Options(in_background=True, compile_delay_s=0.5),
+            options=Options(compile="background", compile_delay_s=0.5),
         )
         dispatcher.begin_run()
         dispatcher(module, module.forward, (x,), {})  # and the person stops the run

@@ -37,7 +37,7 @@ def dispatcher_for(
         options: what was chosen.
         dispatcher: the class.
     """
-    if not options.in_background:  # imports compete with whatever runs meanwhile, and nobody waits for them
+    if options.compile == "wait":  # imports compete with whatever runs meanwhile, and nobody waits for them
         prepare(engine)
     made = dispatcher(engine, library(), host_services(), status_of(node_id), options)
     library().recordings.turns.record_on_this_thread()

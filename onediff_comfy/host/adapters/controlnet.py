@@ -31,14 +31,14 @@ from .module_proxy import ModuleProxy, module_behind, server_behind
 log = logging.getLogger(__name__)
 
 
-def accelerate_control(control: Any, engine: str, node_id: str | None = None, in_background: bool = False) -> Any:
+def accelerate_control(control: Any, engine: str, node_id: str | None = None, compile: str = "wait") -> Any:
     """Return a copy of ``control`` whose network is served by compiled graphs.
 
     Args:
         control: a ComfyUI CONTROL_NET.
         engine: one of ``settings.ENGINE_NAMES``.
         node_id: the node that shows what is going on.
-        in_background: let another process compile, and make images without acceleration meanwhile.
+        compile: one of ``settings.COMPILE_CHOICES``.
 
     Returns:
         The accelerated copy; or, where nothing can be captured, ``control`` itself, after a warning that
@@ -48,7 +48,7 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, in
     if not lora and not (isinstance(control, ControlNet) and hasattr(control, "control_model_wrapped")):
         reason = unfit("control_net", control, message("a ControlNet whose own network runs at every step"))
         return pass_through(control, reason, node_id)
-    dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, Options(in_background=in_background))
+    dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, Options(compile=compile))
     server = _ControlNetServer(dispatcher)
     if lora:
         served = _ServedControlLora.of(control, server)

@@ -52,7 +52,7 @@ def accelerate(
     model: Any,
     engine: str,
     node_id: str | None = None,
-    in_background: bool = False,
+    compile: str = "wait",
     buckets: BucketSet | None = None,
     precision: str = "lossless",
     budget_mb: int | None = None,
@@ -63,7 +63,7 @@ def accelerate(
         model: a ComfyUI MODEL (a ModelPatcher).
         engine: one of ``settings.ENGINE_NAMES``.
         node_id: the node that shows what is going on.
-        in_background: let another process compile, and make images without acceleration meanwhile.
+        compile: one of ``settings.COMPILE_CHOICES``.
         buckets: sizes that get graphs of their own.
         precision: one of ``settings.PRECISIONS``.
         budget_mb: megabytes that all graphs together may hold from now on; 0 for a share of the device's memory, None
@@ -79,12 +79,12 @@ def accelerate(
         reason = unfit("model", model, message("a model with a diffusion model in it"))
         return pass_through(model, reason, node_id, name="the model")
     specialize = no_sizes if buckets is None else _sizes_of(buckets, latent_ratio(model))
-    options = Options(precision, specialize, in_background, compile_delay_s=_COMPILE_DELAY_S)
+    options = Options(precision, specialize, compile, compile_delay_s=_COMPILE_DELAY_S)
     dispatcher = dispatcher_for("MODEL", engine, node_id, options)
     accelerated()[dispatcher] = NodeOrigin("MODEL", node_id, latent_ratio(model))
     resident = resident_clone(model, "MODEL") if needs_resident_form(model) else None
     clone = model.clone() if resident is None else resident
-    _serve_by(clone, dispatcher, in_blocks=not in_background)
+    _serve_by(clone, dispatcher, in_blocks=compile != "background")
     release_on_detach(clone)
     say_if_unused(dispatcher, node_id)
     return clone

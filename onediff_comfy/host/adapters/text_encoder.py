@@ -35,14 +35,14 @@ from .module_proxy import ModuleProxy, module_behind, server_behind
 log = logging.getLogger(__name__)
 
 
-def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_background: bool = False) -> Any:
+def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, compile: str = "wait") -> Any:
     """Return a clone of ``clip`` whose text encoders are served by compiled graphs.
 
     Args:
         clip: a ComfyUI CLIP.
         engine: one of ``settings.ENGINE_NAMES``.
         node_id: the node that shows what is going on.
-        in_background: let another process compile, and encode without acceleration meanwhile.
+        compile: one of ``settings.COMPILE_CHOICES``.
 
     Returns:
         The accelerated clone; or, where nothing can be captured, ``clip`` itself, after a warning that
@@ -52,7 +52,7 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, in_backg
     if not isinstance(encoders, torch.nn.Module) or not _stacks(encoders):
         reason = unfit("clip", clip, message("a CLIP with layers of a text encoder"))
         return pass_through(clip, reason, node_id)
-    dispatcher = dispatcher_for("CLIP", engine, node_id, Options(in_background=in_background))
+    dispatcher = dispatcher_for("CLIP", engine, node_id, Options(compile=compile))
     clone = _resident_clone(clip)
     serve = _TextEncoderServer(dispatcher)
     stand_ins = {path: ModuleProxy(stack, serve, ["forward"]) for path, stack in _stacks(clone.cond_stage_model)}

@@ -37,7 +37,7 @@ def accelerate_vae(
     vae: Any,
     engine: str,
     node_id: str | None = None,
-    in_background: bool = False,
+    compile: str = "wait",
     buckets: BucketSet | None = None,
     methods: Collection[str] = ("decode", "encode"),
 ) -> Any:
@@ -47,7 +47,7 @@ def accelerate_vae(
         vae: a ComfyUI VAE.
         engine: one of ``settings.ENGINE_NAMES``.
         node_id: the node that shows what is going on.
-        in_background: let another process compile, and decode without acceleration meanwhile.
+        compile: one of ``settings.COMPILE_CHOICES``.
         buckets: sizes of images that get graphs of their own.
         methods: which of "decode" and "encode" are served.
 
@@ -61,7 +61,7 @@ def accelerate_vae(
         return pass_through(vae, reason, node_id, name="the VAE")
     options = Options(
         specialize=no_sizes if buckets is None else _sizes_of(buckets, vae.spacial_compression_decode()),
-        in_background=in_background,
+        compile=compile,
         # Launching kernels is a small part of what a large image costs. A recording would keep the memory of all its
         # activations, gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
         record_only_launch_bound=engine != CudaGraphEngine.name,

@@ -41,6 +41,19 @@ class Provided:
     graph: CompiledGraph
 
 
+@dataclass(frozen=True)
+class _OnlyHere:
+    """No other process can make a graph.
+
+    Attributes:
+        reason: for people.
+        error: that says so where nothing is made here.
+    """
+
+    reason: object
+    error: type[NotCovered | EngineError]
+
+
 class GraphProvider:
     """Finds graphs, and has them made.
 
@@ -92,7 +105,13 @@ class GraphProvider:
                 raise NotCovered(known)
             try:
                 if not run.wait and self._library.background is not None:
-                    return self._made_in_background(self._library.background, request, maker, general)
+                    elsewhere = self._made_in_background(self._library.background, request, maker, general)
+                    if not isinstance(elsewhere, _OnlyHere):
+                        return elsewhere
+                    if run.compile == "background":
+                        raise elsewhere.error(_not_in_background(elsewhere.reason))
+                    if run.over:
+                        return Pending(message("a graph is made with the next image"))
                 with self._failures_noted(*names):
                     options = request.arguments.get(self._host.options_name) or {}
                     what = TargetCall(target, request.invocation.forward, call, options)
@@ -138,18 +157,18 @@ class GraphProvider:
 
     def _made_in_background(
         self, background: Background, request: Request, maker: Maker, general: bool
-    ) -> Pending | None:
+    ) -> Pending | _OnlyHere | None:
         """See to it that another process makes a graph; None if it found that none is for all sizes and for these.
 
         Raises:
-            NotCovered, EngineError: it cannot make it. To make it here is not what was chosen: somebody would wait.
+            EngineError: it ended before it could make one.
             OptionRead: it found that the target reads an option that is not part of the call.
         """
         if request.call.functions is not None:
-            raise EngineError(_not_in_background(message("the code that nodes put into the model stays here")))
+            return _OnlyHere(message("the code that nodes put into the model stays here"), EngineError)
         if type(maker.engine).to_parts is Engine.to_parts:
             unkept = message("graphs of the {engine} engine are not kept in files", engine=maker.engine.name)
-            raise EngineError(_not_in_background(unkept))
+            return _OnlyHere(unkept, EngineError)
         key = maker.call_key(request.target, request.call, general)
         outcome = background.outcome(key)
         if outcome is None:
@@ -157,7 +176,7 @@ class GraphProvider:
                 try:
                     background.start(key, maker.job(request.target, request.invocation.forward, request.call, general))
                 except (weightless_pickle.Unpicklable, AttributeError) as error:
-                    raise EngineError(_not_in_background(error)) from error
+                    return _OnlyHere(error, EngineError)
             reason = message("a graph is being compiled in the background")
             return Pending(reason, lambda: _progress(background, key))
         if outcome.option is not None:
@@ -166,7 +185,7 @@ class GraphProvider:
         if outcome.died:  # that says nothing of graphs for all sizes, nor of this one another time
             raise EngineError(_not_in_background(outcome.failure))
         if outcome.failure is not None:
-            raise NotCovered(_not_in_background(outcome.failure))
+            return _OnlyHere(outcome.failure, NotCovered)
         if self.kept(request, maker, exact=not general, wait=False) is None:
             if general:
                 return None
