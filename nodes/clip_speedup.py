@@ -21,9 +21,9 @@ class OneDiffCLIPSpeedup(io.ComfyNode):
             category="OneDiff",
             description=(
                 "Makes text encoders faster, with the same result: CLIP, T5 and language models. Put it between the "
-                "loader (or a LoRA) and CLIP Text Encode. The first prompt compiles the encoder; every later one, of "
-                "any length and with any weights or embeddings in it, uses the compiled graph. Worth it for large "
-                "encoders; a small one is done in a moment anyway."
+                "loader (or a LoRA) and CLIP Text Encode. The encoder is compiled once ever; from then on every "
+                "prompt, of any length and with any weights or embeddings in it, uses the compiled graph. Worth it for "
+                "large encoders; a small one is done in a moment anyway."
             ),
             search_aliases=["text encoder", "t5", "torch compile", "prompt", "speed", "accelerate", "faster", "加速"],
             inputs=[

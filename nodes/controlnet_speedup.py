@@ -21,7 +21,7 @@ class OneDiffControlNetSpeedup(io.ComfyNode):
             category="OneDiff",
             description=(
                 "Makes a ControlNet or Control LoRA faster without visibly changing the image. Put it between the "
-                "loader and Apply ControlNet. The first image compiles the ControlNet; every later one, of any size, "
+                "loader and Apply ControlNet. It is compiled once ever; from then on every image, of any size, "
                 "strength or range of steps, uses the compiled graph. OneDiff Model Speedup does the same for the "
                 "diffusion model."
             ),

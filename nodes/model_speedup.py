@@ -22,8 +22,8 @@ class OneDiffModelSpeedup(io.ComfyNode):
             category="OneDiff",
             description=(
                 "Makes every image from this model faster without visibly changing it. Put it between the loader (or "
-                "the last LoRA) and the sampler. The first image compiles the model, once ever, which takes up to a "
-                "few minutes; every later one uses the compiled graph."
+                "the last LoRA) and the sampler. Another process compiles the model, once ever, which takes up "
+                "to a few minutes; from then on every image uses the compiled graph."
             ),
             search_aliases=["torch compile", "tensorrt", "speed", "accelerate", "faster", "加速"],
             inputs=[

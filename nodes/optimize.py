@@ -20,8 +20,9 @@ class OneDiffOptimize(io.ComfyNode):
             category="OneDiff",
             description=(
                 "Makes the model, VAE and text encoders faster with a single setting. Put it after the loader or the "
-                "last LoRA. The first image compiles them, once ever, which takes up to a few minutes; every later one "
-                "uses the compiled graphs. The other OneDiff nodes do this one at a time, with more choices."
+                "last LoRA. Another process compiles them, once ever, which takes up to a few minutes; from then on "
+                "every image uses the compiled graphs. The other OneDiff nodes do this one at a time, with more "
+                "choices."
             ),
             search_aliases=[
                 *(

@@ -22,9 +22,9 @@ class OneDiffVAESpeedup(io.ComfyNode):
             category="OneDiff",
             description=(
                 "Makes decoding and encoding faster without visibly changing the image. Put it between the loader and "
-                "VAE Decode, VAE Decode (Tiled), VAE Encode or VAE Encode (for Inpaint). The first image compiles the "
-                "VAE; every later one, of any size, uses the compiled graph. It works in the precision that ComfyUI "
-                "has chosen for the VAE."
+                "VAE Decode, VAE Decode (Tiled), VAE Encode or VAE Encode (for Inpaint). The VAE is compiled once "
+                "ever; from then on every image, of any size, uses the compiled graph. It works in the precision that "
+                "ComfyUI has chosen for the VAE."
             ),
             search_aliases=[
                 "vae compile",

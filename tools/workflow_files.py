@@ -37,19 +37,19 @@ NOTES: Mapping[str, str] = {
     "optimize": """## One node, everything faster
 1. Choose a checkpoint. 2. Choose a **goal**. 3. Queue.
 
-The first picture compiles model, VAE and text encoders, a few minutes, once ever. *exact* makes the same picture; \
+Another process compiles model, VAE and text encoders, a few minutes, once ever; pictures come meanwhile. \
+*exact* makes the same picture; \
 *faster* and *fastest* leave out work and change it: queue the same seed with *exact* and compare.""",
     "text_to_image": """## SDXL, faster
 1. Choose a checkpoint. 2. Queue.
 
-The first picture compiles, two to four minutes, once ever. After that every size, prompt and LoRA uses the same graph.
+Another process compiles, two to four minutes, once ever. From then on every size, prompt and LoRA uses the same graph.
 
-Set **compile** to *background* and nobody waits.""",
+Set **compile** to *wait* if the first picture is to be fast already.""",
     "text_to_image_sd15": """## SD 1.5, faster
 1. Choose a checkpoint. 2. Queue.
 
-Model and VAE are both accelerated. The first picture compiles, once ever; other sizes and checkpoints use the same \
-graphs.""",
+Model and VAE are both accelerated, compiled once ever; other sizes and checkpoints use the same graphs.""",
     "text_to_image_flux": """## Flux, faster
 1. Choose the four files: diffusion model, two text encoders, VAE. 2. Queue.
 
@@ -62,7 +62,7 @@ another strength compiles nothing.""",
     "video": """## Wan, text to video, faster
 1. Choose the three files. 2. Queue.
 
-The first video compiles, once ever. The VAE of a video is left to ComfyUI.""",
+It is compiled once ever. The VAE of a video is left to ComfyUI.""",
     "report": """## What served my picture?
 1. Choose a checkpoint. 2. Queue. 3. Read the report.
 
@@ -109,9 +109,10 @@ A compiled graph is code that runs here: trust the file first, see *docs/trust.m
 
 def workflows() -> dict[str, Workflow]:
     """Every workflow of the pack by file name, in API form."""
-    plain = {"width": 1024, "height": 1024, "steps": 20, "cfg": 7.0, "seed": 1}
+    plain = {"width": 1024, "height": 1024, "steps": 20, "cfg": 7.0, "seed": 1, "compile": "auto"}
     speedup = text_to_image(_CHECKPOINT, engine="auto", **plain)  # type: ignore[arg-type]
-    save = text_to_image(_CHECKPOINT, engine="auto", **plain)  # type: ignore[arg-type]
+    # Saving needs a graph, so the first image waits for it.
+    save = text_to_image(_CHECKPOINT, engine="auto", **plain | {"compile": "wait"})  # type: ignore[arg-type]
     save["keep"] = {
         "class_type": "OneDiffSaveCompiledGraph",
         # The sampler's output and not the empty latent: saving waits for the first image.
@@ -154,7 +155,7 @@ def workflows() -> dict[str, Workflow]:
         "hint": {"class_type": "LoadImage", "inputs": {"image": "example.png"}},
         "net_speedup": {
             "class_type": "OneDiffControlNetSpeedup",
-            "inputs": {"control_net": ["net", 0], "engine": "auto", "compile": "wait"},
+            "inputs": {"control_net": ["net", 0], "engine": "auto", "compile": "auto"},
         },
         "apply": {
             "class_type": "ControlNetApplyAdvanced",
@@ -191,8 +192,10 @@ def workflows() -> dict[str, Workflow]:
 
 def _with_fast_vae(checkpoint: str = _CHECKPOINT, side: int = 1024) -> Workflow:
     """Text to image with model and VAE accelerated."""
-    workflow = text_to_image(checkpoint, width=side, height=side, steps=20, cfg=7.0, seed=1, engine="auto")
-    speedup = {"vae": ["loader", 2], "engine": "auto", "compile": "wait", "decode": True, "encode": True}
+    workflow = text_to_image(
+        checkpoint, width=side, height=side, steps=20, cfg=7.0, seed=1, engine="auto", compile="auto"
+    )
+    speedup = {"vae": ["loader", 2], "engine": "auto", "compile": "auto", "decode": True, "encode": True}
     workflow["vae_speedup"] = {"class_type": "OneDiffVAESpeedup", "inputs": speedup}
     workflow["decode"]["inputs"]["vae"] = ["vae_speedup", 0]
     return workflow
@@ -234,7 +237,7 @@ def _flux() -> Workflow:
             device="default",
         ),
         "vae": _of("VAELoader", vae_name="ae.safetensors"),
-        "speedup": _of("OneDiffModelSpeedup", model=["loader", 0], engine="auto", compile="wait", cache_budget_mb=0),
+        "speedup": _of("OneDiffModelSpeedup", model=["loader", 0], engine="auto", compile="auto", cache_budget_mb=0),
         "positive": _of("CLIPTextEncode", clip=["clip", 0], text="a lighthouse on a cliff, evening light"),
         "latent": _of("EmptySD3LatentImage", **size),
         "guidance": _of("FluxGuidance", conditioning=["positive", 0], guidance=3.5),
@@ -257,7 +260,9 @@ def _flux() -> Workflow:
 
 def _with_lora() -> Workflow:
     """Text to image with a LoRA on model and text encoder, in front of the speedup node."""
-    workflow = text_to_image(_CHECKPOINT, width=1024, height=1024, steps=20, cfg=7.0, seed=1, engine="auto")
+    workflow = text_to_image(
+        _CHECKPOINT, width=1024, height=1024, steps=20, cfg=7.0, seed=1, engine="auto", compile="auto"
+    )
     workflow["lora"] = _of(
         "LoraLoader",
         model=["loader", 0],
@@ -281,7 +286,7 @@ def _video() -> Workflow:
         "clip": _of("CLIPLoader", clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan", device="default"),
         "vae": _of("VAELoader", vae_name="wan_2.1_vae.safetensors"),
         "shift": _of("ModelSamplingSD3", model=["loader", 0], shift=8.0),
-        "speedup": _of("OneDiffModelSpeedup", model=["shift", 0], engine="auto", compile="wait", cache_budget_mb=0),
+        "speedup": _of("OneDiffModelSpeedup", model=["shift", 0], engine="auto", compile="auto", cache_budget_mb=0),
         "positive": _of("CLIPTextEncode", clip=["clip", 0], text="waves against a lighthouse, evening light"),
         "negative": _of("CLIPTextEncode", clip=["clip", 0], text="static, blurred"),
         "latent": _of("EmptyHunyuanLatentVideo", **size),
@@ -303,7 +308,7 @@ def _video() -> Workflow:
 def _reported() -> Workflow:
     """Text to image with all of it accelerated, and a report of what served it."""
     workflow = _with_fast_vae()
-    workflow["clip_speedup"] = _of("OneDiffCLIPSpeedup", clip=["loader", 1], engine="auto", compile="wait")
+    workflow["clip_speedup"] = _of("OneDiffCLIPSpeedup", clip=["loader", 1], engine="auto", compile="auto")
     for prompt in ("positive", "negative"):
         workflow[prompt]["inputs"]["clip"] = ["clip_speedup", 0]
     workflow["report"] = _of(
@@ -330,7 +335,9 @@ def _optimized() -> Workflow:
 
 def _with_step_cache() -> Workflow:
     """Text to image with enough steps that some take the deep layers' work from earlier ones."""
-    workflow = text_to_image(_CHECKPOINT, width=1024, height=1024, steps=30, cfg=7.0, seed=1, engine="auto")
+    workflow = text_to_image(
+        _CHECKPOINT, width=1024, height=1024, steps=30, cfg=7.0, seed=1, engine="auto", compile="auto"
+    )
     workflow["step_cache"] = _of("OneDiffStepCache", model=["speedup", 0], threshold=0.1)
     workflow["sampler"]["inputs"]["model"] = ["step_cache", 0]
     return workflow

@@ -42,7 +42,7 @@ def text_to_image(
             of the test node TinyConditioning (tests/host/tiny_nodes must be installed). Its seed is
             0 for the positive and 1 for the negative.
         save_latent: also save the sampler's output, unrounded, with the host's SaveLatent.
-        compile: of the speedup node: ``wait`` or ``background``.
+        compile: of the speedup node: one of ``settings.COMPILE_CHOICES``.
         cache_budget_mb: of the speedup node; 0 is its default share of the memory.
         buckets: lines of sizes for a Shape Bucket node, ``shape``, connected to the speedup node; the
             image's own size stays as given.

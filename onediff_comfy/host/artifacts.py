@@ -25,6 +25,7 @@ from .adapters.adapter import adapter_of, device_of, dispatcher_of
 from .compatibility import KINDS
 from .preparation.rehearsal import REHEARSALS
 from .process.process import library, store
+from .report.report import compiling_in_background
 
 log = logging.getLogger(__name__)
 
@@ -312,6 +313,15 @@ def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: An
         ValueError: there is not enough to compile with.
     """
     rehearsal = REHEARSALS.get(kind)
+    enough = rehearsal is not None and latent is not None and not (rehearsal.needs_prompt and positive is None)
+    if not enough and compiling_in_background():
+        raise ValueError(
+            message(
+                "another process is still compiling for this {kind}: save once that is done, or choose compile: wait "
+                "on its node.",
+                kind=KINDS[kind],
+            )
+        )
     if rehearsal is None:
         raise ValueError(
             message(
@@ -320,7 +330,7 @@ def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: An
                 kind=KINDS[kind],
             )
         )
-    if latent is None or (rehearsal.needs_prompt and positive is None):
+    if not enough:
         raise ValueError(rehearsal.nothing_compiled)
     rehearsal.run(thing, latent["samples"], positive, negative, exact=True)
 

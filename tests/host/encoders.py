@@ -23,7 +23,7 @@ def encoded(
     """
     workflow: Workflow = {"loader": {"class_type": "TinyTextEncoder", "inputs": {"family": family, "seed": seed}}}
     clip = ["loader", 0]
-    nodes = [*before, *([("OneDiffCLIPSpeedup", {"engine": engine}, 0)] if engine else []), *behind]
+    nodes = [*before, *([("OneDiffCLIPSpeedup", {"engine": engine, "compile": "wait"}, 0)] if engine else []), *behind]
     for number, (class_type, inputs, output) in enumerate(nodes):
         name = "speedup" if class_type.startswith("OneDiff") else f"node{number}"
         workflow[name] = {"class_type": class_type, "inputs": {**inputs, "clip": clip}}

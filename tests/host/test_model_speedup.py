@@ -93,11 +93,11 @@ def test_the_node_explains_itself(server: ComfyServer) -> None:
     assert all(options["tooltip"] for _, options in inputs.values())
     assert all(info["output_tooltips"])
     assert inputs["engine"][1]["options"] == ["auto", "inductor", "oneflow", "cudagraph", "eager"]
-    assert inputs["compile"][1]["options"] == ["wait", "background"]
+    assert inputs["compile"][1]["options"] == ["auto", "background", "wait"]
     assert inputs["cache_budget_mb"][1]["min"] == 0
     defaults = {name: options["default"] for name, (_, options) in inputs.items() if "default" in options}
     assert inputs["precision"][1]["options"] == ["lossless", "fp8"]
-    assert defaults == {"engine": "auto", "compile": "wait", "cache_budget_mb": 0, "precision": "lossless"}
+    assert defaults == {"engine": "auto", "compile": "auto", "cache_budget_mb": 0, "precision": "lossless"}
 
 
 def test_a_workflow_from_before_the_node_had_options_still_runs(server: ComfyServer) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 from pictures import FAMILIES, Counters, assert_same_picture, latent_of
 
@@ -9,6 +12,15 @@ from dev.host import ComfyServer, RunResult
 from tools.workflows import Workflow
 
 FLUX = FAMILIES["flux"]
+USED = {"model": "sampler", "vae": "decode", "clip": "encode"}
+"""What uses each output of the node."""
+PATIENCE_S = 900
+MEANWHILE = {
+    "a graph is being compiled in the background",
+    "a graph is made in the background once the first image is there",
+    "a graph was compiled in the background",
+    "a compiled graph is being loaded",
+}
 
 
 def _optimized(workflow: Workflow, goal: str, *kinds: str) -> Workflow:
@@ -20,49 +32,69 @@ def _optimized(workflow: Workflow, goal: str, *kinds: str) -> Workflow:
     return workflow
 
 
+def _once_compiled(server: ComfyServer, made: Callable[[int], Workflow]) -> tuple[RunResult, Counters, int]:
+    """What comes of a workflow, made for a seed, once each call is a graph's; what was counted, and the seed.
+
+    Before, other processes compile, one after the other.
+    """
+    start, seed = time.monotonic(), 0
+    while True:
+        seed += 1  # or the host answers from what it remembers, and calls nothing
+        counters = Counters(server)
+        result = server.run(made(seed))
+        if not counters.fallbacks:
+            return result, counters, seed
+        assert set(counters.fallbacks) <= MEANWHILE
+        assert time.monotonic() - start < PATIENCE_S, counters.fallbacks
+        time.sleep(2)
+
+
 def _said(result: RunResult) -> list[str]:
     """The lines on the node at the end."""
     return [text for node, text in result.texts if node == "optimize"][-1].splitlines()
 
 
 def test_exact_is_the_same_picture_and_model_vae_and_clip_are_accelerated(server: ComfyServer) -> None:
-    expected = latent_of(server.run(FLUX.workflow(1, size=64)))
-    workflow = _optimized(FLUX.workflow(1, size=64), "exact")
+    result, counters, seed = _once_compiled(server, _everything)
+    assert_same_picture(latent_of(result), latent_of(server.run(FLUX.workflow(seed, size=64))))
+    assert counters.reused == 0
+    reports = [report for kind in USED for report in result.outputs[f"{kind}_report"]["report"]]
+    served = {thing["kind"]: thing["served"] > 0 for found in reports for thing in found["objects"]}
+    assert served == {"MODEL": True, "VAE": True, "CLIP": True}
+    said = dict(line.split(": ", 1) for line in _said(result))
+    assert sorted(said) == ["CLIP", "MODEL", "VAE"]
+    assert said["MODEL"].startswith("compiled graph · 64×64 b1")
+
+
+def _everything(seed: int) -> Workflow:
+    """Model, VAE and text encoder of one Optimize node, and what it says of each."""
+    workflow = _optimized(FLUX.workflow(seed, size=64), "exact")
     # Of which other tests have Inductor compile graphs too; tiny Flux' own VAE and no text encoder would be others.
     workflow["vae"] = {"class_type": "TinyVAE", "inputs": {"kind": "sd", "dtype": "float32", "seed": 0}}
     workflow["encoder"] = {"class_type": "TinyTextEncoder", "inputs": {"family": "sd15", "seed": 2}}
     workflow["optimize"]["inputs"] |= {"vae": ["vae", 0], "clip": ["encoder", 0]}
     workflow["data"] = {
         "class_type": "TinyLatent",
-        "inputs": {"seed": 1, "width": 64, "height": 64, "batch": 1, "channels": 4},
+        "inputs": {"seed": seed, "width": 64, "height": 64, "batch": 1, "channels": 4},
     }
     workflow["decode"]["inputs"] = {"samples": ["data", 0], "vae": ["optimize", 1]}
-    workflow["encode"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["optimize", 2], "text": "a lighthouse"}}
+    workflow["encode"] = {
+        "class_type": "CLIPTextEncode",
+        "inputs": {"clip": ["optimize", 2], "text": f"a lighthouse, {seed}"},
+    }
     workflow["show"] = {"class_type": "PreviewAny", "inputs": {"source": ["encode", 0]}}
-    used = {"model": "sampler", "vae": "decode", "clip": "encode"}
-    for number, (kind, by) in enumerate(used.items()):
+    for number, (kind, by) in enumerate(USED.items()):
         reported = {kind: ["optimize", number], "after": [by, 0]}
         workflow[f"{kind}_report"] = {"class_type": "OneDiffReport", "inputs": reported}
-    counters = Counters(server)
-    result = server.run(workflow)
-    assert_same_picture(latent_of(result), expected)
-    assert (counters.reused, counters.fallbacks) == (0, {})
-    reports = [report for kind in used for report in result.outputs[f"{kind}_report"]["report"]]
-    served = {thing["kind"]: (thing["served"] > 0, thing["eager"]) for found in reports for thing in found["objects"]}
-    assert served == {"MODEL": (True, 0), "VAE": (True, 0), "CLIP": (True, 0)}
-    said = dict(line.split(": ", 1) for line in _said(result))
-    assert sorted(said) == ["CLIP", "MODEL", "VAE"]
-    assert said["MODEL"].startswith("compiled graph · 64×64 b1")
+    return workflow
 
 
 @pytest.mark.slow  # by the eager engine, test_step_cache.py; what the goal chooses, unit/test_presets.py
 def test_faster_has_a_step_cache(server: ComfyServer) -> None:
     """How many steps it reuses depends on trained weights; test_step_cache.py has thresholds at which it does."""
-    workflow = _optimized(FLUX.workflow(2, size=64), "faster")
-    counters = Counters(server)
-    result = server.run(workflow)
+    result, counters, _ = _once_compiled(server, lambda seed: _optimized(FLUX.workflow(seed, size=64), "faster"))
     latent_of(result)
-    assert (counters.served, counters.fallbacks) == (FLUX.steps, {})
+    assert counters.served == FLUX.steps
     assert all("step cache" in graph["what"] for graph in counters.graphs)
     model, cache = _said(result)
     assert model.startswith("MODEL: compiled graph · 64×64 b1")

@@ -65,7 +65,7 @@ def saved(server: ComfyServer) -> Path:
     """A file of the shared server: the tiny SD VAE, decoding and encoding, compiled for all sizes in float32."""
     workflow = {
         "loader": _tiny(),
-        "speedup": _node("OneDiffVAESpeedup", vae=["loader", 0], engine="inductor"),
+        "speedup": _node("OneDiffVAESpeedup", vae=["loader", 0], engine="inductor", compile="wait"),
         **_used(["speedup", 0], 1),
         "keep": _node("OneDiffSaveCompiledGraph", vae=["speedup", 0], filename="a vae", after=["again", 0]),
     }
@@ -108,7 +108,7 @@ def test_a_graph_for_another_dtype_is_explained(saved: Path, server: ComfyServer
     # The same the other way round, and without strict: compiled, or found, for the dtype that there is.
     here: Workflow = {
         "loader": _tiny(dtype="bfloat16"),
-        "speedup": _node("OneDiffVAESpeedup", vae=["loader", 0], engine="inductor", encode=False),
+        "speedup": _node("OneDiffVAESpeedup", vae=["loader", 0], engine="inductor", compile="wait", encode=False),
         **_decoded(["speedup", 0], 5),
         "keep": _node("OneDiffSaveCompiledGraph", vae=["speedup", 0], filename="half a vae", after=["image", 0]),
     }
@@ -144,7 +144,7 @@ def test_a_graph_for_another_torch_is_explained(saved: Path, server: ComfyServer
 def test_a_graph_that_what_is_connected_would_not_use_is_explained(saved: Path, server: ComfyServer) -> None:
     workflow: Workflow = {
         "loader": _tiny(),
-        "speedup": _node("OneDiffVAESpeedup", vae=["loader", 0], engine="eager"),
+        "speedup": _node("OneDiffVAESpeedup", vae=["loader", 0], engine="eager", compile="wait"),
         "load": _loaded(saved.name, vae=["speedup", 0]),
     }
     message = error_of(server.run({**workflow, **_decoded(["load", 1], 7)}))
@@ -205,7 +205,7 @@ def test_save_says_what_is_missing_for_a_vae_and_compiles_it_for_a_latent(saved:
         "keep": _node("OneDiffSaveCompiledGraph", vae=["loader", 0], filename="early"),
     }
     assert "this VAE is not accelerated: connect the output of OneDiff VAE Speedup" in error_of(server.run(workflow))
-    workflow["speedup"] = _node("OneDiffVAESpeedup", vae=["loader", 0], engine="inductor")
+    workflow["speedup"] = _node("OneDiffVAESpeedup", vae=["loader", 0], engine="inductor", compile="wait")
     workflow["keep"]["inputs"]["vae"] = ["speedup", 0]
     message = error_of(server.run(workflow))
     assert "nothing is compiled yet for this VAE" in message and "connect a latent" in message
@@ -230,7 +230,8 @@ def test_everything_that_a_workflow_accelerates_goes_into_one_file(
     nodes = {"model": "Model", "vae": "VAE", "clip": "CLIP", "control_net": "ControlNet"}
     workflow = _everything({kind: [f"{kind}_speedup", 0] for kind in nodes})
     for kind, name in nodes.items():
-        inputs = {kind: wires[kind], "engine": "inductor", **({"encode": False} if kind == "vae" else {})}
+        more = {"encode": False} if kind == "vae" else {}
+        inputs = {kind: wires[kind], "engine": "inductor", "compile": "wait", **more}
         workflow[f"{kind}_speedup"] = _node(f"OneDiff{name}Speedup", **inputs)
     things: dict[str, Any] = {kind: [f"{kind}_speedup", 0] for kind in nodes}
     workflow["keep"] = _node("OneDiffSaveCompiledGraph", filename="everything", after=["image", 0], **things)

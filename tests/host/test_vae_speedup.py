@@ -90,7 +90,7 @@ def test_in_bfloat16_it_is_as_exact_as_eager(server: ComfyServer, engine: str) -
         workflow[f"{name}_vae"] = {"class_type": "TinyVAE", "inputs": loader}
         if accelerated_by is not None:
             workflow[f"{name}_loader"] = workflow[f"{name}_vae"]
-            speedup = {"vae": [f"{name}_loader", 0], "engine": accelerated_by, "encode": False}
+            speedup = {"vae": [f"{name}_loader", 0], "engine": accelerated_by, "compile": "wait", "encode": False}
             workflow[f"{name}_vae"] = {"class_type": "OneDiffVAESpeedup", "inputs": speedup}
         decode = {"samples": ["data", 0], "vae": [f"{name}_vae", 0]}
         workflow[name] = {"class_type": "VAEDecode", "inputs": decode}
@@ -168,7 +168,7 @@ def test_the_node_explains_itself(server: ComfyServer) -> None:
     assert all(options["tooltip"] for _, options in inputs.values())
     assert all(info["output_tooltips"])
     defaults = {name: options["default"] for name, (_, options) in inputs.items() if "default" in options}
-    assert defaults == {"engine": "auto", "compile": "wait", "decode": True, "encode": True}
+    assert defaults == {"engine": "auto", "compile": "auto", "decode": True, "encode": True}
 
 
 @pytest.mark.parametrize("engine", ["oneflow", "cudagraph"])

@@ -43,7 +43,7 @@ class Bench:
         self._server = server
         self._family = family
         self._loader = {"kind": family.kind, "dtype": "float32", "seed": 0}
-        self._speedup = {"engine": engine or family.engine, **inputs}
+        self._speedup = {"engine": engine or family.engine, "compile": "wait", **inputs}
 
     def decoded(self, width: int, height: int, batch: int, seed: int, **tiles: int) -> float:
         """The error of decoding a latent; in tiles where their sizes are given."""
