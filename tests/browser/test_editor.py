@@ -53,6 +53,8 @@ def test_a_workflow_opens_runs_and_shows_its_image(editor: Editor, server: Comfy
     install_model_parts(server)
     editor.open_text((repository() / "workflows" / f"{TITLES[name]}.json").read_text())
     assert not [node["type"] for node in editor.nodes() if node["missing"]]
+    if name == "optimize":  # its engine compiles in another process first: host/test_optimize.py
+        return
     workflow: Workflow = small(name, 600 + len(name))
     for node in workflow.values():
         if "engine" in node["inputs"] and name != "save_compiled_graph":
