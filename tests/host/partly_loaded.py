@@ -79,6 +79,7 @@ def main() -> None:
             "no LoRA": (plain, accelerate(plain, "eager")),
             "LoRA": (with_lora(plain, 0.8), with_lora(accelerate(plain, "eager"), 0.8)),
             "another LoRA": (with_lora(plain, 0.3), accelerate(with_lora(plain, 0.3), "eager")),
+            "nobody waits": (plain, accelerate(plain, "inductor", compile="auto")),
         }
         no_lora = sampled(plain, 1)
         for small, name in (
@@ -91,6 +92,7 @@ def main() -> None:
             (False, "no LoRA"),
             (True, "LoRA"),
             (False, "another LoRA"),
+            (True, "nobody waits"),  # its blocks, which no other process can compile
         ):
             too_small(small)
             reference, model = models[name]

@@ -19,9 +19,10 @@ from .op_substitutions import Forms, composite
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _TINY = 1e-12  # a row of zeros has no scale
-# The units multiply blocks of 16. A layer with fewer weights takes as long in 8 bits as in 16: 11.5 microseconds for
-# 1280 x 1280 and 2048 rows, where 10240 x 1280 goes from 79 to 51 (H200, benchmarks/NOTES.md 14).
-_BLOCK, _LEAST_WEIGHTS = 16, 1 << 21
+# The units multiply blocks of 16. A layer with fewer weights is no faster in 8 bits: of 2048 rows 5120 x 1280 takes 33
+# microseconds for 40, and rounding its weights and inputs 16 more, where 10240 x 1280 takes 48 for 89 (H200). With all
+# from 2 million on, a step of SDXL took 35.6 ms, and 34.2 without any in 8 bits (H100, benchmarks/NOTES.md 34).
+_BLOCK, _LEAST_WEIGHTS = 16, 1 << 23
 _ADA = (8, 9)  # the first that can; then Hopper and Blackwell
 # Before, PyTorch clears what its kernels for Ada wait by on another stream than they run on, and they may wait for ever
 # (pytorch/pytorch#177651).
