@@ -150,7 +150,7 @@ def test_a_graph_that_what_is_connected_would_not_use_is_explained(saved: Path, 
     message = error_of(server.run({**workflow, **_decoded(["load", 1], 7)}))
     assert "engine: compiled for inductor, and what is connected is eager; choose inductor on OneDiff VAE" in message
 
-    file = _changed(server, saved, "fp8.graph", lambda manifest: manifest["options"].update(precision="fp8 rows of large layers"))
+    file = _changed(server, saved, "fp8.graph", lambda manifest: manifest["options"].update(precision="fp8"))
     workflow = {"loader": _tiny(), "load": _loaded(file, "compile", vae=["loader", 0])}
     workflow["show"] = _node("PreviewAny", source=["load", 1])
     counters = Counters(server)
