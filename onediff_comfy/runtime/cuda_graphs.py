@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..engines.base import CompiledGraph, Outputs
-from .device_memory import memory_errors
+from .device_memory import kept_free, memory_errors
 from .launch_bound import Launching
 from .recording_pool import DevicePool, RecordingPool
 
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # The first call of a size runs as it is: cuBLAS and cuDNN choose algorithms and allocate workspaces
 # in it, Triton loads kernels, and none of that may happen in a recording.
 _CALLS_BEFORE_RECORDING = 1
+_CALLS_BEFORE_ANOTHER_TRY = 20  # after one that found no memory, which waits for the device
 # A recording that was replayed so often has gained more than making it took.
 _PAID_OFF_REPLAYS = 10
 # A recording that is given up so often before it has paid off is not made again.
@@ -82,6 +83,7 @@ class _Seen:
 
     addresses: list[int]
     calls: int
+    needed: int  # bytes that a call takes at most
     outputs: Outputs  # without memory
 
 
@@ -215,15 +217,18 @@ class RecordedGraph(CompiledGraph):
         if gains and record_only_launch_bound and seen is not None:
             copied = (*tensors, *seen.outputs)
             gains = sum(tensor.nbytes for tensor in copied if tensor is not None) <= MOST_COPIED
-        due = gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING
-        if due and seen is not None and self._pool.may_record(tensors[0].device):
-            recorded = self._record_in_turn(_Call(sizes, addresses, weights, tensors, seen.outputs))
-            if recorded is not None:
-                return recorded
+        if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
+            if self._pool.may_record(tensors[0].device, seen.needed):
+                recorded = self._record_in_turn(_Call(sizes, addresses, weights, tensors, seen.outputs))
+                if recorded is not None:
+                    return recorded
+            else:
+                calls = -_CALLS_BEFORE_ANOTHER_TRY
         with self._launching.measured(sizes, tensors[0].device):
             outputs = self.inner(weights, tensors)
         likes = [None if output is None else output.to("meta") for output in outputs]
-        self._seen[sizes] = _Seen(addresses, calls + 1, likes)
+        needed = seen.needed if seen is not None else kept_free(tensors[0].device)
+        self._seen[sizes] = _Seen(addresses, calls + 1, needed, likes)
         return outputs
 
     def _record_in_turn(self, call: _Call) -> Outputs | None:

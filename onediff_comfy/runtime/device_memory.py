@@ -26,8 +26,12 @@ def memory_is_short(device: torch.device, recorded: int = 0) -> bool:
         return False
     free, total = torch.cuda.mem_get_info(device)
     # What PyTorch has reserved and not given out is free for the next tensor, the pool of recordings is not.
-    spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - recorded
-    return free + max(0, spare) < total * _SPARE_SHARE
+    return free + max(0, kept_free(device) - recorded) < total * _SPARE_SHARE
+
+
+def kept_free(device: torch.device) -> int:
+    """Return the bytes that PyTorch has of ``device`` and no tensor uses: at least what the last call has used."""
+    return max(0, torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 @contextlib.contextmanager

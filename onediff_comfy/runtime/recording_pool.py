@@ -117,13 +117,20 @@ class RecordingPool:
         pool = self._devices.get(device)
         return pool or self._devices.setdefault(device, DevicePool(device, torch.cuda.Stream(device)))
 
-    def may_record(self, device: torch.device) -> bool:
-        """Return False while memory is short, if the host may be asked for some in the middle of a recording.
+    def may_record(self, device: torch.device, needed: int) -> bool:
+        """Return False if the host might have to find memory in the middle of a recording.
 
         ComfyUI's Dynamic VRAM listens to ``cudaMallocAsync``. Where memory is short it waits for the device, to take
-        weights back. That ends a recording, and what is freed after it ends the process.
+        weights back. That ends a recording, and what is freed after it ends the process. So what PyTorch keeps is
+        given back before, and has to be enough: a recording takes its memory from the driver anew.
+
+        Args:
+            needed: bytes that a call takes at most.
         """
-        if torch.cuda.get_allocator_backend() != "cudaMallocAsync" or not memory_is_short(device, self.nbytes):
+        if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+            return True
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info(device)[0] >= needed:
             return True
         if not self._told_short:
             self._told_short = True

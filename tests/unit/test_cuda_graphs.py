@@ -154,6 +154,9 @@ class Card:
 
     Attributes:
         copied: how many tensors were copied at once, each time.
+        kept: bytes that PyTorch has and no tensor uses.
+        free: bytes that nobody has, where a test says so.
+        given_back: how often PyTorch gave back what it kept.
         stream: that kernels are launched on.
         needs: bytes that the call takes which is being recorded.
         fails: what a replay raises, if anything.
@@ -162,7 +165,7 @@ class Card:
     OutOfMemoryError = torch.OutOfMemoryError
 
     def __init__(self) -> None:
-        self.needs = self.held = 0
+        self.needs = self.held = self.kept = self.free = self.given_back = 0
         self.fails: Exception | None = None
         self.copied: list[int] = []
         self.stream = Stream()
@@ -180,6 +183,8 @@ class Card:
             get_rng_state=lambda _device: None,
             graph_pool_handle=object,
             mem_get_info=lambda _device: (MANY - self.held, MANY),
+            memory_allocated=lambda _device: 0,
+            memory_reserved=lambda _device: self.kept,
             stream=lambda _stream: nothing,
             synchronize=lambda _device: None,
         )
@@ -207,6 +212,7 @@ class Card:
 
     def _give_back(self) -> None:
         self.held = 0
+        self.given_back += 1
 
 
 class OnCard:
@@ -286,31 +292,30 @@ def test_a_number_in_ram_is_not_recorded(card: Card, caplog: pytest.LogCaptureFi
 
 
 def test_nothing_is_recorded_while_the_host_may_have_to_find_memory(
-    card: Card, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    card: Card, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It waits for the device then, in the middle of the recording, and the process ends."""
-    short = [True]
-    monkeypatch.setattr(recording_pool, "memory_is_short", lambda *_of: short[0])
     part = Part(card, RecordingPool(lambda: MANY), 100 * MB)
     card.cuda.get_allocator_backend = lambda: "cudaMallocAsync"
-    part.calls(4)
-    assert part.made == 0
+    card.kept = 200 * MB  # what a call has used
+    card.cuda.mem_get_info = lambda _device: (card.free, MANY)
+    card.free = 100 * MB
+    part.calls(30)
+    assert part.made == 0 and card.given_back == 2, "asked again after a while, for it waits for the device"
     (warning,) = warnings(caplog)
     assert "while memory is short" in warning
-    short[0] = False
-    part.calls(1)
+    card.free = 300 * MB
+    part.calls(30)
     assert part.made == 1 and part.replays()
-    short[0] = True
+    card.free = 0
     assert part.replays(), "what there is goes on"
 
 
-def test_where_pytorch_says_that_there_is_no_memory_it_may_be_short(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording_pool, "memory_is_short", lambda *_of: True)
+def test_where_nobody_listens_to_pytorchs_allocator_memory_may_be_short(card: Card) -> None:
     part = Part(card, RecordingPool(lambda: MANY), 100 * MB)
+    card.kept = MANY
     part.calls(2)
-    assert part.made == 1
+    assert part.made == 1 and card.given_back == 0
 
 
 def test_an_output_may_be_none(card: Card) -> None:
