@@ -20,6 +20,7 @@ from dev.editor import editor
 from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer
 
+from .templates import TITLES
 from .thumbnails import pretend_files
 from .workflow_files import editor_form, workflows
 
@@ -63,7 +64,7 @@ def main(names: Sequence[str]) -> int:
                 if name is None:
                     form = editor_form({"node": {"class_type": folder.name, "inputs": {}}}, node_types, note="")
                 else:
-                    form = json.loads((repository() / "workflows" / f"{name}.json").read_text())
+                    form = json.loads((repository() / "workflows" / f"{TITLES[name]}.json").read_text())
                 picture(page, form, folder.name).save(folder / "picture.jpg", quality=88, optimize=True)
                 print(f"{folder.name}: {name or 'by itself'}")
     return 0

@@ -89,7 +89,7 @@ class CallServer:
         """
         try:
             with self.host.unplanned():
-                if not run.wait and (pending := self.resolver.pending(invocation, run.reusing)) is not None:
+                if run.compile != "wait" and (pending := self.resolver.pending(invocation, run.reusing)) is not None:
                     return Eager(pending.reason, expected=True)
                 request = self.guard.request(invocation, run, assume)
                 if not request.is_checked:

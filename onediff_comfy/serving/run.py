@@ -109,7 +109,7 @@ class RunContext:
 
     Attributes:
         report: counts what answered the run's calls.
-        compile: one of ``COMPILE_CHOICES``.
+        compile: one of ``COMPILE_CHOICES``. Unless it is ``wait``, calls run eager while another process compiles.
         over: all its calls are answered, so nothing is compiled that somebody would wait for.
         exact: also make the graphs for one size alone that the node is to have, and wait for them.
         reusing: serve by graphs that can leave deep layers out.
@@ -122,11 +122,6 @@ class RunContext:
     exact: bool = False
     reusing: bool = False
     step_cache: StepCache | None = None
-
-    @property
-    def wait(self) -> bool:
-        """Return True if everything is compiled here. Otherwise calls run eager while another process compiles."""
-        return self.compile == "wait"
 
     def of_part(self) -> RunContext:
         """Return the run as a part of a split batch sees it: one part is no earlier step of another."""

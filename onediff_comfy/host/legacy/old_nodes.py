@@ -37,10 +37,10 @@ def checkpoint_loader(node_id: str, ckpt_name: str, speed_up_vae: bool, note: st
     loader, model, vae = (f"{node_id}.{name}" for name in ("loader", "model", "vae"))
     graph = {
         loader: _node("CheckpointLoaderSimple", ckpt_name=ckpt_name),
-        model: _node("OneDiffModelSpeedup", model=[loader, 0], engine="auto"),
+        model: _node("OneDiffModelSpeedup", model=[loader, 0], engine="auto", compile="wait"),
     }
     if speed_up_vae:
-        graph[vae] = _node("OneDiffVAESpeedup", vae=[loader, 2], engine="auto")
+        graph[vae] = _node("OneDiffVAESpeedup", vae=[loader, 2], engine="auto", compile="wait")
     return [[model, 0], [loader, 1], [vae, 0] if speed_up_vae else [loader, 2]], graph
 
 
@@ -50,7 +50,7 @@ def diffusion_model_loader(node_id: str, unet_name: str, note: str) -> tuple[lis
     loader, model = f"{node_id}.loader", f"{node_id}.model"
     graph = {
         loader: _node("UNETLoader", unet_name=unet_name, weight_dtype="default"),
-        model: _node("OneDiffModelSpeedup", model=[loader, 0], engine="auto"),
+        model: _node("OneDiffModelSpeedup", model=[loader, 0], engine="auto", compile="wait"),
     }
     return [[model, 0]], graph
 
@@ -60,7 +60,7 @@ def control_net_loader(node_id: str, control_net_name: str) -> tuple[list[Link],
     loader, control_net = f"{node_id}.loader", f"{node_id}.control_net"
     graph = {
         loader: _node("ControlNetLoader", control_net_name=control_net_name),
-        control_net: _node("OneDiffControlNetSpeedup", control_net=[loader, 0], engine="auto"),
+        control_net: _node("OneDiffControlNetSpeedup", control_net=[loader, 0], engine="auto", compile="wait"),
     }
     return [[control_net, 0]], graph
 

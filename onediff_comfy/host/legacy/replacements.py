@@ -61,7 +61,8 @@ class Replacement:
         return {**self.values, NOTE: f"{self.changes} (In place of {self.old}.)"} if self.noted else self.values
 
 
-_AUTO = {"engine": "auto"}
+# The old nodes waited for compiling, and a workflow that saves a graph has one after its first image.
+_AUTO = {"engine": "auto", "compile": "wait"}
 # A note is seen on one line of a node, as much of it as fits: what matters stands first.
 _ITSELF = "Which compiler and which options is decided by itself; boosters are not needed."
 _NO_BOOSTER = "Not needed: speedup nodes choose compilers and options by themselves. Delete this node."

@@ -104,7 +104,7 @@ class GraphProvider:
             if known is not None:
                 raise NotCovered(known)
             try:
-                if not run.wait and self._library.background is not None:
+                if run.compile != "wait" and self._library.background is not None:
                     elsewhere = self._made_in_background(self._library.background, request, maker, general)
                     if not isinstance(elsewhere, _OnlyHere):
                         return elsewhere
@@ -125,7 +125,7 @@ class GraphProvider:
                 self._library.index.learn_option(reader_of(target.fingerprint, call.code), read.name)
                 request = self._guard.up_to_date(request)
                 # A call that reads more has another name, under which its graph may be known.
-                found = self.kept(request, maker, not general, run.wait)
+                found = self.kept(request, maker, not general, run.compile == "wait")
                 if found is not None:
                     return found
                 continue

@@ -66,7 +66,7 @@ class Resolver:
         if isinstance(route, Refused):
             return Eager(route.reason)
         with self._preparing:
-            pending = None if run.wait else self.sources.awaited.current()
+            pending = None if run.compile == "wait" else self.sources.awaited.current()
             found = pending or self._prepared(request, run)
         if isinstance(found, Pending):
             self.sources.awaited.expect(found)
@@ -174,7 +174,7 @@ class Resolver:
             NotCovered, EngineError: there is none, and none can be made.
         """
         provider, exact = self.sources.provider, self._wants_exact(request, maker, run)
-        found = provider.kept(request, maker, exact, run.wait)
+        found = provider.kept(request, maker, exact, run.compile == "wait")
         if found is None and not maker.engine.general:
             served = self.routes.served_of(request.target, request.reusing)
             split = self.sources.splitter.plan(request.target.fingerprint, request.call, served)
