@@ -156,6 +156,7 @@ def plot(found: Report) -> str:
         axes.axvline(1, color="#8a8f98", linewidth=1)
         axes.set_yticks(range(len(shown)), [_NAMES[row.kind][0].rstrip("*") for row in shown])
         axes.invert_yaxis()
+        axes.margins(x=0.08)  # for the last figure
         axes.legend(loc="lower right", frameon=False)
         axes.set_xlabel("times as fast as ComfyUI")
         axes.spines[["top", "right"]].set_visible(False)
