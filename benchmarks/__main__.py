@@ -20,11 +20,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from .files import Report, file_name, read, results_folder, write
@@ -173,17 +173,21 @@ class Bench:
 
     def measure(self, jobs: Sequence[Job], gpus: Sequence[str]) -> None:
         """Run each script alone on one of the GPUs, and with its share of the processor's cores."""
-        waiting, cores = deque(jobs), _cores()
+        cores, free = _cores(), SimpleQueue[int]()
         share = len(cores) // len(gpus)
         self.report |= {"gpus": len(gpus), "cores_of_each": share}
+        for place in range(len(gpus)):
+            free.put(place)
 
-        def work(place: int) -> None:
-            while waiting:
-                with contextlib.suppress(IndexError):  # another has taken the last
-                    self._measure(waiting.popleft(), gpus[place], cores[place * share : (place + 1) * share])
+        def work(job: Job) -> None:
+            place = free.get()
+            try:
+                self._measure(job, gpus[place], cores[place * share : (place + 1) * share])
+            finally:
+                free.put(place)
 
         with ThreadPoolExecutor(len(gpus)) as pool:
-            list(pool.map(work, range(len(gpus))))
+            list(pool.map(work, jobs))
 
     def _measure(self, job: Job, gpu: str, cores: Sequence[int]) -> None:
         with _folder(None) if job.alone else contextlib.nullcontext(self._folder) as folder:

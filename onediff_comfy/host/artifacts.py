@@ -317,8 +317,8 @@ def _compile_for(kind: str, thing: Any, latent: Any, positive: Any, negative: An
     if not enough and compiling_in_background():
         raise ValueError(
             message(
-                "another process is still compiling for this {kind}: save once that is done, or choose compile: wait "
-                "on its node.",
+                "nothing is compiled yet for this {kind}, and another process is still compiling: save once that is "
+                "done, or choose compile: wait on its node.",
                 kind=KINDS[kind],
             )
         )

@@ -15,6 +15,15 @@ from tools.models.checkpoints import checkpoint_file
 from tools.workflows import Workflow, text_to_image
 
 _PLAIN = "plain"
+PATIENCE_S = 900
+"""That another process may take to compile."""
+MEANWHILE = {
+    "a graph is made in the background once the first image is there",
+    "a graph is being compiled in the background",
+    "a graph was compiled in the background",
+    "a compiled graph is being loaded",
+}
+"""Why calls are eager until the graph is there."""
 
 
 @dataclass(frozen=True)

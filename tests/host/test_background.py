@@ -7,21 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pictures import FAMILIES, Counters, assert_same_picture, assert_untouched, pair_of
+from pictures import FAMILIES, MEANWHILE, PATIENCE_S, Counters, assert_same_picture, assert_untouched, pair_of
 from processes import compile_process_of, outlived, process_of
 from vae_bench import BOUND, SD, UNTOUCHED, Bench
 
 from dev.host import ComfyServer, RunResult
 
 FLUX = FAMILIES["flux"]
-PATIENCE_S = 900
-MEANWHILE = {
-    "a graph is made in the background once the first image is there",
-    "a graph is being compiled in the background",
-    "a graph was compiled in the background",
-    "a compiled graph is being loaded",
-}
-"""Why calls are eager until the graph is there."""
 
 
 def _image(server: ComfyServer, seed: int, size: int = 128) -> RunResult:

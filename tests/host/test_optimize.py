@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from pictures import FAMILIES, Counters, assert_same_picture, latent_of
+from pictures import FAMILIES, MEANWHILE, PATIENCE_S, Counters, assert_same_picture, latent_of
 
 from dev.host import ComfyServer, RunResult
 from tools.workflows import Workflow
@@ -14,13 +14,6 @@ from tools.workflows import Workflow
 FLUX = FAMILIES["flux"]
 USED = {"model": "sampler", "vae": "decode", "clip": "encode"}
 """What uses each output of the node."""
-PATIENCE_S = 900
-MEANWHILE = {
-    "a graph is being compiled in the background",
-    "a graph is made in the background once the first image is there",
-    "a graph was compiled in the background",
-    "a compiled graph is being loaded",
-}
 
 
 def _optimized(workflow: Workflow, goal: str, *kinds: str) -> Workflow:
