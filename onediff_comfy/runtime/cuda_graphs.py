@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # The first call of a size runs as it is: cuBLAS and cuDNN choose algorithms and allocate workspaces
 # in it, Triton loads kernels, and none of that may happen in a recording.
 _CALLS_BEFORE_RECORDING = 1
-_CALLS_BEFORE_ANOTHER_TRY = 20  # after one that found no memory, which waits for the device
+_CALLS_BEFORE_ANOTHER_TRY = 20  # after one that found too little memory: the driver is not asked in each
 # A recording that was replayed so often has gained more than making it took.
 _PAID_OFF_REPLAYS = 10
 # A recording that is given up so often before it has paid off is not made again.

@@ -76,15 +76,17 @@ class RecordingPool:
 
     Args:
         budget: bytes that all devices' pools together may hold right now.
+        reserve: bytes of a device that the host keeps free: it takes weights back where an allocation leaves less.
+            None if it listens to no allocation.
 
     Attributes:
         turns: which thread records.
     """
 
-    def __init__(self, budget: Callable[[], int]) -> None:
+    def __init__(self, budget: Callable[[], int], reserve: Callable[[], int | None] = lambda: None) -> None:
         self.turns = RecordingTurns()
         self._lock = threading.RLock()  # one recording at a time
-        self._budget = budget
+        self._budget, self._reserve = budget, reserve
         self._recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._devices: dict[torch.device, DevicePool] = {}
@@ -120,17 +122,16 @@ class RecordingPool:
     def may_record(self, device: torch.device, needed: int) -> bool:
         """Return False if the host might have to find memory in the middle of a recording.
 
-        ComfyUI's Dynamic VRAM listens to ``cudaMallocAsync``. Where memory is short it waits for the device, to take
-        weights back. That ends a recording, and what is freed after it ends the process. So what PyTorch keeps is
-        given back before, and has to be enough: a recording takes its memory from the driver anew.
+        ComfyUI's Dynamic VRAM listens to ``cudaMallocAsync``. Where an allocation leaves less than it keeps free, it
+        waits for the device, to take weights back. That ends a recording, and what is freed after it ends the process.
+        What it goes by may be two seconds old, so it does not help to give back before what PyTorch keeps: there has to
+        be enough besides.
 
         Args:
             needed: bytes that a call takes at most.
         """
-        if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
-            return True
-        torch.cuda.empty_cache()
-        if torch.cuda.mem_get_info(device)[0] >= needed:
+        reserve = self._reserve()
+        if reserve is None or torch.cuda.mem_get_info(device)[0] >= needed + reserve:
             return True
         if not self._told_short:
             self._told_short = True

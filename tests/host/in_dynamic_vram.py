@@ -34,6 +34,7 @@ from pages_of_cpu import PAGE, Pages  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
+from onediff_comfy.host.process.device_reserve import device_reserve  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
 
@@ -117,7 +118,7 @@ def main() -> None:
         if "ONLY_BLOCKS" not in os.environ:
             cases.append(case("unloaded", fast, expected[0.0]))
         apart = float((expected[0.8] - expected[0.3]).abs().max() / (expected[0.0].max() - expected[0.0].min()))
-        left = {"pinned": pinned(base), "notes": sorted(_notes(base))}
+        left = {"pinned": pinned(base), "notes": sorted(_notes(base)), "reserve": reserves()}
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart}) + "\n")
 
 
@@ -183,6 +184,20 @@ def block_by_block(name: str, fast: Any, expected: torch.Tensor) -> dict[str, An
     fast.partially_unload(None, 1e30)
     found = case(name, fast, expected)
     memory.get_free_memory = free
+    return found
+
+
+def reserves() -> list[int | None]:
+    """How much memory must be left for a recording: without Dynamic VRAM, in it, and as the command line may say."""
+    import comfy.memory_management
+
+    listens = comfy.memory_management.aimdo_enabled
+    found = []
+    for enabled, reserved, headroom in ((False, 3.0, 1.0), (True, None, 0), (True, 3.0, 1.0)):
+        comfy.memory_management.aimdo_enabled = enabled
+        args.reserve_vram, args.vram_headroom = reserved, headroom
+        found.append(device_reserve())
+    comfy.memory_management.aimdo_enabled, args.reserve_vram, args.vram_headroom = listens, None, 0
     return found
 
 

@@ -17,7 +17,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 
 @pytest.fixture(scope="module", autouse=True)
 def comfy_kitchen() -> Any:
-    """The operator that the host rotates by; a stand-in of the same name where comfy-kitchen is not installed."""
+    """The operators that the host rotates by; stand-ins of the same names where comfy-kitchen is not installed."""
     try:
         import comfy_kitchen  # noqa: F401  # type: ignore[import-not-found,unused-ignore]
 
@@ -27,7 +27,23 @@ def comfy_kitchen() -> Any:
     library = torch.library.Library("comfy_kitchen", "DEF")
     library.define("apply_rope(Tensor xq, Tensor xk, Tensor freqs_cis) -> (Tensor, Tensor)")
     library.impl("apply_rope", lambda q, k, r: (rotated(q, r), rotated(k, r)), "CompositeExplicitAutograd")
+    library.define("apply_rope1(Tensor x, Tensor freqs_cis) -> Tensor")
+    library.impl("apply_rope1", rotated, "CompositeExplicitAutograd")
+    scaled = "Tensor q_scale, Tensor? k_scale=None, float epsilon=1e-06"
+    library.define(f"rms_rope(Tensor q, Tensor k, Tensor freqs_cis, {scaled}) -> (Tensor, Tensor)")
+    library.impl("rms_rope", normed_and_rotated, "CompositeExplicitAutograd")
+    library.define("rms_rope1(Tensor x, Tensor freqs_cis, Tensor scale, float epsilon=1e-06) -> Tensor")
+    library.impl("rms_rope1", lambda x, r, s, e=1e-6: rotated(normed(x, s, e), r), "CompositeExplicitAutograd")
     return library
+
+
+def normed(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, (x.shape[-1],), scale, eps)
+
+
+def normed_and_rotated(query: Any, key: Any, by: Any, of_query: Any, of_key: Any = None, eps: float = 1e-6) -> Any:
+    of_key = of_query if of_key is None else of_key
+    return rotated(normed(query, of_query, eps), by), rotated(normed(key, of_key, eps), by)
 
 
 def rotated(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -132,11 +148,90 @@ def test_sizes_may_be_symbols() -> None:
         assert same(graph, (text, image, rotations(5), rotations(tokens)))
 
 
+def test_a_block_does_not_say_how_many_rotations_it_is_handed() -> None:
+    """It is traced by itself: their number is a symbol that has nothing to do with the tokens'."""
+    words, pixels, places = (torch.export.Dim(name, min=2) for name in ("words", "pixels", "places"))
+    text, image, _ = calls()
+    graph = captured(Block(), (text, image, rotations(12)), ({1: words}, {1: pixels}, {2: places}))
+    assert len(fused(graph)) == 2 and same(graph, (text, image, rotations(12)))
+    more = torch.cat([text, text], 1)
+    assert same(graph, (more, image, rotations(17))), "one for each of other tokens"
+
+
+def test_of_more_rotations_the_first_are_taken_and_one_is_for_all() -> None:
+    text, _image, by = calls()
+    parts, scales = [text.view(2, 5, 3 * HEADS, WIDTH).transpose(1, 2)], [torch.ones(WIDTH)]
+    expected = norm_rope()(parts, scales, [1e-6], by[:, :, :5], 2)
+    assert torch.equal(norm_rope()(parts, scales, [1e-6], by, 2), expected)
+    same_for_all = by[:, :, :1].expand(-1, -1, 5, -1, -1, -1)
+    assert torch.equal(
+        norm_rope()(parts, scales, [1e-6], by[:, :, :1], 2), norm_rope()(parts, scales, [1e-6], same_for_all, 2)
+    )
+
+
 def test_heads_may_come_after_tokens() -> None:
     text, image, by = calls()
     arguments = text, image, by.transpose(1, 2)
     graph = captured(Block(axis=1), arguments)
     assert len(fused(graph)) == 2 and same(graph, arguments)
+
+
+class OneByOne(nn.Module):
+    """Qwen-Image's: a query and its key are rotated each by itself."""
+
+    def forward(self, x: torch.Tensor, by: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (2, HEADS, -1)).transpose(1, 3)
+        query, key = (torch.ops.comfy_kitchen.apply_rope1(normed(part, scale, 1e-6), by) for part in heads.unbind(2))
+        return attended(query, key)
+
+
+class Together(nn.Module):
+    """Z-Image's: one operator of the host norms and rotates; both scales, or the query's for both."""
+
+    def __init__(self, scales: int = 2, eps: float = 0.1) -> None:
+        super().__init__()
+        self.scales, self.eps = scales, eps
+
+    def forward(self, x: torch.Tensor, by: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        query, key = x.unflatten(-1, (2, HEADS, -1)).unbind(2)
+        scales = (scale, 2 * scale)[: self.scales]
+        if self.scales == 2:
+            scales = (*scales, self.eps)
+        return attended(*torch.ops.comfy_kitchen.rms_rope(query, key, by.transpose(1, 2), *scales), 1)
+
+
+class TogetherOneByOne(nn.Module):
+    def forward(self, x: torch.Tensor, by: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        query, key = x.unflatten(-1, (2, HEADS, -1)).unbind(2)
+        by = by.transpose(1, 2)
+        first = torch.ops.comfy_kitchen.rms_rope1(query, by, scale, 0.1)
+        return attended(first, torch.ops.comfy_kitchen.rms_rope1(key, by, 2 * scale), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "module", [OneByOne(), Together(), Together(scales=1), TogetherOneByOne()], ids=["1", "2", "one scale", "3"]
+)
+def test_every_operator_that_the_host_rotates_by_is_known(module: nn.Module, dtype: torch.dtype) -> None:
+    scale = (torch.rand(WIDTH) + 0.5).to(dtype)
+    arguments = torch.randn(2, 5, 2 * HEADS * WIDTH).to(dtype), rotations(5), scale
+    graph = captured(module, arguments)
+    assert len(fused(graph)) == 2 and same(graph, arguments)
+    assert not [node for node in fuse_norm_and_rope(graph).graph.nodes if "comfy_kitchen" in str(node.target)]
+
+
+class OtherScale(nn.Module):
+    """The scale has more bits than what is normed."""
+
+    def forward(self, x: torch.Tensor, by: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        query, key = x.unflatten(-1, (2, HEADS, -1)).unbind(2)
+        return attended(*torch.ops.comfy_kitchen.rms_rope(query, key, by.transpose(1, 2), scale.float()), 1)
+
+
+def test_a_scale_of_another_dtype_is_left_alone() -> None:
+    x = torch.randn(2, 5, 2 * HEADS * WIDTH).bfloat16()
+    graph = captured(OtherScale(), (x, rotations(5), torch.ones(WIDTH).bfloat16()))
+    assert fuse_norm_and_rope(graph) is graph
 
 
 class OfAllHeads(nn.Module):
@@ -232,6 +327,17 @@ def test_a_key_that_is_not_normed_leaves_the_query_alone() -> None:
     """They are rotated by one kernel, which would have to run for one of them anyway."""
     graph = captured(Block(norms=1), calls())
     assert fuse_norm_and_rope(graph) is graph
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("count", [1, 9, 14])
+def test_the_kernel_reads_no_rotation_that_is_not_there(count: int) -> None:
+    parts = [torch.randn(2, 3, 9, WIDTH, device="cuda")]
+    scales, by = [torch.ones(WIDTH, device="cuda")], rotations(count, device="cuda")
+    found = torch.compile(norm_rope(), fullgraph=True)(parts, scales, [1e-6], by, 2)
+    expected = norm_rope()([part.cpu() for part in parts], [scales[0].cpu()], [1e-6], by.cpu(), 2)
+    torch.testing.assert_close(found.cpu(), expected)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ def norm_rope_kernel(
     rotations,
     out,
     first,
+    last,
     heads,
     x_batch,
     x_token,
@@ -28,7 +29,8 @@ def norm_rope_kernel(
 ):
     """Norm and rotate one token's heads, ``HEADS`` of them; the rotation is read once for all.
 
-    Channels of a head are neighbours. A rotation is [WIDTH / 2, 2, 2], one matrix for each pair of channels.
+    Channels of a head are neighbours. A rotation is [WIDTH / 2, 2, 2], one matrix for each pair of channels. Rotations
+    beyond ``last`` are not there: nothing says that a call brings one for each token.
     """
     token = tl.program_id(0).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
@@ -43,7 +45,8 @@ def norm_rope_kernel(
     normed = normed.to(values.dtype).to(tl.float32)  # as the norm rounds it, which is an operator of its own elsewhere
 
     entries = tl.arange(0, WIDTH * 2)
-    matrix = tl.load(rotations + batch * rotations_batch + (token + first) * rotations_token + entries)
+    rotation = tl.minimum(token + first, last)
+    matrix = tl.load(rotations + batch * rotations_batch + rotation * rotations_token + entries)
     columns = tl.reshape(matrix, (1, WIDTH // 2, 2, 2))
     for_even, for_odd = tl.split(columns)
     even_even, odd_even = tl.split(for_even)

@@ -3,8 +3,8 @@
 Image transformers norm each head of each token, put text and image together, and rotate pairs of channels by the
 token's place. That is a kernel for each norm and comfy-kitchen's for the rotation, which reads and writes everything
 once more: 105 µs for a block of Flux with 4608 tokens on an H200, of which 35 are left (benchmarks/NOTES.md, section
-30). Written in plain operators it is no faster: a rotation reads its norm at other places than it writes, so Inductor
-writes the norm first.
+30). comfy-kitchen's one kernel for both takes 170 µs for a block of Z-Image (section 35). Written in plain operators it
+is no faster: a rotation reads its norm at other places than it writes, so Inductor writes the norm first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ....capture.shape_range import always_contiguous
 from .rewriting import Copied, Replacement, replace_nodes
 
 aten = torch.ops.aten
-_ROPE = "comfy_kitchen::apply_rope"
+_ROPE = {f"comfy_kitchen::{name}" for name in ("apply_rope", "apply_rope1", "rms_rope", "rms_rope1")}
+"""The host's rotations of a query and a key, and of one tensor; those of ``rms`` norm their heads before."""
 _ATTENTION = {
     "aten::scaled_dot_product_attention",
     "aten::_scaled_dot_product_cudnn_attention",
@@ -52,6 +53,22 @@ class _Norm(NamedTuple):
     eps: float
 
 
+class _Rotation(NamedTuple):
+    """What one of the host's operators does with a query or a key.
+
+    Attributes:
+        rotated: has the result.
+        heads: of four axes, not rotated.
+        matrices: a rotation for each token and pair of channels.
+        norm: what the operator does before it rotates.
+    """
+
+    rotated: Node
+    heads: Any
+    matrices: Any
+    norm: _Norm | None
+
+
 def fuse_norm_and_rope(graph: GraphModule) -> GraphModule:
     """Return ``graph`` with each rotation of normed heads as one operator; ``graph`` itself where there are none.
 
@@ -60,10 +77,9 @@ def fuse_norm_and_rope(graph: GraphModule) -> GraphModule:
     """
     fused: dict[Node, Replacement | None] = {}
     for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == _ROPE:
-            forms = {rotated: _fused(node.args[rotated.args[1]], node.args[2], rotated) for rotated in node.users}
-            if len(forms) == 2 and all(forms.values()):
-                fused.update(forms)
+        forms = {rotation.rotated: _fused(rotation) for rotation in _rotations(node)}
+        if all(forms.values()):
+            fused.update(forms)
     rewritten = replace_nodes(graph, fused.get)
     for node in rewritten.graph.nodes:
         if node.target is norm_rope():
@@ -76,8 +92,26 @@ def _tokens_together(heads: torch.Tensor, axis: int) -> torch.Tensor:
     return heads.transpose(1, 2).contiguous().transpose(1, 2) if axis == 2 else heads.contiguous()
 
 
-def _fused(heads: Any, rotations: Any, rotated: Node) -> Replacement | None:
+def _rotations(node: Node) -> list[_Rotation]:
+    """Return what is rotated if a node is one of the host's rotations, all of whose results are used."""
+    schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+    if schema is None or schema.name not in _ROPE or node.kwargs:
+        return []
+    given: list[Any] = [*node.args, *(argument.default_value for argument in schema.arguments[len(node.args) :])]
+    count = len(schema.returns)
+    results = {0: node} if count == 1 else {result.args[1]: result for result in node.users}
+    matrices, scales, eps = given[count], given[count + 1 : -1], given[-1]
+    if len(results) < count:
+        return []
+    return [
+        _Rotation(results[index], heads, matrices, _Norm(heads, scales[index] or scales[0], eps) if scales else None)
+        for index, heads in enumerate(given[:count])
+    ]
+
+
+def _fused(rotation: _Rotation) -> Replacement | None:
     """Return what computes rotated heads from such that are not normed yet; None if something does not fit."""
+    rotated, heads, rotations, norm = rotation
     value, matrices = heads.meta["val"], rotations.meta["val"]
     if value.dtype not in _DTYPES or value.ndim != 4 or matrices.ndim != 6 or matrices.dtype != torch.float32:
         return None
@@ -89,17 +123,13 @@ def _fused(heads: Any, rotations: Any, rotated: Node) -> Replacement | None:
         or tuple(matrices.shape[3:]) != (width // 2, 2, 2)
     ):
         return None
-    of_tokens = matrices.shape[3 - axis] == 1 and statically_known_true(matrices.shape[axis] == tokens)
+    of_tokens = matrices.shape[3 - axis] == 1 and _may_be_equal(matrices.shape[axis], tokens)
     of_samples = statically_known_true(matrices.shape[0] == batch) or statically_known_true(matrices.shape[0] == 1)
-    lies_as_before = axis == 1 and always_contiguous(value)
+    lies_as_before = axis == 1 and always_contiguous(rotated.meta["val"])
     if not (of_tokens and of_samples and (lies_as_before or _is_only_attended_to(rotated))):
         return None
-    origin = _origin(heads)
-    parts = [origin]
-    if origin.target is aten.cat.default and len(origin.args) > 1 and origin.args[1] in (axis, axis - 4):
-        parts = list(origin.args[0])  # type: ignore[arg-type]
-    norms = [_norm(part, width, value.dtype) for part in parts]
-    if not all(norms):
+    norms = [norm] if norm is not None else _norms_of_parts(heads, axis)
+    if not all(norm is not None and _is_of_heads(norm, width, value.dtype) for norm in norms):
         return None
 
     def fuse(new: Graph, copied: Copied) -> Node:
@@ -110,21 +140,43 @@ def _fused(heads: Any, rotations: Any, rotated: Node) -> Replacement | None:
     return fuse
 
 
+def _may_be_equal(rotations: Any, tokens: Any) -> bool:
+    """Return False if there is not a rotation for each token at any sizes that a graph is for.
+
+    A block of a transformer is handed its rotations, and nothing says how many there are.
+    """
+    return not (isinstance(rotations, int) and rotations == 1) and not statically_known_true(rotations != tokens)
+
+
 def _is_only_attended_to(rotated: Node) -> bool:
     """Return True if nothing but attention uses a tensor: what uses it otherwise was traced with another layout."""
     targets = [user.target for user in rotated.users]
     return all(isinstance(target, torch._ops.OpOverload) and target._schema.name in _ATTENTION for target in targets)
 
 
-def _norm(part: Node, width: int, dtype: torch.dtype) -> _Norm | None:
-    node = _origin(part)
+def _norms_of_parts(heads: Node, axis: int) -> list[_Norm | None]:
+    """Return the norms of what heads are put together of, token behind token; of what is not normed None."""
+    origin = _origin(heads)
+    parts = [origin]
+    if origin.target is aten.cat.default and len(origin.args) > 1 and origin.args[1] in (axis, axis - 4):
+        parts = list(origin.args[0])  # type: ignore[arg-type]
+    return [_norm(_origin(part)) for part in parts]
+
+
+def _norm(node: Node) -> _Norm | None:
     if node.target is not aten.rms_norm.default:
         return None
     arguments: tuple[Any, ...] = (*node.args, None, None)
     heads, shape, scale, eps = arguments[:4]
-    if list(shape) != [width] or scale is None or {heads.meta["val"].dtype, scale.meta["val"].dtype} != {dtype}:
+    if scale is None or list(shape) != list(scale.meta["val"].shape):
         return None
     return _Norm(heads, scale, torch.finfo(torch.float32).eps if eps is None else float(eps))
+
+
+def _is_of_heads(norm: _Norm, width: int, dtype: torch.dtype) -> bool:
+    """Return True if a norm is of each head's channels, and its scale has their dtype."""
+    scale = norm.scale.meta["val"]
+    return tuple(scale.shape) == (width,) and {norm.heads.meta["val"].dtype, scale.dtype} == {dtype}
 
 
 def _origin(node: Node) -> Node:
@@ -161,6 +213,7 @@ def _launch(norm: _Norm, rotations: torch.Tensor, out: torch.Tensor, axis: int, 
         rotations,
         out,
         first,
+        rotations.shape[axis] - 1,
         heads,
         tensor.stride(0),
         tensor.stride(axis),
@@ -181,8 +234,9 @@ def norm_rope() -> Callable[..., torch.Tensor]:
     """The operator ``onediff_comfy::norm_rope``: normed and rotated heads, of parts that are put together.
 
     It takes parts of four axes, a scale and an epsilon for each, rotations of [batch or 1, 1, tokens, width / 2, 2, 2]
-    in float32, or with heads and tokens the other way round, and which axis has the tokens. Sums and products are in
-    float32, and rounded as the norm and the rotation by themselves round. Its memory has a token's heads together.
+    in float32, or with heads and tokens the other way round, and which axis has the tokens. Of more rotations than
+    tokens it takes the first, and one is for all tokens, as it is to the host. Sums and products are in float32, and
+    rounded as the norm and the rotation by themselves round. Its memory has a token's heads together.
     """
 
     @torch.library.triton_op("onediff_comfy::norm_rope", mutates_args=())
@@ -194,7 +248,8 @@ def norm_rope() -> Callable[..., torch.Tensor]:
         axis: int,
     ) -> torch.Tensor:
         heads, width = parts[0].shape[3 - axis], parts[0].shape[3]
-        out = parts[0].new_empty((parts[0].shape[0], rotations.shape[axis], heads, width))
+        tokens = sum(part.shape[axis] for part in parts)
+        out = parts[0].new_empty((parts[0].shape[0], tokens, heads, width))
         matrices, first = rotations.contiguous(), 0
         for part, scale, epsilon in zip(parts, scales, eps, strict=True):
             _launch(_Norm(part, scale, epsilon), matrices, out, axis, first)
@@ -206,6 +261,7 @@ def norm_rope() -> Callable[..., torch.Tensor]:
         normed = [F.rms_norm(p, s.shape, s, e) for p, s, e in zip(parts, scales, eps, strict=True)]
         whole = torch.cat(normed, axis)
         pairs = whole.float().unflatten(-1, (-1, 1, 2))
+        rotations = rotations.narrow(axis, 0, min(rotations.shape[axis], whole.shape[axis]))
         rotated = rotations[..., 0] * pairs[..., 0] + rotations[..., 1] * pairs[..., 1]
         return _tokens_together(rotated.flatten(-2).to(whole.dtype), axis)
 
