@@ -100,9 +100,8 @@ def _from_file(options: argparse.Namespace, form: str) -> Any:
 
     file = Path(options.folder, f"{options.model}-{form}.safetensors")
     if not file.exists():
-        weights = dict(weights_of(FAMILIES[options.model], torch.device("cuda"), form))
-        save_file({name: weight.cpu() for name, weight in weights.items()}, file, metadata={"format": "pt"})
-        del weights
+        weights = weights_of(FAMILIES[options.model], torch.device("cuda"), form)
+        save_file({name: weight.cpu() for name, weight in weights}, file, metadata={"format": "pt"})
         torch.cuda.empty_cache()
     return comfy.sd.load_diffusion_model(str(file))
 

@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from onediff_comfy.settings import COMPILE_CHOICES
+
 from .host import kinds_of_graphs, reported, start_host
 from .sampling import environment
 from .variants import variant
@@ -54,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--patience", type=float, default=420, help="walk: seconds that a background compilation may take"
     )
-    parser.add_argument("--waiting", action="store_true", help="walk: compile in wait mode, not in the background")
+    parser.add_argument("--compile", choices=COMPILE_CHOICES, default="auto", help="walk: where graphs are compiled")
     parser.add_argument("--replayed-only", action="store_true", help="times: only ours, replayed as CUDA graphs")
     parser.add_argument("--not-launched", action="store_true", help="times: leave out graphs launched kernel by kernel")
     parser.add_argument("--wait-for", help="host: after compiling, wait for this file before anything is timed")
@@ -93,8 +95,8 @@ class _Bench:
         return self.options.shapes or list(SHAPES[self.options.model])
 
     def first_images_and_walk(self) -> dict[str, Any]:
-        fast = self.accelerated(compile="wait" if self.options.waiting else "background")
-        if not self.options.waiting:
+        fast = self.accelerated(compile=self.options.compile)
+        if self.options.compile != "wait":
             return {"background": self.background(fast), "walk": self.walk(fast)}
         start = time.perf_counter()
         self.sample(fast, self.shapes[0], 3)

@@ -94,7 +94,7 @@ PLANS = {
         _whole("z-image", "--model z-image", 14),
         Job("vae", "vae", "--no-bucket --cases decode-1024,encode-1024", (), ("",)),
         Job("restart-sdxl", "restart", "--model sdxl", (_OURS,), alone=True),
-        Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 75", alone=True),
+        Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 120", alone=True),
         Job("quality-sdxl", "quality", "--model sdxl --seeds 1", (_OURS, *_SDXL_LOSSY)),
         Job(
             "quality-flux",
