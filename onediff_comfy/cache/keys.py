@@ -180,11 +180,13 @@ class GraphKey:
     Attributes:
         capture: digest of the captured graph, binding and constants.
         compiler: what compiles it.
+        conditions: on sizes, where there is such a graph already that was compiled for others.
     """
 
     capture: str
     compiler: CompilerFingerprint
+    conditions: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        return _digest("graph", [self.capture, asdict(self.compiler)])
+        return _digest("graph", [self.capture, asdict(self.compiler), *([self.conditions] if self.conditions else [])])

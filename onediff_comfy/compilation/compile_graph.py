@@ -173,16 +173,37 @@ class Maker:
             if captured.shapes.fixes_other_than(tensors):
                 library.index.note_exact_only(self.call_key(what.target, what.call, general))
             return None
+        origin = self._origin(library, what, general)
         key = GraphKey(captured.digest, self.compiler)
+        graph = self._compiled(library, key, captured, origin, show)
+        if graph.shapes.values(tensors) is None and graph.shapes != captured.shapes:
+            # The same operators, of a call of other sizes, where the code has decided otherwise: how many tokens to add
+            # to a multiple of 32, say. Its compiler has relied on that.
+            key = replace(key, conditions=captured.shapes.conditions)
+            graph = self._compiled(library, key, captured, origin, show)
+        library.index.serve_with(origin.call_key, key.digest, graph.shapes)
+        return key.digest, graph
+
+    def _compiled(
+        self,
+        library: GraphLibrary,
+        key: GraphKey,
+        captured: Capture,
+        origin: GraphOrigin,
+        show: Callable[[str], None],
+    ) -> CompiledGraph:
+        """Return the graph of this key, compiled if there is none yet.
+
+        Raises:
+            NotCovered: it was found wrong before.
+            EngineError: it cannot be compiled here.
+        """
         wrong = library.verdicts.retired(key.digest)
         if wrong is not None:
             raise NotCovered(wrong)
-        origin = self._origin(library, what, general)
         expected = library.builder.expected_seconds(self.engine, self.device, len(captured.graph.graph.nodes))
         while_waiting = self._telling(show, expected)
-        graph = library.builder.compiled(key, captured, self.engine, self.device, origin, while_waiting)
-        library.index.serve_with(origin.call_key, key.digest, graph.shapes)
-        return key.digest, graph
+        return library.builder.compiled(key, captured, self.engine, self.device, origin, while_waiting)
 
     def _captured(self, library: GraphLibrary, what: TargetCall, general: bool, show: Callable[[str], None]) -> Capture:
         """Capture a forward while no graph is made.

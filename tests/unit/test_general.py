@@ -386,6 +386,32 @@ def test_a_graph_is_captured_in_the_forms_of_its_engine(monkeypatch: pytest.Monk
     assert traced
 
 
+class Padded(nn.Module):
+    """Adds tokens up to a multiple of 4, as Z-Image does up to one of 32: the same operators, with and without any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added = (-x.shape[1]) % 4
+        return torch.tanh(torch.cat([x, self.token.repeat(x.shape[0], added, 1)], 1))
+
+
+def test_two_graphs_serve_all_lengths_of_what_is_padded() -> None:
+    """The first was compiled for lengths that need no padding, and its compiler may have left the padding out."""
+    library, module = GraphLibrary(GraphCache(1 << 30), Metrics()), Padded()
+    dispatcher = Dispatcher("eager", library, HOST)
+    with torch.no_grad():
+        for tokens in (8, 6, 12, 5, 9, 10, 16, 6):
+            x = torch.randn(2, tokens, 8)
+            dispatcher.begin_run()
+            assert torch.equal(dispatcher(module, module.forward, (x,), {}), module(x))
+    found = library.metrics.snapshot()
+    assert (found["served"], found["compiled"], found["captured"]) == (8, 2, 2)
+    assert {graph["what"] for graph in found["graphs"]} == {"Padded all sizes"}
+
+
 class Tanh(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x)
