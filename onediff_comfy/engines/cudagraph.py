@@ -7,9 +7,12 @@ every engine's graphs on a GPU (``runtime/cuda_graphs.py``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ..capture.export import Capture
+from ..capture.rewrites.op_substitutions import FOR_RECORDINGS, Forms
 from ..messages import Message, message
 from .base import CompiledGraph, Engine
 from .eager import EagerGraph
@@ -25,6 +28,12 @@ class CudaGraphEngine(Engine):
         if device.type != "cuda":
             return message("CUDA graphs need an NVIDIA GPU, and this model runs on {device}", device=device.type)
         return None
+
+    def forms(self) -> Forms:
+        return FOR_RECORDINGS
+
+    def options(self) -> Mapping[str, str]:
+        return {"numbers": "filled in"}
 
     def compile(self, capture: Capture) -> CompiledGraph:
         return EagerGraph(capture)

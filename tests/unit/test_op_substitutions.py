@@ -172,3 +172,74 @@ def test_gelu_by_a_sigmoid_is_gelu_by_a_tanh(dtype: torch.dtype) -> None:
 def test_gelu_by_the_error_function_stays_as_it_is() -> None:
     x = torch.linspace(-5, 5, 101)
     assert torch.equal(op_substitutions.gelu(x), F.gelu(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("affine", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_group_norm_is_as_exact_as_pytorchs(dtype: torch.dtype, affine: tuple[bool, bool], mean: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    image = (torch.randn(2, 12, 16, 20, generator=generator) + mean).to(dtype)
+    weight, bias = (torch.randn(12, generator=generator).to(dtype) if given else None for given in affine)
+    doubled = (None if each is None else each.double() for each in (weight, bias))
+    exact = F.group_norm(image.double(), 4, *doubled)
+    eager, ours = F.group_norm(image, 4, weight, bias), op_substitutions.group_norm(image, 4, weight, bias)
+    assert (ours.shape, ours.dtype, ours.stride()) == (eager.shape, eager.dtype, eager.stride())
+    error, allowed = (float((each - exact).abs().max()) for each in (ours, eager))
+    assert error <= 1.2 * allowed + 1e-6
+
+
+@pytest.mark.parametrize("value", [3, 2.5, True, float("nan"), torch.tensor(4.0), torch.ones(3)])
+@pytest.mark.parametrize(
+    "index",
+    [
+        0,
+        (slice(None), 1),
+        (..., 2),
+        (None, 1),
+        (slice(1, None, 2), slice(0, 2)),
+        ...,
+        [0, 2],
+        torch.tensor([1, 1]),
+        torch.tensor([True, False, True]),
+        True,
+        (slice(None), [1]),
+    ],
+    ids=repr,
+)
+def test_what_is_written_to_a_part_is_written(index: Any, value: Any) -> None:
+    for dtype in (torch.float32, torch.int64):
+        ours, expected = (torch.arange(9).reshape(3, 3).to(dtype) for _ in range(2))
+        failed = []
+        for write, tensor in ((op_substitutions.set_item, ours), (torch.Tensor.__setitem__, expected)):
+            try:
+                write(tensor, index, value)
+            except (RuntimeError, ValueError, IndexError) as error:  # no such shape, or no such whole number
+                failed.append(type(error))
+        assert len(failed) in (0, 2)
+        torch.testing.assert_close(ours, expected, equal_nan=True)
+
+
+class _Numbered(nn.Module):
+    """Writes numbers to parts of a tensor, as code that makes positions of tokens does: one of them is a size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.zeros(x.shape[0], 3)
+        places[:, 0], places[:, 1] = x.shape[1], 7
+        return x.sum(1, keepdim=True) + places
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_a_number_that_is_written_is_no_tensor_in_ram(capture_of: Callable[..., Any], general: bool) -> None:
+    module, x = _Numbered(), torch.randn(4, 5)
+    plain = capture_of(module, x, general=general).capture
+    captured = capture_of(module, x, general=general, forms=op_substitutions.FOR_RECORDINGS).capture
+    assert _in_ram(plain) and not _in_ram(captured)
+    (found,) = captured.graph(*captured.binding.feed([], [x]))
+    assert torch.equal(found, module(x))
+
+
+def _in_ram(captured: Any) -> list[Any]:
+    """Numbers that a graph has as tensors, of no axes, wherever everything else may be."""
+    made = [node for node in captured.graph.graph.nodes if node.target is torch.ops.aten.scalar_tensor.default]
+    return [*made, *captured.binding.constants]

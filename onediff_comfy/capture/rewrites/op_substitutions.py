@@ -46,6 +46,9 @@ def group_norm(
     where the length is a symbol. Rows are equally long, so by Chan, Golub and LeVeque (1979) the variance
     of all is the mean of the rows' variances plus the variance of the rows' means; as stable as one pass.
 
+    What follows is one product and one sum, as in PyTorch's own kernels: 268 MB of a VAE's take 653 microseconds
+    instead of 862, with what is around them (H200; benchmarks/NOTES.md, section 35).
+
     Args:
         image: [batch, channels, ..., width]; statistics are taken in float32 at least.
         groups: divides channels.
@@ -62,14 +65,14 @@ def group_norm(
     values = rows.to(torch.float32) if image.dtype in (torch.float16, torch.bfloat16) else rows
     row_variance, row_mean = torch.var_mean(values, dim=(2, 4), correction=0, keepdim=True)
     spread, mean = torch.var_mean(row_mean, dim=3, correction=0, keepdim=True)
-    rstd = torch.rsqrt(row_variance.mean(dim=3, keepdim=True) + spread + eps)
-    normal = (values - mean) * rstd
-    scale = (1, groups, channels // groups, 1, 1)
+    factor = torch.rsqrt(row_variance.mean(dim=3, keepdim=True) + spread + eps)
+    by_channel = (1, groups, channels // groups, 1, 1)
     if weight is not None:
-        normal = normal * weight.reshape(scale)
+        factor = factor * weight.reshape(by_channel)
+    term = -mean * factor
     if bias is not None:
-        normal = normal + bias.reshape(scale)
-    return normal.to(image.dtype).reshape(image.shape)
+        term = term + bias.reshape(by_channel)
+    return (values * factor + term).to(image.dtype).reshape(image.shape)
 
 
 def attention(
@@ -117,6 +120,24 @@ def gelu(values: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     x = values.to(torch.promote_types(values.dtype, torch.float32))
     twice_u = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
     return (x * torch.sigmoid(twice_u)).to(values.dtype)
+
+
+def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """``tensor[index] = value``, by ``fill_`` where a number is written to a part.
+
+    Traced as it is, the number becomes a tensor in RAM, which is copied to the device in each call. No CUDA graph can
+    be recorded with that.
+
+    Args:
+        index: as for ``Tensor.__setitem__``.
+        value: likewise.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    shows_a_part = all(part is None or part is Ellipsis or type(part) in (int, slice, torch.SymInt) for part in parts)
+    if shows_a_part and isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat)):
+        tensor[index].fill_(value)  # type: ignore[arg-type,unused-ignore]
+    else:
+        tensor[index] = value
 
 
 def composite(schema: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -230,7 +251,11 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 SIZELESS: Forms = {torch.linspace: linspace}
 """Needed wherever sizes are symbols."""
 
+FOR_RECORDINGS: Forms = {torch.Tensor.__setitem__: set_item}
+"""What can be recorded as a CUDA graph only so."""
+
 FOR_INDUCTOR: Forms = {
+    **FOR_RECORDINGS,
     torch.group_norm: group_norm,
     F.gelu: gelu,
     F.group_norm: group_norm,
