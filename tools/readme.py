@@ -17,7 +17,7 @@ from dev.environment import repository
 
 from .marked_tables import with_table
 
-RESULTS = "2026-11-25-h100-80gb-hbm3-bench.json"
+RESULTS = "2026-11-26-h200-bench.json"
 PLOT = repository() / "docs" / "images" / "speed.svg"
 READMES = {"en": repository() / "README.md", "zh": repository() / "README.zh.md"}
 

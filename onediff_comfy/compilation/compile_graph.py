@@ -227,12 +227,18 @@ class Maker:
             start = time.monotonic()
             captured = _capture(what, settings, host.opaque)
             library.metrics.count("captured")
-            if foreign_operators(captured) - host.recordable:  # a recording that fails may end the process
+            if self._calls_what_may_not_be_recorded(captured):
                 captured = replace(captured, binding=replace(captured.binding, waits=True))
             if self.variant.reusable:
                 captured = with_brief(captured)
             log.debug("captured %s in %.1f s", type(target.module).__name__, time.monotonic() - start)
         return captured
+
+    def _calls_what_may_not_be_recorded(self, captured: Capture) -> bool:
+        """Return True if nobody has seen a recording of what a graph calls. One that fails may end the process."""
+        if foreign_operators(captured.graph) <= self.host.recordable:
+            return False
+        return not foreign_operators(self.engine.rewritten(captured)) <= self.host.recordable
 
     def _origin(self, library: GraphLibrary, what: TargetCall, general: bool) -> GraphOrigin:
         target, signature = what.target, what.call.signature

@@ -93,6 +93,10 @@ class Engine(ABC):
         """Functions of torch that a capture for this engine is to have in another form."""
         return {}
 
+    def rewritten(self, capture: Capture) -> torch.fx.GraphModule:
+        """Return a capture's graph without the operators of other libraries that this engine has own kernels for."""
+        return capture.graph
+
     def options(self) -> Mapping[str, str]:
         """Options that change the compiled code."""
         return {}

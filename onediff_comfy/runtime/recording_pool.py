@@ -92,8 +92,7 @@ class RecordingPool:
         self._devices: dict[torch.device, DevicePool] = {}
         self._recording = False
         self._owes_release = False
-        self._told_of = -1  # the largest budget that was said to be too small
-        self._told_short = False
+        self._told: dict[str, int] = {}  # what was said to be too small, and the largest that was
 
     @property
     def nbytes(self) -> int:
@@ -133,8 +132,8 @@ class RecordingPool:
         reserve = self._reserve()
         if reserve is None or torch.cuda.mem_get_info(device)[0] >= needed + reserve:
             return True
-        if not self._told_short:
-            self._told_short = True
+        if "memory" not in self._told:
+            self._told["memory"] = needed
             log.warning("OneDiff: no CUDA graphs are recorded while memory is short, which can be slower")
         return False
 
@@ -154,8 +153,8 @@ class RecordingPool:
     def tell_too_large(self, nbytes: int) -> None:
         """Say, once for a budget, that not all recordings are made, which would take ``nbytes`` together."""
         budget = self._budget()
-        if budget > self._told_of:
-            self._told_of = budget
+        if budget > self._told.get("budget", -1):
+            self._told["budget"] = budget
             log.warning(
                 "OneDiff: CUDA graph recordings would take %d MB and may take %d MB: some calls are launched kernel by "
                 "kernel from now on, which can be slower. To have them replayed, set cache_budget_mb on OneDiff Model "

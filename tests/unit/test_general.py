@@ -26,6 +26,7 @@ from onediff_comfy.capture.rewrites.op_substitutions import group_norm
 from onediff_comfy.compilation.background import Background
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -384,6 +385,46 @@ def test_a_graph_is_captured_in_the_forms_of_its_engine(monkeypatch: pytest.Monk
     with torch.no_grad():
         dispatcher(module, module.forward, (torch.randn(2, 4, 8, 12),), {})
     assert traced
+
+
+class Turned(nn.Module):
+    """Calls an operator of another library."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.somebody.turned(x) + 1
+
+
+@pytest.fixture(scope="module")
+def somebody() -> torch.library.Library:
+    library = torch.library.Library("somebody", "DEF")
+    library.define("turned(Tensor x) -> Tensor")
+    library.impl("turned", torch.neg, "CompositeExplicitAutograd")
+    return library
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["", "seen in recordings"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["", "with a kernel of the engine's own"])
+def test_what_nobody_has_seen_in_a_recording_is_not_recorded(
+    somebody: torch.library.Library, monkeypatch: pytest.MonkeyPatch, known: bool, replaced: bool
+) -> None:
+    """A recording that fails may end the process."""
+    captures: list[Capture] = []
+
+    class Watching(EagerEngine):
+        def rewritten(self, capture: Capture) -> torch.fx.GraphModule:
+            return torch.fx.symbolic_trace(Tanh()) if replaced else super().rewritten(capture)
+
+        def compile(self, capture: Capture) -> CompiledGraph:
+            captures.append(capture)
+            return super().compile(capture)
+
+    monkeypatch.setitem(engines.ENGINES, "eager", Watching())
+    host = dataclasses.replace(HOST, recordable=frozenset(("somebody::turned",)) if known else frozenset())
+    dispatcher, module = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), host), Turned()
+    with torch.no_grad():
+        dispatcher(module, module.forward, (torch.randn(2, 4, 8, 12),), {})
+    (captured,) = captures
+    assert captured.binding.waits == (not known and not replaced)
 
 
 class Padded(nn.Module):

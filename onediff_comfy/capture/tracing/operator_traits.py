@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ..export import Capture
 from .opaque_function import call_option
 
 _KNOWN_LIBRARIES = ("aten", "prims", "onediff_comfy")
 
 
-def foreign_operators(capture: Capture) -> frozenset[str]:
-    """Return the operators in a capture, ``library::operator``, that are neither PyTorch's nor our own."""
-    operators = (node.target for node in capture.graph.graph.nodes)
+def foreign_operators(graph: torch.fx.GraphModule) -> frozenset[str]:
+    """Return the operators in a capture's graph, ``library::operator``, that are neither PyTorch's nor our own."""
+    operators = (node.target for node in graph.graph.nodes)
     return frozenset(
         operator._schema.name
         for operator in operators

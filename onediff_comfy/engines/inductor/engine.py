@@ -8,7 +8,6 @@ import importlib.metadata
 import logging
 import os
 import re
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from ...capture.shape_range import ShapeRange
 from ...messages import Message, first_line, message
 from ..base import CompiledGraph, Engine, EngineError, Outputs
 from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
+from .compiler_errors import explained
 from .passes.few_bits import (
     cast_fp8,
     leave_fp8_to_eager,
@@ -96,6 +96,13 @@ class InductorEngine(Engine):
     def forms(self) -> Forms:
         return FOR_INDUCTOR
 
+    def rewritten(self, capture: Capture) -> torch.fx.GraphModule:
+        if all(device.type == "cuda" for device in _devices(capture)):
+            from .passes.norm_rope import fuse_norm_and_rope
+
+            return fuse_norm_and_rope(capture.graph)
+        return capture.graph
+
     def options(self) -> Mapping[str, str]:
         return {
             "emulate_precision_casts": str(_ROUND_LIKE_EAGER),
@@ -123,7 +130,7 @@ class InductorEngine(Engine):
             try:
                 artifact = _compiled(capture)
             except Exception as error:
-                raise _explained(error) from error
+                raise explained(error) from error
             kernels = _shared_objects(folder) if on_cpu else {}
             return InductorGraph(capture.binding, capture.shapes, artifact, kernels)
 
@@ -315,36 +322,3 @@ def _version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _explained(error: Exception) -> EngineError:
-    text = str(error)
-    if "InvalidCxxCompiler" in text or type(error).__name__ == "InvalidCxxCompiler":
-        tried = os.environ.get("CXX") or "g++, clang++"
-        return EngineError(
-            message(
-                "no working C++ compiler was found (tried {tried}), and Inductor needs one; install g++ "
-                "(Debian/Ubuntu: apt install g++; Windows: Visual Studio Build Tools) or set CXX to one",
-                tried=tried,
-            )
-        )
-    if "Failed to find C compiler" in text or (not _c_compiler() and "gcc" in text):
-        return EngineError(
-            message(
-                "no C compiler was found, and Triton needs one to launch its kernels; install gcc "
-                "(Debian/Ubuntu: apt install gcc) or set CC to one"
-            )
-        )
-    if "Python.h" in text:
-        return EngineError(
-            message(
-                "the headers of this Python are missing, and compiled code needs them; install them "
-                "(Debian/Ubuntu: apt install python3-dev)"
-            )
-        )
-    told = {"kind": type(error).__name__, "first_line": first_line(error)}
-    return EngineError(message("Inductor failed: {kind}: {first_line}", **told))
-
-
-def _c_compiler() -> str | None:
-    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

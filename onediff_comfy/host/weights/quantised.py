@@ -46,11 +46,9 @@ def _without_axes(part: torch.Tensor) -> torch.Tensor:
     return part.reshape(()) if part.ndim == 1 and len(part) == 1 else part
 
 
-RECORDABLE_OPERATORS = frozenset(
-    f"comfy_kitchen::{name}" for name in ("apply_rope", "apply_rope1", "rms_rope", "rms_rope1")
-)
-"""Of comfy-kitchen's, those that were seen to be replayed rightly from CUDA graphs. In an int8 model a recording failed
-under the allocator that ComfyUI's server chooses, and freeing its memory ended the process (seen on an H200)."""
+RECORDABLE_OPERATORS = frozenset(("comfy_kitchen::apply_rope", "comfy_kitchen::apply_rope1"))
+"""Of comfy-kitchen's, those that were replayed from CUDA graphs in every step of Flux. In an int8 model a recording
+failed under the allocator that ComfyUI's server chooses, and freeing its memory ended the process (seen on an H200)."""
 
 
 def weight_formats() -> tuple[WeightFormat, ...]:
