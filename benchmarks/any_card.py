@@ -28,6 +28,7 @@ from typing import Any
 
 from . import sampling
 from .checkpoints import FORMATTED, weights_of
+from .files import write
 from .host import reported, start_host
 from .sampling import Bench, ours_failed, print_table
 from .variants import names
@@ -38,7 +39,7 @@ _COPIED = 1 << 30  # bytes
 
 
 def main() -> int:
-    """Run the benchmark; write JSON, print a table for each cell. Ends with 1 if one of our variants failed."""
+    """Run the benchmark; after each cell print its table and write JSON. Ends with 1 if one of our variants failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="flux")
     parser.add_argument("--formats", type=lambda text: text.split(","), default="bf16", help=", ".join(FORMATTED))
@@ -55,9 +56,6 @@ def main() -> int:
     options = parser.parse_args()
     start_host(dynamic_vram=True)
     report = reported(lambda: _run(options), options.output)
-    for name, found in report["cells"].items():
-        print(f"\n== {name}", flush=True)
-        print_table(found)
     return max(ours_failed(found) for found in report["cells"].values())
 
 
@@ -65,7 +63,9 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     import comfy.model_management
     import torch
 
-    found, speed = {}, _bus_speed()
+    speed = _bus_speed()
+    found: dict[str, Any] = {}
+    report = {"environment": {}, "bytes_per_second": speed, "cells": found}
     print(f"from pinned memory {speed / 1e9:.1f} GB/s", flush=True)
     for form in options.formats:
         model = _from_file(options, form)
@@ -73,12 +73,16 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
             with _held(left):
                 cell = _with_memory(options, model) if options.memory else Watched(options, _given(model)).run()
             cell |= {"left_gib": left, "weights_bytes": model.model_size()}
-            found[f"{form}, {left:g} GiB left"] = cell
+            name = f"{form}, {left:g} GiB left"
+            found[name] = cell
+            report["environment"] = cell["environment"]
+            write(report, options.output)  # a machine may be taken away
+            print(f"\n== {name}", flush=True)
+            print_table(cell)
             comfy.model_management.unload_all_models()
             gc.collect()
             torch.cuda.empty_cache()
-    environment = next(iter(found.values()))["environment"]
-    return {"environment": environment, "bytes_per_second": speed, "cells": found}
+    return report
 
 
 def _with_memory(options: argparse.Namespace, model: Any) -> dict[str, Any]:

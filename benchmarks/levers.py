@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def group_norms(bench: Bench) -> dict[str, Any]:
-    """Group norm and SiLU as Inductor has them from our capture, their parts with kernels for the sums, and bytes."""
+    """Group norm and SiLU as Inductor has them from our capture, what of it is behind the sums, and bytes."""
     from onediff_comfy.capture.rewrites.op_substitutions import group_norm
 
     ours = torch.compile(lambda x, w, b: F.silu(group_norm(x, _GROUPS, w, b)), dynamic=False)
@@ -100,18 +100,9 @@ def group_norms(bench: Bench) -> dict[str, Any]:
         small = side // bench.shrink
         image = bench.random(batch, channels, small, small).contiguous(memory_format=torch.channels_last)
         weight, bias = bench.random(2, channels)
-        by_kernels = {}
         statistics = bench.random(2, batch, _GROUPS, dtype=torch.float32)
-        if bench.device == "cuda":
-            from .group_norm_kernels import group_statistics
-
-            work = functools.partial(group_statistics, image, _GROUPS, 1e-5)
-            values = image.double().reshape(batch, _GROUPS, -1)
-            off = float((work()[0] - values.mean(2)).abs().max())
-            by_kernels = {"statistics by kernels": bench.us(work), "their means are off by": off}
         found[f"{batch}x{channels}x{small}x{small}"] = {
             "as it is": bench.us(functools.partial(ours, image, weight, bias)),
-            **by_kernels,
             "what is behind statistics": bench.us(functools.partial(behind, image, weight, bias, statistics)),
             "its bytes, read twice and written, at 4.1 TB/s": round(3 * 2 * image.numel() / 4.1e6, 1),
         }
