@@ -20,8 +20,6 @@ PATIENCE_S = 900
 MEANWHILE = {
     "a graph is made in the background once the first image is there",
     "a graph is being compiled in the background",
-    "a graph was compiled in the background",
-    "a compiled graph is being loaded",
 }
 """Why calls are eager until the graph is there."""
 

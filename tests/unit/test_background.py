@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from restarted import Keeping
 from torch import nn
 
 from onediff_comfy import engines
@@ -535,6 +536,30 @@ def test_by_default_nothing_is_made_here_that_ended_another_process(library: Gra
     for _ in range(3):
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
     assert library.metrics.snapshot()["compiled"] == 0
+
+
+class Slow(Keeping):
+    """Loads its graphs in a third of a second."""
+
+    def from_parts(self, *parts: Any) -> CompiledGraph:
+        time.sleep(0.3)
+        return super().from_parts(*parts)
+
+
+@pytest.mark.parametrize("choice", ["auto", "background"])
+def test_a_call_waits_for_a_graph_that_is_there_to_be_loaded(
+    choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager beside it would take longer than both, one after the other."""
+    monkeypatch.setitem(engines.ENGINES, "eager", Slow())
+    store, module, x = GraphStore(tmp_path / "cache", Trust(tmp_path / "config")), Net(), torch.randn(2, 4)
+    Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics(), store), HOST)(module, module.forward, (x,), {})
+    library = GraphLibrary(GraphCache(1 << 30), Metrics(), store, OfAnyKind())
+    dispatcher = Dispatcher("eager", library, HOST, options=Options(compile=choice))
+    torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    found = library.metrics.snapshot()
+    assert (found["served"], found["loaded"], found["compiled"], found["fallbacks"]) == (1, 1, 0, {})
+    assert not begun(library)
 
 
 KILLED = "the compiling process was killed, as happens when memory is short (oh dear)"

@@ -69,12 +69,15 @@ class GraphProvider:
     ) -> None:
         self._library, self._host, self._guard, self._show = library, host, guard, show
 
-    def kept(self, request: Request, maker: Maker, exact: bool, wait: bool) -> Provided | Pending | None:
+    def kept(self, request: Request, maker: Maker, exact: bool) -> Provided | None:
         """Return the most specialised graph that exists for a request, in memory or on disk.
+
+        A call waits for a graph to be loaded, in background mode too. Eager code gives way to another thread's at each
+        operator: ten steps of SDXL beside a graph of 79 MB being loaded, and that graph's first, took 6 seconds where
+        2.5 of loading and half a second of steps would do (H200; benchmarks/NOTES.md, section 35).
 
         Args:
             exact: none that is for all sizes.
-            wait: until a graph is loaded.
         """
         tensors = request.call.signature.tensors
         for general in (False,) if exact else (False, True):
@@ -82,9 +85,8 @@ class GraphProvider:
                 sizes = candidate.shapes.values(tensors)
                 if sizes is None or not self._library.verdicts.useful(candidate.graph_key):
                     continue
-                graph = self._loaded(candidate.graph_key, maker, wait)
-                if isinstance(graph, Pending):
-                    return graph
+                builder = self._library.builder
+                graph = builder.loaded(candidate.graph_key, maker.engine, maker.device, self._while_loading)
                 if graph is not None:
                     route = Served(candidate.graph_key, tuple(sizes.values()), maker.variant)
                     return Provided(request, route, graph)
@@ -125,7 +127,7 @@ class GraphProvider:
                 self._library.index.learn_option(reader_of(target.fingerprint, call.code), read.name)
                 request = self._guard.up_to_date(request)
                 # A call that reads more has another name, under which its graph may be known.
-                found = self.kept(request, maker, not general, run.compile == "wait")
+                found = self.kept(request, maker, not general)
                 if found is not None:
                     return found
                 continue
@@ -145,11 +147,6 @@ class GraphProvider:
         """Make no more graphs for functions of this code: they were wrong."""
         self._guard.give_up(functions)
 
-    def _loaded(self, graph_key: str, maker: Maker, wait: bool) -> CompiledGraph | Pending | None:
-        if wait:
-            return self._library.builder.loaded(graph_key, maker.engine, maker.device, self._while_loading)
-        return self._library.builder.loaded_soon(graph_key, maker.engine, maker.device)
-
     def _while_loading(self, waited: Waited) -> None:
         self._host.check_interrupted()
         loading = message("loading the compiled graph, {seconds:.0f} s", seconds=waited)
@@ -157,8 +154,8 @@ class GraphProvider:
 
     def _made_in_background(
         self, background: Background, request: Request, maker: Maker, general: bool
-    ) -> Pending | _OnlyHere | None:
-        """See to it that another process makes a graph; None if it found that none is for all sizes and for these.
+    ) -> Provided | Pending | _OnlyHere | None:
+        """Have another process make a graph; None if it found that none is for all sizes and for these.
 
         Raises:
             EngineError: it ended before it could make one.
@@ -186,11 +183,10 @@ class GraphProvider:
             raise EngineError(_not_in_background(outcome.failure))
         if outcome.failure is not None:
             return _OnlyHere(outcome.failure, NotCovered)
-        if self.kept(request, maker, exact=not general, wait=False) is None:
-            if general:
-                return None
+        found = self.kept(request, maker, exact=not general)
+        if found is None and not general:
             raise EngineError(_not_in_background(message("its graph is not in the cache folder")))
-        return Pending(message("a graph was compiled in the background"))
+        return found
 
     @contextlib.contextmanager
     def _failures_noted(self, family: str, key: str) -> Iterator[None]:

@@ -174,7 +174,7 @@ class Resolver:
             NotCovered, EngineError: there is none, and none can be made.
         """
         provider, exact = self.sources.provider, self._wants_exact(request, maker, run)
-        found = provider.kept(request, maker, exact, run.compile == "wait")
+        found: Provided | BatchSplit | Pending | None = provider.kept(request, maker, exact)
         if found is None and not maker.engine.general:
             served = self.routes.served_of(request.target, request.reusing)
             split = self.sources.splitter.plan(request.target.fingerprint, request.call, served)
