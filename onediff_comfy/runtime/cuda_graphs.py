@@ -227,7 +227,10 @@ class RecordedGraph(CompiledGraph):
         with self._launching.measured(sizes, tensors[0].device):
             outputs = self.inner(weights, tensors)
         likes = [None if output is None else output.to("meta") for output in outputs]
-        needed = seen.needed if seen is not None else kept_free(tensors[0].device)
+        needed = None if seen is None else seen.needed
+        if needed is None or calls == -_CALLS_BEFORE_ANOTHER_TRY:  # PyTorch may have kept more of another's call
+            kept = kept_free(tensors[0].device)
+            needed = kept if needed is None else min(needed, kept)
         self._seen[sizes] = _Seen(addresses, calls + 1, needed, likes)
         return outputs
 

@@ -303,7 +303,10 @@ def test_nothing_is_recorded_while_the_host_may_have_to_find_memory(
     assert part.made == 0 and card.given_back == 0
     (warning,) = warnings(caplog)
     assert "while memory is short" in warning
-    card.free = 700 * MB
+    card.free, card.kept = 599 * MB, 100 * MB  # what it has used alone: more was kept of others' calls
+    part.calls(42)
+    assert part.made == 0
+    card.free = 600 * MB
     part.calls(30)
     assert part.made == 1 and part.replays()
     card.free = 0
