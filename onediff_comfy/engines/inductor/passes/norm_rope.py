@@ -123,7 +123,9 @@ def _fused(rotation: _Rotation) -> Replacement | None:
         or tuple(matrices.shape[3:]) != (width // 2, 2, 2)
     ):
         return None
-    of_tokens = matrices.shape[3 - axis] == 1 and _may_be_equal(matrices.shape[axis], tokens)
+    # A block of a transformer is handed its rotations, and nothing says that there is one for each token.
+    is_another_count = statically_known_true(matrices.shape[axis] != tokens)
+    of_tokens = matrices.shape[3 - axis] == 1 and not is_another_count
     of_samples = statically_known_true(matrices.shape[0] == batch) or statically_known_true(matrices.shape[0] == 1)
     lies_as_before = axis == 1 and always_contiguous(rotated.meta["val"])
     if not (of_tokens and of_samples and (lies_as_before or _is_only_attended_to(rotated))):
@@ -138,14 +140,6 @@ def _fused(rotation: _Rotation) -> Replacement | None:
         return new.call_function(norm_rope(), (*lists, [norm.eps for norm in known], copied(rotations), axis))
 
     return fuse
-
-
-def _may_be_equal(rotations: Any, tokens: Any) -> bool:
-    """Return False if there is not a rotation for each token at any sizes that a graph is for.
-
-    A block of a transformer is handed its rotations, and nothing says how many there are.
-    """
-    return not (isinstance(rotations, int) and rotations == 1) and not statically_known_true(rotations != tokens)
 
 
 def _is_only_attended_to(rotated: Node) -> bool:
