@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from releases import is_before
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -234,7 +235,8 @@ def test_a_number_that_is_written_is_no_tensor_in_ram(capture_of: Callable[..., 
     module, x = _Numbered(), torch.randn(4, 5)
     plain = capture_of(module, x, general=general).capture
     captured = capture_of(module, x, general=general, forms=op_substitutions.FOR_RECORDINGS).capture
-    assert _in_ram(plain) and not _in_ram(captured)
+    assert bool(_in_ram(plain)) == is_before("2.15"), "PyTorch 2.15 does it by itself"
+    assert not _in_ram(captured)
     (found,) = captured.graph(*captured.binding.feed([], [x]))
     assert torch.equal(found, module(x))
 
