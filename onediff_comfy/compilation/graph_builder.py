@@ -89,7 +89,7 @@ class GraphBuilder:
         return graph
 
     def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | Pending | None:
-        """Do as ``loaded`` without waiting. Return what is on its way, where it is being loaded."""
+        """Do as ``loaded`` without waiting, for what nobody waits for. It is pending while it is being loaded."""
         graph = self._cache.get(graph_key)
         if graph is not None or self._store is None or self._verdicts.is_retired_here(graph_key):
             return graph
@@ -99,8 +99,7 @@ class GraphBuilder:
                 graph_key, lambda: self._load(graph_key, engine, device)
             )
         if not loading.done():
-            begun = time.monotonic()
-            return Pending(message("a compiled graph is being loaded"), lambda: _progress(loading, begun))
+            return Pending(message("a compiled graph is being loaded"))
         del self._loading[graph_key]
         return loading.result()
 
@@ -230,12 +229,6 @@ class GraphBuilder:
 def waiting_for_turn(seconds: float) -> Message:
     """Return what a person is shown whose own work is not begun; what is under way may be for the same graph."""
     return message("waiting for a compilation that is under way, {seconds:.0f} s", seconds=seconds)
-
-
-def _progress(loading: Future[CompiledGraph | None], begun: float) -> Message | None:
-    if loading.done():
-        return None
-    return message("loading the compiled graph") if loading.running() else waiting_for_turn(time.monotonic() - begun)
 
 
 def _compiled(capture: Capture, engine: Engine) -> CompiledGraph:

@@ -249,6 +249,8 @@ class RecordedGraph(CompiledGraph):
         seen = self._seen.get(call.sizes)
         if seen is None or seen.addresses != call.addresses:  # weights have moved since
             return
+        if not self._pool.may_record(call.device, seen.needed):  # there was memory when it was left
+            return
         with torch.cuda.device(call.device):
             self.inner(call.weights, call.tensors)  # makes this thread's handles of cuBLAS and cuDNN for that device
         self._record(call)

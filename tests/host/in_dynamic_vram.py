@@ -188,7 +188,10 @@ def block_by_block(name: str, fast: Any, expected: torch.Tensor) -> dict[str, An
 
 
 def reserves() -> list[int | None]:
-    """How much memory must be left for a recording: without Dynamic VRAM, in it, and as the command line may say."""
+    """How much memory must be left for a recording.
+
+    Without Dynamic VRAM, in it, as the command line may say, and where a host does not say whether it is on.
+    """
     import comfy.memory_management
 
     listens = comfy.memory_management.aimdo_enabled
@@ -197,7 +200,10 @@ def reserves() -> list[int | None]:
         comfy.memory_management.aimdo_enabled = enabled
         args.reserve_vram, args.vram_headroom = reserved, headroom
         found.append(device_reserve())
-    comfy.memory_management.aimdo_enabled, args.reserve_vram, args.vram_headroom = listens, None, 0
+    args.reserve_vram, args.vram_headroom = None, 0
+    del comfy.memory_management.aimdo_enabled
+    found.append(device_reserve())
+    comfy.memory_management.aimdo_enabled = listens
     return found
 
 

@@ -454,6 +454,20 @@ def test_what_other_threads_call_is_recorded_when_they_are_gone(card: Card, one_
     assert one_records.turns.record_what_was_left() and new.made == 1, "nothing is left"
 
 
+def test_what_was_left_is_not_recorded_if_memory_is_short_by_then(card: Card) -> None:
+    pool = RecordingPool(lambda: MANY, lambda: 500 * MB)
+    pool.turns.record_on_this_thread()
+    card.free = 600 * MB
+    card.cuda.mem_get_info = lambda _device: (card.free, MANY)
+    part = Part(card, pool, 100 * MB)
+    elsewhere(lambda: part.calls(3))
+    card.free = 499 * MB
+    assert pool.turns.record_what_was_left() and part.made == 0
+    card.free = 600 * MB
+    elsewhere(lambda: part.calls(3))
+    assert pool.turns.record_what_was_left() and part.made == 1
+
+
 def test_nothing_is_recorded_while_a_thread_that_left_something_lives(card: Card, one_records: RecordingPool) -> None:
     part = Part(card, one_records, 100 * MB)
     with ThreadPoolExecutor(1) as threads:

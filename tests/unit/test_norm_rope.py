@@ -210,7 +210,9 @@ class TogetherOneByOne(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "module", [OneByOne(), Together(), Together(scales=1), TogetherOneByOne()], ids=["1", "2", "one scale", "3"]
+    "module",
+    [OneByOne(), Together(), Together(scales=1), TogetherOneByOne()],
+    ids=["rope1", "rms_rope", "one scale", "rms_rope1"],
 )
 def test_every_operator_that_the_host_rotates_by_is_known(module: nn.Module, dtype: torch.dtype) -> None:
     scale = (torch.rand(WIDTH) + 0.5).to(dtype)

@@ -6,7 +6,6 @@ import importlib
 
 from comfy.cli_args import args
 
-_LEAST = 1 << 30
 _GIB = 1 << 30
 
 
@@ -17,9 +16,10 @@ def device_reserve() -> int | None:
     counts each allocation as whole pages of 2 MB, and looks at the device every two seconds only. So here it is more.
     """
     try:
-        if not importlib.import_module("comfy.memory_management").aimdo_enabled:
-            return None
-    except (ImportError, AttributeError):  # a host from before
+        host = importlib.import_module("comfy.memory_management")
+    except ImportError:  # a host from before
+        return None
+    if not getattr(host, "aimdo_enabled", True):  # a host that no longer says so may listen all the same
         return None
     reserved, more = (getattr(args, name, None) or 0.0 for name in ("reserve_vram", "vram_headroom"))
-    return max(_LEAST, int(reserved * _GIB) + _LEAST // 2) + int(more * _GIB)
+    return max(_GIB, int(reserved * _GIB) + _GIB // 2) + int(more * _GIB)
