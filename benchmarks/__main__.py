@@ -1,9 +1,10 @@
 """What `make bench` runs: all graphs are compiled side by side, then each script measures alone; one file, one table.
 
     python -m benchmarks [--results FOLDER] [--only WHAT,...]        on a GPU
+    python -m benchmarks --plan any-card                             models that do not fit, on smaller cards
     python -m benchmarks --plan tiny --results FOLDER                on a CPU, to see that it runs
 
-The file is DATE-GPU-bench.json, and is written anew after each script. Graphs are compiled into an empty folder that
+The file is DATE-GPU-bench.json, or DATE-GPU-any-card.json, and is written anew after each script. Graphs are compiled into an empty folder that
 all scripts share but those that begin with nothing. Where there are several GPUs, all compile, and then each measures
 one script after another, alone, with its share of the processor's cores. Ends with 1 if a script failed; the others'
 results are kept.
@@ -34,6 +35,8 @@ from .summary import table
 _POLL_S = 0.5
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TAIL = 3000  # characters of what a failed process printed
+_FILES = {"any-card": "any-card"}
+"""What the file of a plan is called, by plan; others' are ``bench``."""
 _KEEP_INDUCTORS_CACHE = ("sampling", "whole")  # scripts with that option: ComfyUI's compile node finds its code there
 
 
@@ -141,7 +144,8 @@ class Bench:
     @property
     def path(self) -> Path | None:
         """Where the file is; None as long as nothing was measured."""
-        return self._results / file_name(self.report, "bench") if self.report["environment"] else None
+        what = _FILES.get(self.report["plan"], "bench")
+        return self._results / file_name(self.report, what) if self.report["environment"] else None
 
     @property
     def failed(self) -> bool:

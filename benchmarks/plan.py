@@ -63,11 +63,12 @@ class Job:
 
 
 _OURS = "onediff-inductor"
+_BOTH = ("eager", _OURS)
 
 
 def _whole(what: str, arguments: str, gib: int) -> Job:
     parts = tuple(f"--variants {_OURS} --part {part}" for part in PARTS)
-    return Job(what, "whole", arguments, ("eager", _OURS), parts, gib)
+    return Job(what, "whole", arguments, _BOTH, parts, gib)
 
 
 def _steps(what: str, arguments: str, more: tuple[str, ...], gib: int) -> Job:
@@ -80,6 +81,7 @@ def _steps(what: str, arguments: str, more: tuple[str, ...], gib: int) -> Job:
 _SDXL_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.5", "easycache:0.2")
 _FLUX_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.1", "easycache:0.2")
 _FLUX = "--model flux --steps 28 --rounds 3"
+_SMALL_CARDS = "--steps 20 --rounds 2 --left 12,16,8,24"
 _TINY_OURS = "onediff-eager"
 _TINY_LOSSY = (f"{_TINY_OURS}+steps:0.1", "easycache:0.2")
 
@@ -93,6 +95,7 @@ PLANS = {
         _steps("sd15", "--model sd15 --rounds 7", ("torch_compile",), 4),
         _whole("z-image", "--model z-image", 14),
         Job("vae", "vae", "--no-bucket --cases decode-1024,encode-1024", (), ("",)),
+        Job("small-card", "any_card", "--model flux --formats fp8 --left 12 --steps 20", _BOTH, gib=16),
         Job("restart-sdxl", "restart", "--model sdxl", (_OURS,), alone=True),
         Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 120", alone=True),
         Job("quality-sdxl", "quality", "--model sdxl --seeds 1", (_OURS, *_SDXL_LOSSY)),
@@ -102,6 +105,11 @@ PLANS = {
             "--model flux --steps 28 --seeds 1 --prompts 1",
             (_OURS, *_FLUX_LOSSY),
         ),
+    ),
+    "any-card": (
+        Job("wan", "any_card", "--model wan-14b --formats fp8 --steps 4 --rounds 2 --left 12,8,16,24", _BOTH, gib=32),
+        Job("flux-bf16", "any_card", f"--model flux --formats bf16 {_SMALL_CARDS}", _BOTH, gib=32),
+        Job("flux-fp8", "any_card", f"--model flux --formats fp8 {_SMALL_CARDS}", _BOTH, gib=32),
     ),
     "tiny": (
         Job(
@@ -116,4 +124,7 @@ PLANS = {
         Job("quality-tiny", "quality", "--model tiny --seeds 1", (_TINY_OURS, *_TINY_LOSSY)),
     ),
 }
-"""By name: ``full`` needs a GPU; ``tiny`` is for a CPU, to see that it runs."""
+"""By name: ``full`` and ``any-card``, all cells of small cards, need a GPU; ``tiny`` is for a CPU, to see that it runs.
+
+Nothing of ``any-card`` can be compiled side by side, since other processes hold what a small card does not have.
+"""

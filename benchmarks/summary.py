@@ -56,6 +56,11 @@ def _whole(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
         yield _row(what, name, time, ratio_to_eager(report, name, "whole_s"), row["peak_mib"])
 
 
+def _any_card(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
+    for cell, measured in report["cells"].items():
+        yield from _steps(f"{what}, {cell}", measured, {"jobs": {}})
+
+
 def _vae(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
     eager = {row["case"]: row["module_ms"] for row in report["rows"] if row["way"] == "eager"}
     for row in report["rows"]:
@@ -79,6 +84,7 @@ _ROWS: dict[str, Callable[[str, Report, Report], Iterator[list[str]]]] = {
     "sampling": _steps,
     "whole": _whole,
     "vae": _vae,
+    "any_card": _any_card,
     "restart": _restart,
     "any_size": _background,
 }
