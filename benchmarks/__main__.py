@@ -4,10 +4,10 @@
     python -m benchmarks --plan any-card                             models that do not fit, on smaller cards
     python -m benchmarks --plan tiny --results FOLDER                on a CPU, to see that it runs
 
-The file is DATE-GPU-bench.json, or DATE-GPU-any-card.json, and is written anew after each script. Graphs are compiled into an empty folder that
-all scripts share but those that begin with nothing. Where there are several GPUs, all compile, and then each measures
-one script after another, alone, with its share of the processor's cores. Ends with 1 if a script failed; the others'
-results are kept.
+The file is DATE-GPU-bench.json, or DATE-GPU-any-card.json, and is written anew after each script. Graphs are compiled
+into an empty folder that all scripts share but those that begin with nothing. Where there are several GPUs, all
+compile, and then each measures one script after another, alone, with its share of the processor's cores. Ends with 1 if
+a script failed; the others' results are kept.
 """
 
 from __future__ import annotations

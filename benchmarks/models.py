@@ -217,8 +217,9 @@ FAMILIES = {
     # Wan 2.1 of 1.3 billion weights, two seconds at 16 frames a second.
     "wan": Family(partial(_wan, **_WAN), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
     "wan-14b": Family(partial(_wan, **_WAN_14B), torch.bfloat16, 16, (512, 4096), 0, 6.0, {}, "832x480", 9),
-    # Two that people run in four to eight steps, without negative prompts.
-    "z-image": Family(partial(_z_image, **_Z_IMAGE), torch.bfloat16, 16, (128, 2560), 0, 1.0, {}),
+    # Two that people run in four to eight steps, without negative prompts. Z-Image fills prompts up to 32 tokens: its
+    # graph for one that is full is another, and few are.
+    "z-image": Family(partial(_z_image, **_Z_IMAGE), torch.bfloat16, 16, (100, 2560), 0, 1.0, {}),
     "qwen-image": Family(_qwen_image, torch.bfloat16, 16, (128, 3584), 0, 1.0, {}, "1328x1328", 1),
     # Five seconds of Wan 2.2, with a LoRA for four steps: one of its two models, which are alike.
     "wan-5s": Family(partial(_wan, **_WAN_14B), torch.bfloat16, 16, (512, 4096), 0, 1.0, {}, "832x480", 21),

@@ -7,11 +7,12 @@ Prints as JSON of each picture how far it is from one of an ordinary model, and 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import pages_of_cpu  # noqa: E402
 from pages_of_cpu import PAGE, Pages  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
+from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 from onediff_comfy.host.process.device_reserve import device_reserve  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
@@ -60,6 +62,7 @@ def case(name: str, model: Any, expected: torch.Tensor, seed: int = 1) -> dict[s
         "eager": {reason: count for reason, count in fell.items() if count},
         "captured": metrics().snapshot()["captured"] - captured,
         "pinned": pinned(model),
+        "there": pages_there(model) / (pages_at_most(model) or 1),
         "loaded_models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
     }
 
@@ -140,6 +143,8 @@ def every_case(
         cases.append(case("half of the pages", fast, expected[0.0]))
         Pages.room = 1 << 20
     cases.append(case("room again", fast, expected[0.0]))
+    if not ON_GPU:
+        cases += short_of_memory(fast, expected[0.0])
     return cases + wrong_weights(expected, engine) + eight_bits(engine)
 
 
@@ -179,12 +184,40 @@ def wrong_weights(expected: dict[float, torch.Tensor], engine: str) -> list[dict
 
 def block_by_block(name: str, fast: Any, expected: torch.Tensor) -> dict[str, Any]:
     """A picture where the host believes that there is hardly any memory to compute in."""
+    with free_memory(1024):
+        fast.partially_unload(None, 1e30)
+        return case(name, fast, expected)
+
+
+@contextlib.contextmanager
+def free_memory(size: int) -> Iterator[None]:
+    """Have the host believe that so many bytes of the device are free."""
     free = memory.get_free_memory
-    memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024
-    fast.partially_unload(None, 1e30)
-    found = case(name, fast, expected)
+    memory.get_free_memory = lambda _device=None, torch_free_too=False: (size, size) if torch_free_too else size
+    yield
     memory.get_free_memory = free
-    return found
+
+
+def short_of_memory(fast: Any, expected: torch.Tensor) -> list[dict[str, Any]]:
+    """Pictures where an allocation lacks memory while all pages are pinned, in their first call; then with no more
+    memory, with more, and with all weights there and less.
+    """
+    call = EagerGraph.__call__
+
+    def allocating(graph: Any, weights: Any, tensors: Any) -> Any:
+        EagerGraph.__call__ = call
+        Pages.all[-1].free_memory(PAGE)  # finds nothing that could go
+        return call(graph, weights, tensors)
+
+    cases = []
+    with free_memory(1 << 30):
+        EagerGraph.__call__ = allocating
+        cases += [case("short of memory", fast, expected), case("as little again", fast, expected)]
+    with free_memory((1 << 30) + PAGE):
+        cases.append(case("a little more", fast, expected))
+    with free_memory(1024):
+        cases.append(case("all there, and no room to compute", fast, expected))
+    return cases
 
 
 def reserves() -> list[int | None]:
@@ -224,6 +257,12 @@ def pinned(model: Any) -> int:
 
 def pages_there(model: Any) -> int:
     return sum(page & 1 for vbar in model.model.dynamic_vbars.values() for page in vbar.get_residency())
+
+
+def pages_at_most(model: Any) -> int:
+    """How many pages all of a model's weights are in."""
+    page = 32 << 20 if ON_GPU else PAGE
+    return sum(-(-vbar.offset // page) for vbar in model.model.dynamic_vbars.values())
 
 
 def _notes(model: Any) -> set[str]:

@@ -14,7 +14,15 @@ FLUX = FAMILIES["flux"].checkpoint
 # The host adds a LoRA to a weight in Dynamic VRAM with other roundings than to one that stays.
 ROUNDING_OF_A_LORA = 1e-3
 # Calls of two steps: of two blocks, or of the whole model and then of two blocks.
-BLOCK_BY_BLOCK = {"half of the pages": 4, "no room to compute": 4, "a page less": 3, "8 bits, in blocks": 4}
+BLOCK_BY_BLOCK = {
+    "half of the pages": 4,
+    "short of memory": 3,
+    "as little again": 4,
+    "all there, and no room to compute": 4,
+    "no room to compute": 4,
+    "a page less": 3,
+    "8 bits, in blocks": 4,
+}
 # In the call in which the host adds a LoRA to 8 bits, layers compute with more bits than are kept.
 LORA_ON_8_BITS = "a LoRA is added to 8-bit weights while they are brought to the device"
 # The call in which weights are found to be wrong counts as served, too.
@@ -65,6 +73,12 @@ def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     (case,) = printed_by("in_dynamic_vram.py", comfyui_path(), checkpoint_of(FLUX))["cases"]
     assert (case["served"], case["eager"], case["captured"]) == (4, {}, 2)
     assert case["off"] <= 1e-4
+
+
+def test_weights_that_were_taken_back_for_want_of_memory_come_back_in_the_same_image(found: dict[str, Any]) -> None:
+    there = {case["name"]: case["there"] for case in found["cases"]}
+    assert (there["first"], there["short of memory"]) == (1, 1)
+    assert there["half of the pages"] < 1, "what was looked at says nothing"
 
 
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:

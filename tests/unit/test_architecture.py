@@ -20,9 +20,9 @@ TABLES = "engines/oneflow/lowering"
 # At most three. Each is the better choice, for the reason beside it.
 EXCEPTIONS = {
     # Stands for torch.nn.functional.scaled_dot_product_attention while a forward is traced, so it is called like it.
-    "capture/rewrites/op_substitutions.py:attention has 7 parameters",
+    "engines/inductor/attention_kernels.py:attention has 7 parameters",
     # A kernel for a GPU is launched with addresses and strides, one by one: there is nothing that could hold them.
-    "engines/inductor/norm_rope_kernel.py:norm_rope_kernel has 18 parameters",
+    "engines/inductor/kernels.py:norm_rope_kernel has 18 parameters",
 }
 
 

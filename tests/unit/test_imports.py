@@ -152,7 +152,7 @@ names = [
     for module in pkgutil.walk_packages(onediff_comfy.__path__, "onediff_comfy.", onerror=lambda name: None)
     if not module.name.startswith("onediff_comfy.host")
     # A kernel for GPUs, which a pass imports where Triton is.
-    and module.name != "onediff_comfy.engines.inductor.norm_rope_kernel"
+    and module.name != "onediff_comfy.engines.inductor.kernels"
     # Behind an engine that makes sure of OneFlow first.
     and module.name.removeprefix("onediff_comfy.engines.oneflow.")
     not in ("lowering", "program", "running", "session", "sharing")

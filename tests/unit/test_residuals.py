@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onediff_comfy.capture.call import TensorSpec, bind, split
-from onediff_comfy.capture.shape_range import fold_factors
+from onediff_comfy.capture.tracing.example_sizes import fold_factors
 from onediff_comfy.engines.base import Engine
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.engines.inductor.engine import InductorEngine

@@ -11,16 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onediff_comfy.capture.call import NotCovered, TensorSpec
-from onediff_comfy.capture.shape_range import (
-    Axis,
-    ShapeRange,
+from onediff_comfy.capture.shape_range import Axis, ShapeRange, fold, unfold
+from onediff_comfy.capture.tracing.example_sizes import (
     batch_tensor,
-    fold,
     fold_factors,
     foldable,
     representative,
     symbolic_axes,
-    unfold,
 )
 
 Shape = tuple[int, ...]
@@ -233,6 +230,34 @@ def is_image(shape: Shape) -> bool:
     return len(shape) >= 4 and min(shape[-2:]) > 1
 
 
+def goes_with(shape: Shape, first: Shape) -> bool:
+    """Whether a tensor is an image that is stretched as the first is."""
+    if not is_image(shape):
+        return False
+    pairs = list(zip(shape[-2:], first[-2:], strict=True))
+    is_resized = any(
+        all(larger == -(-smaller // by) for larger, smaller in given)
+        for by in (1, 2, 4, 8, 16, 32)
+        for given in (pairs, [(smaller, larger) for larger, smaller in pairs])
+    )
+    return shape[1] == first[1] or is_resized
+
+
+def test_sound_and_a_prompts_layers_keep_their_sizes() -> None:
+    """LTX-2 insists on sixteen frequencies, HiDream on a width; a control image and a reference are stretched."""
+    video, sound, layers = (1, 128, 13, 16, 24), (1, 8, 126, 16), (1, 32, 128, 4096)
+    control, reference = (1, 3, 128, 192), (1, 128, 1, 30, 20)
+    given = specs(video, sound, layers, control, reference)
+    assert representative(given, None, 2) == [
+        (1, 128, 13, 32, 48),
+        sound,
+        layers,
+        (1, 3, 256, 384),
+        (1, 128, 1, 60, 40),
+    ]
+    assert set(fold_factors(given, 2)) == {0, 3, 4}
+
+
 @given(st.lists(st.one_of(IMAGES, OTHERS), min_size=1, max_size=5), st.sampled_from([1, 2, 4, 8]))
 @settings(max_examples=400)
 def test_representative_sizes_tell_axes_apart_and_keep_what_ties_them(shapes: list[Shape], multiple: int) -> None:
@@ -242,12 +267,13 @@ def test_representative_sizes_tell_axes_apart_and_keep_what_ties_them(shapes: li
     assert batch is not None
     made = representative(specs(*shapes), batch, multiple)
     single = shapes[batch][0] == 1
-    kept = all(size % multiple == 0 for shape in shapes if is_image(shape) for size in shape[-2:])
+    first = next(filter(is_image, shapes), ())
+    kept = all(size % multiple == 0 for shape in shapes if goes_with(shape, first) for size in shape[-2:])
     for before, after in zip(shapes, made, strict=True):
         assert len(after) == len(before)
         if before:
             assert after[0] == (2 if single and before[0] == 1 else before[0])
-        if is_image(before):
+        if goes_with(before, first):
             assert after[-2] != after[-1]
             assert min(after[-2:]) >= 32
             assert after[1:-2] == before[1:-2]

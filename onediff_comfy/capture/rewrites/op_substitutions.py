@@ -9,18 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
-
-from ..shape_range import hint
 
 Forms = Mapping[Callable[..., Any], Callable[..., Any]]
 """What is called, by what the model calls."""
-
-_FUSED_HEAD = 256  # the widest attention head that cuDNN and FlashAttention have kernels for
-_TOKENS = 1024  # enough to see whether a kernel takes them
-_CUDNN_CAPABILITIES = ((9, 0), (10, 0))
-_CUDNN_NEWER_THAN = 91500
-_SCORES_AT_ONCE = 1 << 25  # in float32 and once more in 16 bits: 200 MB
 
 
 def linspace(start: Any, end: Any, steps: int, **options: Any) -> torch.Tensor:
@@ -39,15 +30,17 @@ def group_norm(
     eps: float = 1e-5,
     _cudnn: bool = True,
 ) -> torch.Tensor:
-    """``torch.group_norm`` with its statistics taken in two stages, row by row and then over rows.
+    """``torch.group_norm`` with its statistics taken in two stages: of each channel's rows, then over all of a group's.
 
     A group of one image is up to a million values, and there are few groups: a GPU needs them split
     into many small sums. Inductor splits a reduction by itself where it knows how long it is, and not
     where the length is a symbol. Rows are equally long, so by Chan, Golub and LeVeque (1979) the variance
     of all is the mean of the rows' variances plus the variance of the rows' means; as stable as one pass.
 
-    What follows is one product and one sum, as in PyTorch's own kernels: 268 MB of a VAE's take 653 microseconds
-    instead of 862, with what is around them (H200; benchmarks/NOTES.md, section 35).
+    A row is one channel's. A group's four channels lie side by side, 256 bytes from the next pixel's, and an index into
+    them takes a division by a symbol. What follows is one product and one sum, as in PyTorch's own kernels. 268 MB of a
+    VAE's take 367 microseconds, with what is around them, where rows of all channels of a group took 644 (H200;
+    benchmarks/NOTES.md, section 36).
 
     Args:
         image: [batch, channels, ..., width]; statistics are taken in float32 at least.
@@ -63,9 +56,9 @@ def group_norm(
     width = image.shape[-1] if image.ndim > 2 else 1
     rows = image.reshape(batch, groups, channels // groups, -1, width)
     values = rows.to(torch.float32) if image.dtype in (torch.float16, torch.bfloat16) else rows
-    row_variance, row_mean = torch.var_mean(values, dim=(2, 4), correction=0, keepdim=True)
-    spread, mean = torch.var_mean(row_mean, dim=3, correction=0, keepdim=True)
-    factor = torch.rsqrt(row_variance.mean(dim=3, keepdim=True) + spread + eps)
+    row_variance, row_mean = _of_rows(values) if image.dtype == values.dtype else _of_coarse_rows(values)
+    spread, mean = torch.var_mean(row_mean, dim=(2, 3), correction=0, keepdim=True)
+    factor = torch.rsqrt(row_variance.mean(dim=(2, 3), keepdim=True) + spread + eps)
     by_channel = (1, groups, channels // groups, 1, 1)
     if weight is not None:
         factor = factor * weight.reshape(by_channel)
@@ -75,34 +68,22 @@ def group_norm(
     return (values * factor + term).to(image.dtype).reshape(image.shape)
 
 
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    """``scaled_dot_product_attention`` by the kernel that is fastest; PyTorch's choice wherever there is a mask.
+def _of_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the variance and the mean of each row along the last axis."""
+    variance, mean = torch.var_mean(values, dim=-1, correction=0, keepdim=True)
+    return variance, mean
 
-    A VAE has one head of 512, and no fused kernel takes it. PyTorch's remaining one needs 4.0 ms for 16384 tokens,
-    where those for narrower heads are several times as fast per operation (H200, bfloat16).
 
-    On data-centre GPUs from Hopper on, cuDNN's kernel takes 184 microseconds where FlashAttention 2 takes 303 (SDXL,
-    4096 tokens), and 406 for 787 (Flux); against 77 tokens of a prompt both take the same (H200). PyTorch would choose
-    cuDNN's by itself there, and the host has it choose FlashAttention.
+def _of_coarse_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same of values that had 16 bits, from sums of their squares: without a division for each value.
+
+    They are counted from a row's first value, since differences of large squares are inexact. What is lost in float32
+    is then below what 16 bits leave out.
     """
-    plain = attn_mask is None and not (dropout_p or is_causal or any(options.values()))
-    plain = plain and query.ndim == key.ndim == value.ndim == 4
-    if plain and query.dtype in (torch.float16, torch.bfloat16) and query.device.type == "cuda":
-        if query.shape[-1] > _FUSED_HEAD and _multiplies_into_float32():
-            return wide_attention()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
-        if _faster_by_cudnn(query, key, value):
-            return cudnn_attention()(query, key, value, scale)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+    first = values[..., :1]
+    beyond = values - first
+    mean, squares = beyond.mean(-1, keepdim=True), (beyond * beyond).mean(-1, keepdim=True)
+    return (squares - mean * mean).clamp_min(0), first + mean
 
 
 def gelu(values: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
@@ -161,93 +142,6 @@ def _composite(
     return library, getattr(torch.ops.onediff_comfy, name)
 
 
-def cudnn_attention() -> Callable[..., torch.Tensor]:
-    """The operator ``onediff_comfy::cudnn_attention``.
-
-    It takes query, key and value, [batch, heads, n or m, width] each, and a scale or None; it gives [batch, heads, n,
-    width of the values] in the same dtype.
-    """
-    return composite("cudnn_attention(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor", _by_cudnn)
-
-
-def _by_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-    output: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query, key, value, None, compute_log_sumexp=False, scale=scale
-    )[0]
-    return output
-
-
-def _faster_by_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether cuDNN's kernel is the fastest for tensors like these, whose sizes may be symbols with hints."""
-    if str(query.shape[2]) != str(key.shape[2]):  # comparing symbols would make them equal for good
-        return False
-    version = torch.backends.cudnn.version() or 0
-    return prefers_cudnn(torch.cuda.get_device_capability(query.device), version) and _cudnn_takes(query, key, value)
-
-
-def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
-    """Whether PyTorch, left alone, prefers cuDNN's attention to its own.
-
-    As in ``check_prefer_cudnn_attention`` of PyTorch 2.11's ``sdp_utils.cpp``. That cannot be asked: PyTorch asks it
-    once in a process, in its first attention, and the answer ends with whatever context that was in.
-
-    Args:
-        capability: major and minor compute capability of the device.
-        cudnn: cuDNN's version, as 91501 for 9.15.1.
-    """
-    return capability in _CUDNN_CAPABILITIES and cudnn > _CUDNN_NEWER_THAN
-
-
-def _cudnn_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    shapes = [[hint(size) for size in tensor.shape] for tensor in (query, key, value)]
-    with _disable_current_modes():  # those of a trace
-        # As models make them: [batch, tokens, heads * width], viewed. It makes no difference how many there are of
-        # either, and a video's would take gigabytes.
-        real_query, real_key, real_value = (
-            torch.empty(1, min(tokens, _TOKENS), heads, width, dtype=query.dtype, device=query.device).transpose(1, 2)
-            for _, heads, tokens, width in shapes
-        )
-        options = (None, 0.0, False, False)  # no mask, no dropout, not causal, as many heads of keys as of queries
-        parameters = torch.backends.cuda.SDPAParams(real_query, real_key, real_value, *options)
-        return torch.backends.cuda.can_use_cudnn_attention(parameters)
-
-
-def _multiplies_into_float32() -> bool:
-    return "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None
-
-
-@functools.cache
-def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]:
-    """The operator ``onediff_comfy::wide_attention``: softmax(scale · query · keyᵀ) · value by matrix products.
-
-    The operator takes [batch, heads, n or m, width] each, and gives [batch, heads, n, width] in the same dtype.
-    Scores, their scale and their softmax are in float32, as in fused kernels.
-    """
-
-    @torch.library.custom_op("onediff_comfy::wide_attention", mutates_args=())
-    def wide_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        heads, keys = query.shape[0] * query.shape[1], key.shape[2]
-        queries, turned, values = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
-        output = query.new_empty(queries.shape)  # contiguous, however the arguments lie
-        rows = max(1, _SCORES_AT_ONCE // (heads * keys))
-        for few, into in zip(queries.split(rows, 1), output.split(rows, 1), strict=True):
-            scores = _product(few, turned).mul_(scale)
-            into.copy_(torch.bmm(scores.softmax(-1).to(values.dtype), values))
-        return output.unflatten(0, query.shape[:2])
-
-    @wide_attention.register_fake
-    def _(query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor, _scale: float) -> torch.Tensor:
-        return query.new_empty(query.shape)
-
-    return wide_attention
-
-
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    if left.is_cuda:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return torch.bmm(left.float(), right.float())
-
-
 SIZELESS: Forms = {torch.linspace: linspace}
 """Needed wherever sizes are symbols."""
 
@@ -259,6 +153,5 @@ FOR_INDUCTOR: Forms = {
     torch.group_norm: group_norm,
     F.gelu: gelu,
     F.group_norm: group_norm,
-    F.scaled_dot_product_attention: attention,
 }
 """What Inductor does better on, whether or not it knows the sizes."""

@@ -16,14 +16,16 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbols
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...capture.export import Binding, Capture
-from ...capture.rewrites.op_substitutions import FOR_INDUCTOR, Forms, wide_attention
+from ...capture.rewrites.op_substitutions import FOR_INDUCTOR, Forms
 from ...capture.rewrites.scaled_fp8 import conversion_saturates, fuses_fp8
 from ...capture.shape_range import ShapeRange
 from ...messages import Message, first_line, message
 from ..base import CompiledGraph, Engine, EngineError, Outputs
+from .attention_kernels import attention, wide_attention
 from .code_folder import empty_own_folder, headers_are_ours, in_code_folder, in_new_code_folder, put_code, unusable
 from .compiler_errors import explained
 from .passes.few_bits import (
@@ -53,6 +55,8 @@ _KERNELS = "kernels/"
 # As torch/_inductor/codecache.py names what it compiles (get_path): a folder of the name's second and third character,
 # the name of 51 characters of base 32 after a c, and "main" where there is a second file of its own for the kernels.
 _KERNEL = re.compile(r"([a-z2-7]{2})/c(?=\1)[a-z2-7]{51}(?:\.main)?\.so")
+
+_FORMS: Forms = {**FOR_INDUCTOR, F.scaled_dot_product_attention: attention}
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +98,7 @@ class InductorEngine(Engine):
         return device.type == "cuda"
 
     def forms(self) -> Forms:
-        return FOR_INDUCTOR
+        return _FORMS
 
     def rewritten(self, capture: Capture) -> torch.fx.GraphModule:
         if all(device.type == "cuda" for device in _devices(capture)):
@@ -110,13 +114,14 @@ class InductorEngine(Engine):
             "double precision": "computed once",
             "few bits": "rounded where computed, by one without division, saturated by the conversion",
             "gelu": "by sigmoid",
-            "group norm": "by one product and one sum",
+            "group norm": "by channels' rows, one product and one sum",
             "numbers": "filled in",
             "operands": "written once, and their parts",
             "norm and RoPE": "one kernel, of all of the host's rotations",
             "regions": "shared" if _shares_regions() else "none",
             "rows": "one pass, heads as well",
             "upsampling": "folded",
+            "wide heads": "softmax in one kernel",
         }
 
     def versions(self, device: torch.device) -> Mapping[str, str]:

@@ -18,8 +18,10 @@ import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
 from ...messages import message
+from ...runtime.device_memory import kept_free
 from ...serving.decision import Output
 from ...serving.dispatcher import Dispatcher
+from ..process.device_reserve import kept_by_host
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
 from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin
@@ -28,6 +30,11 @@ from .blocks import BlockServer
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
+
+Sizes = tuple[torch.Size, ...]
+
+_LOOKED_AT = 4  # calls, of the same sizes. What is kept after the first is a capture's, too.
+_SPARE = 1.25  # times what a call takes, for comfy-aimdo counts whole pages
 
 
 class ModelServer:
@@ -44,7 +51,8 @@ class ModelServer:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
-        self._not_whole: set[tuple[torch.Size, ...]] = set()
+        self._not_whole: set[Sizes] = set()
+        self._room = _Room()
         self._check = WeightsCheck(model, dispatcher, whole=True)
 
     def __call__(
@@ -85,7 +93,7 @@ class ModelServer:
         forward: types.MethodType,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        sizes: tuple[torch.Size, ...],
+        sizes: Sizes,
     ) -> tuple[Any] | None:
         """Return the output of a call with all weights pinned; None where they do not fit."""
         module = model.diffusion_model
@@ -93,13 +101,14 @@ class ModelServer:
             return None
         if self._pinned is None or not self._pinned.is_of(module):
             self._pinned = PinnedModule(module, model.get_dtype_inference())
-        # The host's estimate for one call. It is twice what was seen to be taken, and a recording takes it once more.
-        room = max((model.memory_required(size) for size in sizes if len(size) > 2), default=0)
+        estimate = max((model.memory_required(size) for size in sizes if len(size) > 2), default=0)
         try:
-            with self._pinned.in_place(model.device, room) as image:
+            with self._pinned.in_place(model.device, self._room.needed(sizes, estimate)) as image:
                 if image is None:
                     return None
-                return (self._answer(module, image, forward, args, kwargs),)
+                answer = self._answer(module, image, forward, args, kwargs)
+            self._room.seen(sizes, model.device, self._pinned.short_of)
+            return (answer,)
         except NotCovered as refusal:
             self._dispatcher.passed_by(module, refusal.reason)
             return (forward(*args, **kwargs),)
@@ -132,6 +141,37 @@ class ModelServer:
         with unplanned():
             is_right = self._check.agree(module, changed, trial(), by_host)
         return outcome.value if is_right else by_host
+
+
+class _Room:
+    """How much memory a call needs beside the weights, as it was seen of calls of the same sizes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Sizes, list[int]] = {}  # by PyTorch after each of a few calls: at least what it has taken
+        self._too_few: dict[Sizes, float] = {}  # bytes that did not suffice
+
+    def needed(self, sizes: Sizes, estimate: float) -> float:
+        """Return the bytes that are to be free.
+
+        Args:
+            estimate: the host's, for one call: twice what was seen to be taken.
+        """
+        kept = self._kept.get(sizes)
+        needed = estimate if kept is None else min(estimate, _SPARE * min(kept) + kept_by_host())
+        return max(needed, self._too_few.get(sizes, 0) + 1)
+
+    def seen(self, sizes: Sizes, device: torch.device, short_of: float | None) -> None:
+        """Note a call that was served whole.
+
+        Args:
+            short_of: bytes that were free at its beginning, if they were too few.
+        """
+        if short_of is not None:
+            self._too_few[sizes] = max(short_of, self._too_few.get(sizes, 0))
+            log.info("OneDiff: memory ran short with all weights in use; block by block until there is more")
+        kept = self._kept.setdefault(sizes, []) if device.type == "cuda" else None
+        if kept is not None and len(kept) < _LOOKED_AT:
+            kept.append(kept_free(device))
 
 
 def _copied(arguments: Any) -> Any:

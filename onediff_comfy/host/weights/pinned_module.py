@@ -53,10 +53,13 @@ class PinnedModule:
 
     Attributes:
         is_changed: whether the host has added a LoRA to the weights that the image shows.
+        short_of: bytes beside the weights that were free at the beginning of the last call, if they were too few; else
+            None.
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
         self.is_changed = False
+        self.short_of: float | None = None
         self._dtype = compute_dtype
         self._layers = tuple(module.modules())
         self._images = LayerImages(module)
@@ -77,18 +80,19 @@ class PinnedModule:
         Yield None if they do not all fit, or if layers make other weights of them in each call.
 
         Args:
-            room: bytes that are to be left beside the weights. Pages that are pinned cannot make way for anything else.
+            room: bytes that are to be left beside the weights. Pages that are pinned cannot make way for anything else:
+                where an allocation lacks memory meanwhile, the host's library takes all of them back once they are let
+                go, and keeps them away until the model is loaded again.
 
         Raises:
             NotCovered: the host has to run this call by itself; see ``_bring``.
         """
         pages = None if self._change_weights() else _Pages.of(self._layers)
+        self.short_of = None
         current = self._is_current()
-        fits = pages is not None and (
-            # To try is to have the host take pages away that are there. So memory is asked for before.
-            (current and not pages.missing()) or memory.get_free_memory(device) >= pages.missing() + room
-        )
-        signature = pages.pin() if pages is not None and fits else None
+        # To try is to have the host take pages away that are there. So memory is asked for before.
+        beside = 0.0 if pages is None else memory.get_free_memory(device) - pages.missing()
+        signature = pages.pin() if pages is not None and beside >= room else None
         if pages is None or signature is None:
             yield None
             return
@@ -100,6 +104,9 @@ class PinnedModule:
         finally:
             self._images.put_back(self._layers)
             pages.unpin()
+            if pages.missing():
+                self.short_of = beside
+                pages.vbar.prioritize()  # as its loading does: they may come back
 
     def _show_as_they_are(self, signature: bytes, device: torch.device) -> None:
         """Show the layers as they are now, with all weights in the pages of ``signature``."""

@@ -194,7 +194,7 @@ def _launch(norm: _Norm, rotations: torch.Tensor, out: torch.Tensor, axis: int, 
         axis: which has the tokens of what is normed.
         first: of these tokens among all.
     """
-    from ..norm_rope_kernel import norm_rope_kernel
+    from ..kernels import norm_rope_kernel
 
     tensor = norm.heads if norm.heads.stride(3) == 1 else norm.heads.contiguous()
     heads, width = tensor.shape[3 - axis], tensor.shape[3]

@@ -1,4 +1,4 @@
-"""The Triton kernel of ``passes/norm_rope.py``. Imported only where there is Triton."""
+"""The Triton kernels of ``passes/norm_rope.py`` and ``attention_kernels.py``. Imported only where there is Triton."""
 
 # mypy: disable-error-code="no-untyped-def"
 import triton  # type: ignore[import-not-found,unused-ignore]
@@ -55,3 +55,21 @@ def norm_rope_kernel(
     rotated = tl.join(even_even * even + even_odd * odd, odd_even * even + odd_odd * odd)
     place = out + batch * out_batch + (token + first) * out_token + head * out_head + channel
     tl.store(place, tl.reshape(rotated, (HEADS, WIDTH)).to(values.dtype), mask=is_head)
+
+
+@triton.jit
+def softmax_kernel(scores, out, scale, columns, IS_HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the softmax of one row of ``scale · scores`` to ``out``: float32 to float16 or else bfloat16.
+
+    Both are contiguous and given as addresses, since a pointer's memory is asked for when a kernel is launched.
+    """
+    row = tl.program_id(0).to(tl.int64) * columns
+    column = tl.arange(0, BLOCK)
+    there = column < columns
+    values = tl.load(scores.to(tl.pointer_type(tl.float32)) + row + column, mask=there, other=float("-inf")) * scale
+    powers = tl.exp(values - tl.max(values, 0))
+    shares = powers / tl.sum(powers, 0)
+    if IS_HALF:
+        tl.store(out.to(tl.pointer_type(tl.float16)) + row + column, shares.to(tl.float16), mask=there)
+    else:
+        tl.store(out.to(tl.pointer_type(tl.bfloat16)) + row + column, shares.to(tl.bfloat16), mask=there)
