@@ -1,6 +1,6 @@
 """What `make bench` measures: which scripts, of which variants, and what is compiled before any of them.
 
-A plan's jobs are in the order of their worth, so that a machine that is taken away leaves the more important half.
+A plan's long jobs come first, so that several GPUs end at about the same time.
 """
 
 from __future__ import annotations
@@ -92,19 +92,19 @@ PLANS = {
         _steps("flux", _FLUX, ("torch_compile", *_FLUX_LOSSY), 25),
         _steps("flux-fp8", f"{_FLUX} --format fp8", (f"{_OURS}+steps:0.1",), 16),
         _steps("sdxl", "--model sdxl", ("torch_compile", *_SDXL_LOSSY), 8),
-        _steps("sd15", "--model sd15 --rounds 7", ("torch_compile",), 4),
-        _whole("z-image", "--model z-image", 14),
-        Job("vae", "vae", "--no-bucket --cases decode-1024,encode-1024", (), ("",)),
-        Job("small-card", "any_card", "--model flux --formats fp8 --left 12 --steps 20", _BOTH, gib=16),
-        Job("restart-sdxl", "restart", "--model sdxl", (_OURS,), alone=True),
-        Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 120", alone=True),
-        Job("quality-sdxl", "quality", "--model sdxl --seeds 1", (_OURS, *_SDXL_LOSSY)),
         Job(
             "quality-flux",
             "quality",
             "--model flux --steps 28 --seeds 1 --prompts 1",
             (_OURS, *_FLUX_LOSSY),
         ),
+        Job("restart-sdxl", "restart", "--model sdxl", (_OURS,), alone=True),
+        Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 120", alone=True),
+        Job("small-card", "any_card", "--model flux --formats fp8 --left 12 --steps 20", _BOTH, gib=16),
+        _steps("sd15", "--model sd15 --rounds 7", ("torch_compile",), 4),
+        Job("quality-sdxl", "quality", "--model sdxl --seeds 1", (_OURS, *_SDXL_LOSSY)),
+        _whole("z-image", "--model z-image", 14),
+        Job("vae", "vae", "--no-bucket --cases decode-1024,encode-1024", (), ("",)),
     ),
     "any-card": (
         Job("wan", "any_card", "--model wan-14b --formats fp8 --steps 4 --rounds 2 --left 12,8,16,24", _BOTH, gib=32),
