@@ -1,4 +1,4 @@
-"""The tables in docs/weights.md of models that do not fit, one for each kind of weights.
+"""The tables in docs/weights.md of models that do not fit, from one run of ``python -m benchmarks --plan any-card``.
 
 python -m tools.small_cards            # whether they are what the files say; exit status 1 if not
 python -m tools.small_cards --write    # writes them
@@ -13,13 +13,16 @@ from benchmarks.files import Report
 from .marked_tables import ResultsTable
 
 
+_MODELS = {"flux": "A model of Flux.1-dev's size", "wan-14b": "A model of Wan 2.2's size, 33 frames"}
+
+
 def lines(found: Report) -> list[str]:
-    """Return the table: for each kind of file and each amount of memory left what a step takes."""
+    """Return a model's table: for each amount of memory left what a step takes."""
     table = [
         "| weights, memory left | ComfyUI, ms per step | OneDiff | gain | weights that do not fit |",
         "|---" * 5 + "|",
     ]
-    for name, cell in found["cells"].items():
+    for name, cell in sorted(found["cells"].items(), key=lambda named: float(named[1]["left_gib"])):
         variants, images = cell["variants"], cell["images"]["onediff-inductor"]
         eager, ours = (variants[variant]["step_ms"] for variant in ("eager", "onediff-inductor"))
         missing = max(0, cell["weights_bytes"] - images[-1]["resident_bytes"]) / 1e9
@@ -29,17 +32,17 @@ def lines(found: Report) -> list[str]:
     return [
         *table,
         "",
-        f"A model of Flux.1-dev's size, {what['size']}, images of {what['steps']} steps, median of {what['rounds']}.",
+        f"{_MODELS[what['model']]}, {what['size']}, {what['steps']} steps, median of {what['rounds']}.",
         f"One {found['environment']['gpu']} whose other memory was held; random weights; copies from RAM at {speed}.",
     ]
 
 
-def _table(weights: str) -> ResultsTable:
-    results, command = f"2026-11-25-h200-any-card-{weights}.json", "python -m tools.small_cards --write"
-    return ResultsTable("weights.md", f"small cards, {weights}", results, lines, command)
+def _table(job: str) -> ResultsTable:
+    results, command = "2026-11-26-h200-any-card.json", "python -m tools.small_cards --write"
+    return ResultsTable("weights.md", job, results, lambda found: lines(found["jobs"][job]["report"]), command)
 
 
-TABLES = (_table("bf16"), _table("fp8"))
+TABLES = tuple(map(_table, ("flux-bf16", "flux-fp8", "wan")))
 
 if __name__ == "__main__":
     sys.exit(max(table.main(sys.argv[1:]) for table in TABLES))
