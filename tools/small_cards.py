@@ -12,7 +12,6 @@ from benchmarks.files import Report
 
 from .marked_tables import ResultsTable
 
-
 _MODELS = {"flux": "A model of Flux.1-dev's size", "wan-14b": "A model of Wan 2.2's size, 33 frames"}
 
 

@@ -236,6 +236,7 @@ BRINGS_WEIGHTS = (
 """By these the weights of a whole block in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
 
 PINS_WEIGHTS = (
+    Use(_MEMORY, "current_loaded_models"),
     Use(
         "comfy.ops",
         "cast_bias_weight",

@@ -145,6 +145,7 @@ def every_case(
     cases.append(case("room again", fast, expected[0.0]))
     if not ON_GPU:
         cases += short_of_memory(fast, expected[0.0])
+        cases += room_of_others(accelerate(loaded(), engine), expected[0.0])
     return cases + wrong_weights(expected, engine) + eight_bits(engine)
 
 
@@ -218,6 +219,34 @@ def short_of_memory(fast: Any, expected: torch.Tensor) -> list[dict[str, Any]]:
     with free_memory(1024):
         cases.append(case("all there, and no room to compute", fast, expected))
     return cases
+
+
+def room_of_others(fast: Any, expected: torch.Tensor) -> list[dict[str, Any]]:
+    """Pictures with memory to compute in and none for weights; then where another model's can make way.
+
+    The other was loaded before; then after, as a model that the same steps use, and so not to be taken from.
+    """
+    fast.model.memory_required, other, cases = (lambda _shape, **_: 1 << 20), loaded(), []
+    for name, order in (("no other model", ()), ("one before", (other, fast)), ("one after", (fast, other))):
+        memory.unload_all_models()
+        memory.load_models_gpu([fast])
+        for model in order:
+            memory.load_models_gpu([model])
+            sampled(model, 1)
+        fast.partially_unload(None, 1e30)
+        next(iter(fast.model.dynamic_vbars.values())).prioritize()
+        with free_memory((1 << 20) + PAGE), loads_nothing():
+            cases.append(case(f"room of {name}", fast, expected))
+    return cases
+
+
+@contextlib.contextmanager
+def loads_nothing() -> Iterator[None]:
+    """Keep the order in which models were loaded."""
+    load = memory.load_models_gpu
+    memory.load_models_gpu = lambda *_models, **_options: None
+    yield
+    memory.load_models_gpu = load
 
 
 def reserves() -> list[int | None]:

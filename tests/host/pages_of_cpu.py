@@ -33,8 +33,8 @@ class Pages:
     room = 1 << 20
     all: list[Pages] = []  # noqa: RUF012 - one device
 
-    def __init__(self, size: int, _device: Any) -> None:
-        self.max_size, self.offset = size, 0
+    def __init__(self, size: int, device: Any) -> None:
+        self.max_size, self.offset, self.device = size, 0, device
         count = -(-size // PAGE)
         self.memory = torch.full((count * PAGE,), EMPTY, dtype=torch.uint8)
         self.base_addr = self.memory.data_ptr()

@@ -19,6 +19,8 @@ BLOCK_BY_BLOCK = {
     "short of memory": 3,
     "as little again": 4,
     "all there, and no room to compute": 4,
+    "room of no other model": 3,
+    "room of one after": 3,
     "no room to compute": 4,
     "a page less": 3,
     "8 bits, in blocks": 4,
@@ -37,7 +39,7 @@ EAGER = {
     "8 bits, LoRA": {LORA_ON_8_BITS: 1},
     "8 bits, LoRA, in blocks": {LORA_ON_8_BITS: 4},
 }
-OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong")
+OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong", "room of")
 
 
 @pytest.fixture(scope="module")

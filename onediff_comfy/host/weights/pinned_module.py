@@ -80,9 +80,9 @@ class PinnedModule:
         Yield None if they do not all fit, or if layers make other weights of them in each call.
 
         Args:
-            room: bytes that are to be left beside the weights. Pages that are pinned cannot make way for anything else:
-                where an allocation lacks memory meanwhile, the host's library takes all of them back once they are let
-                go, and keeps them away until the model is loaded again.
+            room: bytes that are to be left beside the weights, or can be taken from other models. Pages that are pinned
+                cannot make way: where an allocation lacks memory meanwhile, the host's library takes all of them back
+                once they are let go, and keeps them away until the model is loaded again.
 
         Raises:
             NotCovered: the host has to run this call by itself; see ``_bring``.
@@ -91,7 +91,7 @@ class PinnedModule:
         self.short_of = None
         current = self._is_current()
         # To try is to have the host take pages away that are there. So memory is asked for before.
-        beside = 0.0 if pages is None else memory.get_free_memory(device) - pages.missing()
+        beside = 0.0 if pages is None else memory.get_free_memory(device) + pages.evictable() - pages.missing()
         signature = pages.pin() if pages is not None and beside >= room else None
         if pages is None or signature is None:
             yield None
@@ -192,6 +192,16 @@ class _Pages(NamedTuple):
     def missing(self) -> int:
         """Return how many bytes at least are not on the device. Of a page that is shared, others' bytes count, too."""
         return max(0, self.size - int(self.vbar.loaded_size()))
+
+    def evictable(self) -> int:
+        """Return how many bytes of other models the host takes off the device before any of this one's.
+
+        Those in Dynamic VRAM that were loaded before it. The host has the last first in its list.
+        """
+        models = [getattr(getattr(loaded, "model", None), "model", None) for loaded in memory.current_loaded_models]
+        every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
+        before = every[every.index(self.vbar) + 1 :] if self.vbar in every else []
+        return sum(int(vbar.loaded_size()) for vbar in before if vbar.device == self.vbar.device)
 
     def pin(self) -> bytes | None:
         """Have all pages on the device until ``unpin``. Return None if there is no room for all.
