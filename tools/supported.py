@@ -24,7 +24,7 @@ CAPTURED_AGAIN: Mapping[str, set[str]] = {
     "svd": {"prompt"},  # one image embedding, or several
     "lumina2": {"batch"},  # takes its samples apart in a loop
     "z_image": {"batch"},
-    "hidream": {"size", "batch", "prompt"},  # one graph for each: its 4-D text conditioning reads as an image
+    "hidream": {"batch"},
     "cosmos": {"size", "batch", "prompt", "frames"},  # what its general graph excludes these sizes by is not known yet
     "cosmos_predict2": {"size"},
 }

@@ -10,10 +10,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from onediff_comfy.capture.call import NotCovered, TensorSpec
+from onediff_comfy.capture.call import NotCovered, TensorSpec, split
 from onediff_comfy.capture.shape_range import Axis, ShapeRange, fold, unfold
 from onediff_comfy.capture.tracing.example_sizes import (
     batch_tensor,
+    first_tensor,
     fold_factors,
     foldable,
     representative,
@@ -241,6 +242,20 @@ def goes_with(shape: Shape, first: Shape) -> bool:
         for given in (pairs, [(smaller, larger) for larger, smaller in pairs])
     )
     return shape[1] == first[1] or is_resized
+
+
+def test_the_image_that_is_made_is_a_forwards_first_argument() -> None:
+    """Arguments are in the order of their names, and a prompt's layers may come before the image."""
+
+    def forward(x: list[torch.Tensor], context: torch.Tensor) -> None: ...
+
+    arguments = {"context": torch.ones(1, 2, 16, 64), "x": [torch.ones(1, 16, 8, 8), torch.ones(1, 4, 6, 10)]}
+    signature = split(arguments).signature
+    first = first_tensor(signature, forward)
+    assert first == 1
+    assert representative(signature.tensors, None, 2, first) == [(1, 2, 16, 64), (1, 16, 32, 48), (1, 4, 6, 10)]
+    assert list(fold_factors(signature.tensors, 2, first)) == [1]
+    assert first_tensor(signature, lambda: None) is None
 
 
 def test_sound_and_a_prompts_layers_keep_their_sizes() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..call import TensorSpec
+from ..call import Signature, Structure, TensorSpec
+from ..parameters import signature_of
 from ..shape_range import IMAGE_AXES
 
 _MOST_AXES = 5  # What has more is no image: rotations of tokens are [.., tokens, pairs, 2, 2].
@@ -20,7 +22,23 @@ def batch_tensor(specs: Sequence[TensorSpec], images: bool = True) -> int | None
     return max(candidates, key=lambda i: math.prod(specs[i].shape), default=None)
 
 
-def representative(specs: Sequence[TensorSpec], batch: int | None, multiple: int = 1) -> list[tuple[int, ...]]:
+def first_tensor(signature: Signature, forward: Callable[..., Any]) -> int | None:
+    """Return the place of the first tensor in a forward's first argument: what a model makes an image of."""
+    name = next(iter(signature_of(forward).parameters), None)
+    return next((_first(child) for key, child in signature.structure[1] if key == name), None)
+
+
+def _first(structure: Structure) -> int | None:
+    kind, parts = structure[0], structure[1:]
+    if kind == "tensor":
+        return int(parts[0])
+    children = [child for _, child in parts[0]] if kind == "dict" else parts[0] if kind in ("list", "tuple") else ()
+    return next((found for child in children if (found := _first(child)) is not None), None)
+
+
+def representative(
+    specs: Sequence[TensorSpec], batch: int | None, multiple: int = 1, first: int | None = None
+) -> list[tuple[int, ...]]:
     """Sizes to trace with, such that nothing specific to this call gets into the graph.
 
     A size of one reads as broadcasting, and two equal sides as one: so a batch of one becomes two, and
@@ -32,11 +50,12 @@ def representative(specs: Sequence[TensorSpec], batch: int | None, multiple: int
         specs: the call's tensors.
         batch: which of them has the batch as its first axis.
         multiple: what sides that are multiples of it must stay multiples of; 0 if no tensor is an image.
+        first: which of them is the image that is made; None for the first that looks like one.
     """
     single = batch is not None and specs[batch].shape[0] == 1
     if not multiple:
         return [(2, *spec.shape[1:]) if single and _is_of_one(spec.shape) else spec.shape for spec in specs]
-    images = _images(specs)
+    images = _images(specs, first)
     sides = [size for shape in images.values() for size in shape[-2:]]
     scale = max(1, -(-_SMALLEST_SIDE // min(sides, default=_SMALLEST_SIDE)))
     # What is odd stays odd, and what is a multiple stays one: models pad by the remainder.
@@ -62,7 +81,7 @@ def _is_image(sizes: Sequence[int]) -> bool:
     return IMAGE_AXES <= len(sizes) <= _MOST_AXES and min(sizes[-2:]) > 1
 
 
-def _images(specs: Sequence[TensorSpec]) -> dict[int, tuple[int, ...]]:
+def _images(specs: Sequence[TensorSpec], first: int | None) -> dict[int, tuple[int, ...]]:
     """Return the shapes of a call's images, by their place: of the first, and of all that grow as it does.
 
     These are what has as many channels, and what is larger or smaller by one factor in both directions. Other tensors
@@ -72,8 +91,8 @@ def _images(specs: Sequence[TensorSpec]) -> dict[int, tuple[int, ...]]:
     found = {index: tuple(spec.shape) for index, spec in enumerate(specs) if _is_image(spec.shape)}
     if not found:
         return {}
-    first = next(iter(found.values()))
-    return {i: shape for i, shape in found.items() if shape[1] == first[1] or _is_resized(shape[-2:], first[-2:])}
+    made = found[first] if first in found else next(iter(found.values()))
+    return {i: shape for i, shape in found.items() if shape[1] == made[1] or _is_resized(shape[-2:], made[-2:])}
 
 
 def _is_resized(sides: Sequence[int], others: Sequence[int]) -> bool:
@@ -87,7 +106,7 @@ def foldable(shape: Sequence[int], factor: int) -> bool:
     return _is_image(shape) and all(size % factor == 0 and size > factor for size in shape[-2:])
 
 
-def fold_factors(specs: Sequence[TensorSpec], multiple: int) -> dict[int, int]:
+def fold_factors(specs: Sequence[TensorSpec], multiple: int, first: int | None = None) -> dict[int, int]:
     """By what each image of a call is to be folded, if by anything.
 
     The largest is folded by ``multiple``. What belongs to its deeper levels (of a UNet: what a ControlNet made
@@ -96,7 +115,7 @@ def fold_factors(specs: Sequence[TensorSpec], multiple: int) -> dict[int, int]:
     """
     if not multiple:
         return {}
-    images = _images(specs)
+    images = _images(specs, first)
     largest = max((shape[-2:] for shape in images.values()), key=math.prod, default=())
     factors = {}
     for index, shape in images.items():

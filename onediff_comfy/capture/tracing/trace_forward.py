@@ -31,7 +31,7 @@ from ..rewrites.size_conversions import keep_sizes_symbolic
 from ..shape_range import Axis, fold, unfold
 from ..target.target import Target
 from ..target.tensor_parts import Wholes
-from .example_sizes import batch_tensor, fold_factors, representative, symbolic_axes
+from .example_sizes import batch_tensor, first_tensor, fold_factors, representative, symbolic_axes
 from .export_lock import capturing
 from .exported_program import capture_of
 from .opaque_function import put_stand_ins
@@ -137,7 +137,7 @@ def _traced(
     Args:
         any_batch: keep the batch symbolic too, in a general capture.
     """
-    inputs = _inputs(call, settings, any_batch)
+    inputs = _inputs(call, first_tensor(call.signature, forward), settings, any_batch)
     bag, functions = settings.options_name, call.functions
     watch = Watch(settings.check, settings.substitutions, settings.general, wary=functions is not None)
 
@@ -192,7 +192,7 @@ def _options(
     return handed
 
 
-def _inputs(call: Call, settings: TraceSettings, any_batch: bool) -> _Inputs:
+def _inputs(call: Call, first: int | None, settings: TraceSettings, any_batch: bool) -> _Inputs:
     """Return what to trace with. Tensors that functions hold are traced at the sizes that they have."""
     every = call.signature.tensors
     specs, held = every[: call.own_tensors], every[call.own_tensors :]
@@ -201,8 +201,8 @@ def _inputs(call: Call, settings: TraceSettings, any_batch: bool) -> _Inputs:
     shapes: Sequence[Sequence[int]] = [spec.shape for spec in specs]
     folds: Mapping[int, int] = {}
     if settings.general:
-        shapes = representative(specs, batch if any_batch else None, multiple)
-        folds = fold_factors(specs, multiple)
+        shapes = representative(specs, batch if any_batch else None, multiple, first)
+        folds = fold_factors(specs, multiple, first)
     # Fakes need only metadata, and a tensor made under inference_mode cannot be turned into one.
     shapes = [*shapes, *(spec.shape for spec in held)]
     examples = [torch.empty(n, dtype=s.dtype, device=s.device) for n, s in zip(shapes, every, strict=True)]
