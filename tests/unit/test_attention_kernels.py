@@ -56,7 +56,7 @@ def test_wide_attention_is_no_worse_than_the_kernel_it_replaces(dtype: torch.dty
     eager = F.scaled_dot_product_attention(query, key, value)
     ours = attention.attention(query, key, value)
     # Shares of the softmax are rounded to 16 bits, as by kernels that do it all at once; of 9 or 16384 tokens they are
-    # large or small. Seen on an H200: 1.14 times eager's error at most, with PyTorch's softmax as with ours.
+    # large or small. Seen on an H200: 1.14 times eager's error at most.
     assert (ours - exact).norm() <= 1.2 * (eager - exact).norm()
 
 
