@@ -35,8 +35,6 @@ from .summary import table
 _POLL_S = 0.5
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TAIL = 3000  # characters of what a failed process printed
-_FILES = {"any-card": "any-card"}
-"""What the file of a plan is called, by plan; others' are ``bench``."""
 _KEEP_INDUCTORS_CACHE = ("sampling", "whole")  # scripts with that option: ComfyUI's compile node finds its code there
 
 
@@ -144,7 +142,7 @@ class Bench:
     @property
     def path(self) -> Path | None:
         """Where the file is; None as long as nothing was measured."""
-        what = _FILES.get(self.report["plan"], "bench")
+        what = "any-card" if self.report["plan"] == "any-card" else "bench"
         return self._results / file_name(self.report, what) if self.report["environment"] else None
 
     @property

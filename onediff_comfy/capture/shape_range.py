@@ -9,6 +9,7 @@ a size outside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ Axis = int | tuple[int, str]
 
 IMAGE_AXES = 4
 """The fewest of an image: batch, channels, height, width; video has frames between."""
+
+MOST_AXES = 5
+"""The most: what has more is no image. Rotations of tokens are [.., tokens, pairs, 2, 2]."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,13 @@ class _Symbols:
                 seen.add(text)
                 compiled(text)
                 yield text
+
+
+def batch_tensor(specs: Sequence[TensorSpec], images: bool = True) -> int | None:
+    """Which tensor's first axis is the batch: the largest image-like one's, else the largest one's."""
+    having = [i for i, spec in enumerate(specs) if 0 < len(spec.shape) <= MOST_AXES]
+    candidates = [i for i in having if images and len(specs[i].shape) >= IMAGE_AXES] or having
+    return max(candidates, key=lambda i: math.prod(specs[i].shape), default=None)
 
 
 def hint(size: int | torch.SymInt) -> int:

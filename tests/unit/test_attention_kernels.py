@@ -49,15 +49,30 @@ def test_other_attention_stays_as_it_is(options: dict[str, torch.Tensor | bool])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [9, 1000, 5000, 16384])
+@pytest.mark.parametrize("tokens", [1000, 5000])
 def test_wide_attention_is_no_worse_than_the_kernel_it_replaces(dtype: torch.dtype, tokens: int) -> None:
+    error, eagers = _errors_of_wide_attention(dtype, tokens)
+    assert error <= 1.1 * eagers
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [9, 16384])
+def test_wide_attention_of_few_and_many_tokens(dtype: torch.dtype, tokens: int) -> None:
+    """Shares of the softmax are rounded to 16 bits, and here they are large or below float16's normal numbers.
+
+    Seen on an H200: 1.14 times eager's error at most.
+    """
+    error, eagers = _errors_of_wide_attention(dtype, tokens)
+    assert error <= 1.2 * eagers
+
+
+def _errors_of_wide_attention(dtype: torch.dtype, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     query, key, value = (torch.randn(1, 1, tokens, 512, dtype=dtype, device="cuda") for _ in range(3))
     exact = F.scaled_dot_product_attention(query.float(), key.float(), value.float())
     eager = F.scaled_dot_product_attention(query, key, value)
-    ours = attention.attention(query, key, value)
-    # Shares of the softmax are rounded to 16 bits, as by kernels that do it all at once; of 9 or 16384 tokens they are
-    # large or small. Seen on an H200: 1.14 times eager's error at most.
-    assert (ours - exact).norm() <= 1.2 * (eager - exact).norm()
+    return (attention.attention(query, key, value) - exact).norm(), (eager - exact).norm()
 
 
 @pytest.mark.gpu

@@ -11,9 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onediff_comfy.capture.call import NotCovered, TensorSpec, split
-from onediff_comfy.capture.shape_range import Axis, ShapeRange, fold, unfold
+from onediff_comfy.capture.shape_range import Axis, ShapeRange, batch_tensor, fold, unfold
 from onediff_comfy.capture.tracing.example_sizes import (
-    batch_tensor,
     first_tensor,
     fold_factors,
     foldable,

@@ -8,18 +8,10 @@ from typing import Any
 
 from ..call import Signature, Structure, TensorSpec
 from ..parameters import signature_of
-from ..shape_range import IMAGE_AXES
+from ..shape_range import IMAGE_AXES, MOST_AXES
 
-_MOST_AXES = 5  # What has more is no image: rotations of tokens are [.., tokens, pairs, 2, 2].
 _TIMES = (1, 2, 4, 8, 16, 32)  # an image may be as large as another
 _SMALLEST_SIDE = 32  # of a latent that stands for all: its deepest level must not shrink to one pixel
-
-
-def batch_tensor(specs: Sequence[TensorSpec], images: bool = True) -> int | None:
-    """Which tensor's first axis is the batch: the largest image-like one's, else the largest one's."""
-    having = [i for i, spec in enumerate(specs) if 0 < len(spec.shape) <= _MOST_AXES]
-    candidates = [i for i in having if images and len(specs[i].shape) >= IMAGE_AXES] or having
-    return max(candidates, key=lambda i: math.prod(specs[i].shape), default=None)
 
 
 def first_tensor(signature: Signature, forward: Callable[..., Any]) -> int | None:
@@ -74,11 +66,11 @@ def _stretched(sizes: tuple[int, ...], scale: int, halves: int) -> tuple[int, ..
 
 
 def _is_of_one(sizes: Sequence[int]) -> bool:
-    return 0 < len(sizes) <= _MOST_AXES and sizes[0] == 1
+    return 0 < len(sizes) <= MOST_AXES and sizes[0] == 1
 
 
 def _is_image(sizes: Sequence[int]) -> bool:
-    return IMAGE_AXES <= len(sizes) <= _MOST_AXES and min(sizes[-2:]) > 1
+    return IMAGE_AXES <= len(sizes) <= MOST_AXES and min(sizes[-2:]) > 1
 
 
 def _images(specs: Sequence[TensorSpec], first: int | None) -> dict[int, tuple[int, ...]]:
@@ -132,7 +124,7 @@ def symbolic_axes(ndim: int, folded: bool, images: bool = True) -> tuple[int, ..
 
     Of what has more axes than an image all but the last three: pairs of channels, and the rotation of each.
     """
-    if ndim > _MOST_AXES and not folded:
+    if ndim > MOST_AXES and not folded:
         return tuple(range(ndim - 3))
     fixed = {1} if images and ndim >= IMAGE_AXES else set()
     if folded:

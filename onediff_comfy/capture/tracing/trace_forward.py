@@ -28,10 +28,10 @@ from ..option_probe import OptionProbe, OptionRead
 from ..rewrites.functionalize import replace_writing
 from ..rewrites.op_substitutions import Forms
 from ..rewrites.size_conversions import keep_sizes_symbolic
-from ..shape_range import Axis, fold, unfold
+from ..shape_range import Axis, batch_tensor, fold, unfold
 from ..target.target import Target
 from ..target.tensor_parts import Wholes
-from .example_sizes import batch_tensor, first_tensor, fold_factors, representative, symbolic_axes
+from .example_sizes import first_tensor, fold_factors, representative, symbolic_axes
 from .export_lock import capturing
 from .exported_program import capture_of
 from .opaque_function import put_stand_ins

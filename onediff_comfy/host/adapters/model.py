@@ -23,7 +23,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...buckets import BucketSet
 from ...capture.call import Signature
-from ...capture.tracing.example_sizes import batch_tensor
+from ...capture.shape_range import batch_tensor
 from ...messages import Message, message
 from ...runtime.step_cache import StepCache
 from ...serving.dispatcher import Dispatcher

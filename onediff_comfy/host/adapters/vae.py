@@ -17,7 +17,7 @@ import torch
 
 from ...buckets import BucketSet
 from ...capture.call import Signature
-from ...capture.tracing.example_sizes import batch_tensor
+from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
 from ...serving.dispatcher import Dispatcher

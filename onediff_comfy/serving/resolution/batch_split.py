@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import Call, Signature, bind
-from ...capture.tracing.example_sizes import batch_tensor
+from ...capture.shape_range import batch_tensor
 from ..decision import Eager, Invocation, Output
 from ..verification import numerics
 from .batch_plan import BatchPart, cost_of_call, join, plan, split_batch
