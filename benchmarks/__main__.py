@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,7 +118,7 @@ def _folder(kept: Path | None) -> Iterator[Path]:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept
         return
-    with tempfile.TemporaryDirectory(prefix="onediff-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="onediff-bench-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
@@ -261,16 +262,21 @@ def _cores() -> list[int]:
 def _status(
     command: Sequence[str], environment: dict[str, str], patience: float, cores: Sequence[int], said: BinaryIO
 ) -> int:
-    """Return how a process on some cores ended; 124, as of the command `timeout`, if it took too long."""
-    process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+    """Return how a process on some cores ended; 124, as of the command `timeout`, if it took too long.
+
+    What it started ends with it: the next script is measured alone, and its folder is removed.
+    """
+    process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
     if cores:
         os.sched_setaffinity(process.pid, cores)
     try:
         return process.wait(patience)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
         return 124
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 if __name__ == "__main__":

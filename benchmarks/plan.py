@@ -99,7 +99,7 @@ PLANS = {
             (_OURS, *_FLUX_LOSSY),
         ),
         Job("restart-sdxl", "restart", "--model sdxl", (_OURS,), alone=True),
-        Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 120", alone=True),
+        Job("background-sdxl", "any_size", "walk --model sdxl --changes 0 --patience 240", alone=True),
         Job("small-card", "any_card", "--model flux --formats fp8 --left 12 --steps 20", _BOTH, gib=16),
         _steps("sd15", "--model sd15 --rounds 7", ("torch_compile",), 4),
         Job("quality-sdxl", "quality", "--model sdxl --seeds 1", (_OURS, *_SDXL_LOSSY)),

@@ -387,3 +387,20 @@ def test_scripts_of_no_plan_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
     kernels = reports["kernels"]
     assert {"attention", "matrix products"} <= set(kernels["kinds"])
     assert sum(kind["ms"] for kind in kernels["kinds"].values()) == pytest.approx(kernels["busy_ms"])
+
+
+def test_what_a_script_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    """A compiler's process that goes on would slow the next script, and write to a folder that is being removed."""
+    started = tmp_path / "started"
+    child = f"import pathlib, time; pathlib.Path({str(started)!r}).write_text('x'); time.sleep(1); " + (
+        f"pathlib.Path({str(tmp_path / 'went-on')!r}).write_text('x')"
+    )
+    code = (
+        f"import pathlib, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"while not pathlib.Path({str(started)!r}).exists(): time.sleep(0.02)\n"
+        "sys.exit(3)"
+    )
+    with (tmp_path / "log").open("wb") as said:
+        assert everything._status([sys.executable, "-c", code], dict(os.environ), 60, [], said) == 3
+    time.sleep(1.5)
+    assert not (tmp_path / "went-on").exists()
