@@ -316,6 +316,19 @@ def test_a_variable_of_the_host_counts_unless_it_is_of_its_machinery(settings: A
         assert target.is_current() is current
 
 
+def test_what_the_hosts_machinery_keeps_is_no_code_though_it_may_be_called(settings: Any) -> None:
+    """It notes the largest layer that it has moved, say. What is called by a variable's name, others may put there."""
+    noting = net('return 1.0 if settings.TABLE["largest"] is None else 2.0')
+    calling = net("return settings.CALLED(x)")
+    code = HostCode("settings", frozenset({"settings"}))
+    prints: dict[nn.Module, set[str]] = {noting: set(), calling: set()}
+    for largest, called in ((None, nn.Identity()), (nn.Linear(1, 1), settings.Called()), (nn.ReLU(), nn.ReLU())):
+        settings.TABLE["largest"], settings.CALLED = largest, called
+        for model, found in prints.items():
+            found.add(Target(model, host=code).fingerprint)
+    assert len(prints[noting]) == 1 and len(prints[calling]) == 3
+
+
 def test_two_functions_in_each_others_place_are_noticed(settings: Any) -> None:
     """All that is reached is the same then."""
 

@@ -9,7 +9,8 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from ..values.code_values import functions_in, identity, package_of
+from ..values.code_values import functions_in, identity, is_code, package_of
+from ..values.name_resolution import Resolved
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 _KNOWN_LIBRARIES = ("torch", "torchvision", "torchaudio", "triton")  # wherever they are installed
@@ -73,6 +74,18 @@ class CodeOwnership:
     def is_machinery(self, function: types.FunctionType) -> bool:
         """Return True if this is a function of the host's machinery, as the host wrote it."""
         return function.__globals__.get("__name__") in self.host.machinery and self.is_as_written(function)
+
+    def is_bookkeeping(self, read: Resolved) -> bool:
+        """Return True for what the host's machinery keeps in its variables: which layer is the largest, say.
+
+        A variable or a member of a class may be called, and somebody may have put another function there. That counts.
+        """
+        if read.owner not in self.host.machinery or isinstance(read.value, types.ModuleType):
+            return False
+        if is_code(read.value) or any(functions_in(read.value)):
+            return False
+        holder = read.way[read.steps - 1] if read.steps else None
+        return not callable(read.value) or not (holder is None or isinstance(holder, (types.ModuleType, type)))
 
     def is_as_imported(self, value: Any, name: str) -> bool:
         """Return True if what the host calls by ``name`` was defined under this name, in the host or in a library."""

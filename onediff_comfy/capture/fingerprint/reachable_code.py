@@ -211,7 +211,8 @@ class CodeReachability:
         self._resolve_names(function)
 
     def _resolve_names(self, function: types.FunctionType) -> None:
-        found = [(path, resolve(path, function)) for path in paths(function.__code__)]
+        resolved = [(path, resolve(path, function)) for path in paths(function.__code__)]
+        found = [(path, read) for path, read in resolved if read is None or not self._owner.is_bookkeeping(read)]
         for path, read in found:
             self.sources.read(path, read, function)
         builtins = {path.name for path, read in found if read is None and path.root == "global"}
