@@ -7,6 +7,7 @@ are all views of one small buffer. Of a weight that is several tensors, each of 
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 from collections.abc import Sequence
@@ -62,6 +63,12 @@ class _Pickler(pickle.Pickler):
         self._weights = weights
         self._formats = formats
 
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.nn.Module):
+            return NotImplemented
+        # A class's own way may be to build it anew, as einops' layers do, and then it is another in training.
+        return copyreg.__newobj__, (type(value),), vars(value), None, None, _set_attributes
+
     def persistent_id(self, value: Any) -> Any:
         index = self._weights.get(id(value)) if isinstance(value, torch.Tensor) else None
         if index is None:
@@ -105,6 +112,10 @@ class _Unpickler(pickle.Unpickler):
         if dtype not in self._buffers or self._buffers[dtype].numel() < needed:
             self._buffers[dtype] = torch.zeros(max(1, needed), dtype=dtype, device=self._device)
         return self._buffers[dtype]
+
+
+def _set_attributes(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
+    vars(module).update(attributes)
 
 
 def _metadata(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:

@@ -113,7 +113,7 @@ def counted_bookkeeping(module: torch.nn.Module) -> list[str]:
     code = host_services().code
     before = Target(module, code).fingerprint
     layer, counted, tried = next(module.children()), [], 0
-    for name in sorted(code.machinery):
+    for name in sorted(code.machinery & sys.modules.keys()):
         for key, value in list(vars(sys.modules[name]).items()):
             if callable(value) or isinstance(value, ModuleType) or key.startswith("__"):
                 continue

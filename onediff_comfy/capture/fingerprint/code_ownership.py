@@ -30,8 +30,9 @@ class HostCode:
 
     Attributes:
         package: its Python package.
-        machinery: modules of it that are about where weights lie and not about what is computed with them. What they
-            call is not followed, and their variables are bookkeeping, which changes all the time.
+        machinery: modules, of it or of libraries that its layers are from, that are about where weights lie and not
+            about what is computed with them. What the host's call is not followed, and the variables of all are
+            bookkeeping, which changes all the time.
     """
 
     package: str = ""

@@ -109,10 +109,13 @@ def _prompts(options: Mapping[str, Any]) -> Hashable:
     return tuple(options["uuids"]), tuple(options.get("cond_or_uncond") or ()), tuple(window)
 
 
-# Where weights lie, and when they come and go: callbacks and caches that are others in every process.
+# Where weights lie, and when they come and go: callbacks and caches that are others in every process. So is what einops,
+# which some layers are from, has noted of the libraries and types that it was used with.
 _MACHINERY = frozenset(
-    f"comfy.{name}"
-    for name in ("model_management", "memory_management", "pinned_memory", "model_patcher", "model_prefetch")
+    (
+        *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
+        *("comfy.model_patcher", "comfy.model_prefetch", "einops._backends"),
+    )
 )
 
 
