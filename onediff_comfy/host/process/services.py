@@ -109,8 +109,8 @@ def _prompts(options: Mapping[str, Any]) -> Hashable:
     return tuple(options["uuids"]), tuple(options.get("cond_or_uncond") or ()), tuple(window)
 
 
-# Where weights lie, and when they come and go: callbacks and caches that are others in every process. So is what einops,
-# which some layers are from, has noted of the libraries and types that it was used with.
+# Where weights lie, and when they come and go: callbacks and caches that are others in every process. So is what
+# einops, which some layers are from, has noted of the libraries and types that it was used with.
 _MACHINERY = frozenset(
     (
         *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
