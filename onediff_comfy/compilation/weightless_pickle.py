@@ -7,7 +7,6 @@ are all views of one small buffer. Of a weight that is several tensors, each of 
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, torch.nn.Module):
             return NotImplemented
         # A class's own way may be to build it anew, as einops' layers do, and then it is another in training.
-        return copyreg.__newobj__, (type(value),), vars(value), None, None, _set_attributes
+        return object.__new__, (type(value),), vars(value), None, None, _set_attributes
 
     def persistent_id(self, value: Any) -> Any:
         index = self._weights.get(id(value)) if isinstance(value, torch.Tensor) else None
