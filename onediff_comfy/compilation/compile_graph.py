@@ -60,6 +60,7 @@ class HostServices:
         recordable: operators of other libraries, ``library::operator``, that were seen to be replayed rightly from a
             CUDA graph. Graphs with any others are launched kernel by kernel.
         formats: the ways in which one weight of its models may be several tensors.
+        layer_factory: makes classes of its models' layers.
         fused: operators that its models call, in the form that a compiler for a device fuses.
         unplanned: in this context the host's plan of what its models allocate takes no notice of what is allocated.
             Raises NotCovered where there is a plan that cannot be told so. The host's own forward runs outside of it.
@@ -82,6 +83,7 @@ class HostServices:
     code: HostCode = NO_HOST
     recordable: frozenset[str] = frozenset()
     formats: Sequence[WeightFormat] = (TensorSubclasses(),)
+    layer_factory: weightless_pickle.LayerFactory = weightless_pickle.NO_FACTORY
     fused: Callable[[torch.device], Forms] = lambda _device: {}
     unplanned: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     tracing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -138,7 +140,7 @@ class Maker:
         if getattr(target.module, name) != forward:
             raise AttributeError(f"{name} is not a method of the model")
         return Job(
-            module=weightless_pickle.to_bytes(target.module, self.host.formats),
+            module=weightless_pickle.to_bytes(target.module, self.host.formats, self.host.layer_factory),
             forward=name,
             fingerprint=target.fingerprint,
             signature=signature_fields(call.signature),

@@ -9,26 +9,47 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..capture.target.tensor_parts import PLAIN, WeightFormat, format_of
 
-_WEIGHT, _WHOLE = "weight", "whole"
+_WEIGHT, _WHOLE, _CLASS = "weight", "whole", "class"
 
 
 class Unpicklable(Exception):
     """The module holds something that another process cannot have."""
 
 
-def to_bytes(module: torch.nn.Module, formats: Sequence[WeightFormat] = ()) -> bytes:
+@dataclass(frozen=True)
+class LayerFactory:
+    """A function that makes classes of layers, other ones each time: no name leads to them.
+
+    Attributes:
+        made: the class that holds a class of layers, or is asked for itself, and what the function was given when it
+            made them, plain values; None of other classes.
+        make: the function. Returns such a holder.
+    """
+
+    made: Callable[[type], tuple[type, tuple[Any, ...]] | None] = lambda _kind: None
+    make: Callable[..., type] = type
+
+
+NO_FACTORY = LayerFactory()
+
+
+def to_bytes(
+    module: torch.nn.Module, formats: Sequence[WeightFormat] = (), factory: LayerFactory = NO_FACTORY
+) -> bytes:
     """Pickle ``module`` without the values of its parameters and buffers.
 
     Args:
         module: to be captured elsewhere.
         formats: the ways in which one of its weights may be several tensors.
+        factory: of classes of its layers.
 
     Raises:
         Unpicklable: says what is in the way.
@@ -40,35 +61,43 @@ def to_bytes(module: torch.nn.Module, formats: Sequence[WeightFormat] = ()) -> b
                 if tensor is not None:
                     weights.setdefault(id(tensor), len(weights))
     stream = io.BytesIO()
+    training = [layer.training for layer in module.modules()]  # those of einops are built anew, and would train
     try:
-        _Pickler(stream, weights, formats).dump(module)
+        _Pickler(stream, weights, formats, factory).dump((module, training))
     except Exception as error:  # anything may be in a module, and fail in its own way
         raise Unpicklable(f"{type(error).__name__}: {error}") from error
     return stream.getvalue()
 
 
-def from_bytes(data: bytes, device: torch.device, formats: Sequence[WeightFormat] = ()) -> torch.nn.Module:
+def from_bytes(
+    data: bytes,
+    device: torch.device,
+    formats: Sequence[WeightFormat] = (),
+    factory: LayerFactory = NO_FACTORY,
+) -> torch.nn.Module:
     """The module that ``to_bytes`` was given with these formats, with weights of arbitrary values on ``device``.
 
     Runs what is in ``data``: only for bytes of our own making.
     """
-    module: torch.nn.Module = _Unpickler(io.BytesIO(data), device, formats).load()
+    module: torch.nn.Module
+    module, training = _Unpickler(io.BytesIO(data), device, formats, factory).load()
+    for layer, trains in zip(module.modules(), training, strict=True):
+        layer.training = trains
     return module
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, weights: dict[int, int], formats: Sequence[WeightFormat]) -> None:
+    def __init__(
+        self, stream: io.BytesIO, weights: dict[int, int], formats: Sequence[WeightFormat], factory: LayerFactory
+    ) -> None:
         super().__init__(stream)
         self._weights = weights
-        self._formats = formats
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.nn.Module):
-            return NotImplemented
-        # A class's own way may be to build it anew, as einops' layers do, and then it is another in training.
-        return object.__new__, (type(value),), vars(value), None, None, _set_attributes
+        self._formats, self._factory = formats, factory
 
     def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, type):
+            made = self._factory.made(value)
+            return made and (_CLASS, id(made[0]), None if value is made[0] else value.__name__, made[1])
         index = self._weights.get(id(value)) if isinstance(value, torch.Tensor) else None
         if index is None:
             return None
@@ -83,15 +112,22 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, device: torch.device, formats: Sequence[WeightFormat]) -> None:
+    def __init__(
+        self, stream: io.BytesIO, device: torch.device, formats: Sequence[WeightFormat], factory: LayerFactory
+    ) -> None:
         super().__init__(stream)
         self._device = device
-        self._formats = formats
+        self._formats, self._factory = formats, factory
         self._weights: dict[int, torch.Tensor] = {}
         self._buffers: dict[torch.dtype, torch.Tensor] = {}
+        self._holders: dict[int, type] = {}
 
     def persistent_load(self, key: Any) -> Any:
         what, index, kind, description = key
+        if what == _CLASS:
+            if index not in self._holders:
+                self._holders[index] = self._factory.make(*description)
+            return self._holders[index] if kind is None else getattr(self._holders[index], kind)
         if index not in self._weights:
             tensor, requires_grad = self._whole(*description) if what == _WHOLE else self._tensor(*description)
             self._weights[index] = torch.nn.Parameter(tensor, requires_grad) if kind == "parameter" else tensor
@@ -111,10 +147,6 @@ class _Unpickler(pickle.Unpickler):
         if dtype not in self._buffers or self._buffers[dtype].numel() < needed:
             self._buffers[dtype] = torch.zeros(max(1, needed), dtype=dtype, device=self._device)
         return self._buffers[dtype]
-
-
-def _set_attributes(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
-    vars(module).update(attributes)
 
 
 def _metadata(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:

@@ -25,7 +25,7 @@ from worker import image  # noqa: E402
 from onediff_comfy.capture.target.target import Target  # noqa: E402
 from onediff_comfy.compilation import weightless_pickle  # noqa: E402
 from onediff_comfy.host.process.services import host_services  # noqa: E402
-from tools.models.families import FAMILIES  # noqa: E402
+from tools.models.families import FAMILIES, QUANTISED  # noqa: E402
 
 HOST = host_services()
 
@@ -37,12 +37,14 @@ def fingerprint(module: torch.nn.Module) -> str:
 
 def main() -> None:
     found = {}
-    for name, family in FAMILIES.items():
+    for name, family in {**FAMILIES, **QUANTISED}.items():
         left = folder / name
         if again and not left.exists():
             continue  # what cannot be pickled is not compiled in the background
         if again:
-            module = weightless_pickle.from_bytes(left.read_bytes(), torch.device("cpu"), HOST.formats)
+            module = weightless_pickle.from_bytes(
+                left.read_bytes(), torch.device("cpu"), HOST.formats, HOST.layer_factory
+            )
             found[name] = fingerprint(module)
             continue
         model = family.load()
@@ -52,7 +54,7 @@ def main() -> None:
         image(family, model)
         found[name] = [before, fingerprint(module)]
         with contextlib.suppress(weightless_pickle.Unpicklable):
-            left.write_bytes(weightless_pickle.to_bytes(module, HOST.formats))
+            left.write_bytes(weightless_pickle.to_bytes(module, HOST.formats, HOST.layer_factory))
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -52,7 +52,7 @@ def run(job: Job) -> Outcome:
 
     device = torch.device(job.device)
     host = host_services()
-    module = weightless_pickle.from_bytes(job.module, device, host.formats)
+    module = weightless_pickle.from_bytes(job.module, device, host.formats, host.layer_factory)
     target = Target(module, host.code, host.formats)
     if target.fingerprint != job.fingerprint:
         return Outcome("another process sees other code: an extension has changed the model or the host")

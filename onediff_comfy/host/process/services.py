@@ -20,7 +20,7 @@ from ...capture.fingerprint.code_ownership import HostCode
 from ...compilation.compile_graph import HostServices
 from ...messages import message
 from ..preparation.latents import patch_side
-from ..weights.quantised import RECORDABLE_OPERATORS, fused_operators, kernels, weight_formats
+from ..weights.quantised import RECORDABLE_OPERATORS, fused_operators, kernels, layer_factory, weight_formats
 from .host_compiler import tracing, unplanned
 from .host_settings import settings
 
@@ -153,6 +153,7 @@ def host_services() -> HostServices:
         code=HostCode(comfy.__name__, _MACHINERY),
         recordable=RECORDABLE_OPERATORS,
         formats=weight_formats(),
+        layer_factory=layer_factory(),
         fused=fused_operators,
         unplanned=unplanned,
         tracing=tracing,

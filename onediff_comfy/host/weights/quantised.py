@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import comfy.ops
 import torch
 
 try:
@@ -16,6 +17,9 @@ except ImportError:  # a host from before, or from after
 from ...capture.rewrites.op_substitutions import Forms
 from ...capture.rewrites.scaled_fp8 import dequantize_fp8, fuses_fp8, quantize_fp8, scaled_mm
 from ...capture.target.tensor_parts import TensorSubclasses, WeightFormat
+from ...capture.values.code_values import functions_in
+from ...capture.values.global_reads import cells
+from ...compilation.weightless_pickle import NO_FACTORY, LayerFactory
 from .gguf import BlocksOfBytes
 
 
@@ -54,6 +58,32 @@ failed under the allocator that ComfyUI's server chooses, and freeing its memory
 def weight_formats() -> tuple[WeightFormat, ...]:
     """The ways in which a weight of the host's may be several tensors; that of any other library comes last."""
     return KitchenTensors(), BlocksOfBytes(), TensorSubclasses()
+
+
+_OPERATIONS = "MixedPrecisionOps"
+_GIVEN = ("_quant_config", "_compute_dtype", "_full_precision_mm", "_disabled")
+
+
+def layer_factory() -> LayerFactory:
+    """Return what makes the layers of a quantised checkpoint, or of one without: each has classes of its own."""
+    make = getattr(comfy.ops, "mixed_precision_ops", None)
+    return NO_FACTORY if make is None else LayerFactory(_made, make)
+
+
+def _made(kind: type) -> tuple[type, tuple[Any, ...]] | None:
+    if kind.__module__ != comfy.ops.__name__ or f".<locals>.{_OPERATIONS}" not in kind.__qualname__:
+        return None
+    operations = kind if kind.__name__ == _OPERATIONS else _holder(kind)
+    if operations is None or not all(hasattr(operations, name) for name in _GIVEN):
+        return None  # another host's
+    return operations, tuple(getattr(operations, name) for name in _GIVEN)
+
+
+def _holder(kind: type) -> type | None:
+    """Return the operations that a class of layers belongs to, which its methods name."""
+    functions = (function for member in vars(kind).values() for function in functions_in(member))
+    found = (held for function in functions for name, held in cells(function) if name == _OPERATIONS)
+    return next((held for held in found if getattr(held, kind.__name__, None) is kind), None)
 
 
 def kernels() -> str:
