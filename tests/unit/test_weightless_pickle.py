@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from onediff_comfy.capture.target.target import Target
-from onediff_comfy.compilation.weightless_pickle import Unpicklable, from_bytes, to_bytes
+from onediff_comfy.compilation.weightless_pickle import LayerFactory, Unpicklable, from_bytes, to_bytes
 
 
 class BuiltAnew(nn.Module):
@@ -35,6 +35,39 @@ def test_a_layer_that_would_be_built_anew_comes_back_as_it_is() -> None:
     read = from_bytes(to_bytes(model), torch.device("cpu"))
     assert not any(layer.training for layer in read.modules())
     assert (read[1].factor, read[1].offset) == (2.0, 3.0)  # type: ignore[index]
+    assert Target(read).fingerprint == Target(model).fingerprint
+
+
+def operations(factor: float) -> type:
+    """Make a class of layers, another one each time, as the host does for a quantised checkpoint."""
+
+    class Operations:
+        given = factor
+
+        class Scale(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * Operations.given
+
+    return Operations
+
+
+def made(kind: type) -> tuple[type, tuple[Any, ...]] | None:
+    if "operations.<locals>" not in kind.__qualname__:
+        return None
+    holder = kind if kind.__name__ == "Operations" else kind.forward.__closure__[0].cell_contents  # type: ignore[attr-defined]
+    return holder, (holder.given,)
+
+
+def test_classes_of_layers_that_a_function_made_are_made_again() -> None:
+    first, second = operations(2.0), operations(3.0)
+    model = nn.Sequential(first.Scale(), first.Scale(), second.Scale())  # type: ignore[attr-defined]
+    model.operations = first  # as models keep it, to make layers later
+    with pytest.raises(Unpicklable, match="operations"):
+        to_bytes(model)
+    factory = LayerFactory(made, operations)
+    read: Any = from_bytes(to_bytes(model, factory=factory), torch.device("cpu"), factory=factory)
+    assert type(read[0]) is type(read[1]) is read.operations.Scale and type(read[2]) is not type(read[0])
+    assert read(torch.ones(1)) == 2 * 2 * 3
     assert Target(read).fingerprint == Target(model).fingerprint
 
 

@@ -80,7 +80,14 @@ def _stand_back(job: Job) -> None:
         os.nice(_NICE_BESIDE_CPU if on_cpu else _NICE_BESIDE_GPU)
     if not on_cpu:
         # The GPU waits for one thread of the other process; compilers on every core would slow it.
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // 4)))
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, _cores() // 4)))
+
+
+def _cores() -> int:
+    """Return how many cores this process may use. A container, or whoever started the host, may leave it a few."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _end_with(parent: int) -> None:
