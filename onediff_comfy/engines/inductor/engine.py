@@ -39,6 +39,7 @@ from .passes.few_bits import (
 from .passes.frames import conv3d_together, put_channels_together
 from .passes.upsampling import fold_upsampling
 from .row_reductions import rows_in_one_pass
+from .subgraph_schemas import schemas_found_once
 from .triton_launch import by_address
 
 # Eager rounds to 16 bits after every operator, a fused kernel only at its end. Mostly that is more
@@ -275,6 +276,7 @@ def _compile(capture: Capture, graph: torch.fx.GraphModule) -> Any:
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]
         functorch_config.patch(enable_autograd_cache=True),
         rows_in_one_pass(),
+        schemas_found_once(),
         # It looks for fake tensors among a graph's outputs too, but PyTorch before 2.13 fails where one is None.
         tracing(TracingContext(next(each.fake_mode for each in _values(capture) if isinstance(each, FakeTensor)))),
     ):
