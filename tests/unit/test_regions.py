@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from releases import since
 from torch import nn
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.engines.inductor import engine as inductor
@@ -175,11 +176,13 @@ def test_inductor_compiles_saves_and_loads_them(
     module = Transformer((16, 16, 16, 16))
     made = captured_of(module, general=True)
     captured, engine = made.capture, InductorEngine()
-    compiled = []
-    whole = inductor._compile
+    compiled, traced = [], []
+    whole, trace = inductor._compile, type(invoke_subgraph).gen_schema
     monkeypatch.setattr(inductor, "_compile", lambda c, graph: compiled.append(graph) or whole(c, graph))
+    monkeypatch.setattr(type(invoke_subgraph), "gen_schema", lambda *given: traced.append(given) or trace(*given))
     graph = engine.compile(captured)
     assert [bool(_calls(each)) for each in compiled] == [True]
+    assert len(traced) <= 2  # by PyTorch's analysis, and as Inductor is given it; there are four calls
     with torch.no_grad():
         for size in ((2, 4, 8, 12), (3, 4, 6, 4), (1, 4, 10, 8)):
             x, context = torch.randn(size), torch.randn(size[0], 7, 6)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from torch._guards import HopDispatchSetCache
+from torch._guards import InvokeSubgraphCache
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 
 _ONE_AT_A_TIME = threading.RLock()  # or one that ends would bring back what another has put there
@@ -20,7 +20,7 @@ def schemas_found_once() -> Iterator[None]:
     PyTorch before 2.13 traces it anew for each of SDXL's 70 blocks, and twice over: 42 of the 77 s in which an H200's
     host compiled it. Later ones note the schema by the same key, and nothing is done.
     """
-    if hasattr(HopDispatchSetCache().get_cache(invoke_subgraph), "get_functionalize_schema_entry"):
+    if hasattr(InvokeSubgraphCache, "get_functionalize_schema_entry"):
         yield
         return
     kind: Any = type(invoke_subgraph)
