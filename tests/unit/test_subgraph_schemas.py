@@ -10,7 +10,6 @@ import torch
 from torch._guards import InvokeSubgraphCache
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 
-from onediff_comfy.engines.inductor import subgraph_schemas
 from onediff_comfy.engines.inductor.subgraph_schemas import schemas_found_once
 
 
@@ -23,7 +22,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((subgraph, identifier, operands))
         return object()
 
-    monkeypatch.setattr(subgraph_schemas, "InvokeSubgraphCache", object)
+    monkeypatch.setattr(torch._guards, "InvokeSubgraphCache", object)
     monkeypatch.setattr(type(invoke_subgraph), "gen_schema", gen_schema)
     return found
 
@@ -42,6 +41,13 @@ def test_a_subgraph_is_traced_once_whatever_calls_it(traced: list[Any]) -> None:
         assert len(traced) == before + 1  # another's own
     invoke_subgraph.gen_schema(subgraph, "a", x)
     assert len(traced) == before + 2
+
+
+def test_a_pytorch_without_schemas_is_left_alone(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._guards, "InvokeSubgraphCache")
+    before = type(invoke_subgraph).gen_schema
+    with schemas_found_once():
+        assert type(invoke_subgraph).gen_schema is before
 
 
 def test_nothing_is_changed_where_pytorch_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from torch._guards import InvokeSubgraphCache
-from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
-
 _ONE_AT_A_TIME = threading.RLock()  # or one that ends would bring back what another has put there
 
 
@@ -18,12 +15,18 @@ def schemas_found_once() -> Iterator[None]:
     """While this thread is inside, PyTorch traces a subgraph once to see what it takes and gives, not at each call.
 
     PyTorch before 2.13 traces it anew for each of SDXL's 70 blocks, and twice over: 42 of the 77 s in which an H200's
-    host compiled it. Later ones note the schema by the same key, and nothing is done.
+    host compiled it. Later ones note the schema by the same key, and nothing is done, as in one that has no schemas.
     """
-    if hasattr(InvokeSubgraphCache, "get_functionalize_schema_entry"):
+    try:
+        from torch._guards import InvokeSubgraphCache
+        from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+    except ImportError:
         yield
         return
     kind: Any = type(invoke_subgraph)
+    if hasattr(InvokeSubgraphCache, "get_functionalize_schema_entry") or not hasattr(kind, "gen_schema"):
+        yield
+        return
     thread, found = threading.get_ident(), dict[Any, tuple[Any, Any]]()
     with _ONE_AT_A_TIME:
         trace = kind.gen_schema
