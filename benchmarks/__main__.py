@@ -161,17 +161,21 @@ class Bench:
         """
         waiting, running = list(steps), dict[Step, _Running]()
         threads = str(max(2, 2 * (os.cpu_count() or 1) // processes))  # of a process's compiler
-        while waiting or running:
-            for step in [step for step, each in running.items() if self._has_ended(each)]:
-                ended = running.pop(step)
-                self._compiled(step, ended.process.returncode, time.monotonic() - ended.start)
-            for step in list(waiting):
-                taken = {gpu: sum(other.gib for other, its in running.items() if its.gpu == gpu) for gpu in gpus}
-                gpu = min(gpus, key=lambda gpu: taken[gpu])
-                if len(running) < processes and (not taken[gpu] or taken[gpu] + step.gib <= gpus[gpu]):
-                    waiting.remove(step)
-                    running[step] = self._started(step, gpu, {"TORCHINDUCTOR_COMPILE_THREADS": threads})
-            time.sleep(_POLL_S)
+        try:
+            while waiting or running:
+                for step in [step for step, each in running.items() if self._has_ended(each)]:
+                    ended = running.pop(step)
+                    self._compiled(step, ended.process.returncode, time.monotonic() - ended.start)
+                for step in list(waiting):
+                    taken = {gpu: sum(other.gib for other, its in running.items() if its.gpu == gpu) for gpu in gpus}
+                    gpu = min(gpus, key=lambda gpu: taken[gpu])
+                    if len(running) < processes and (not taken[gpu] or taken[gpu] + step.gib <= gpus[gpu]):
+                        waiting.remove(step)
+                        running[step] = self._started(step, gpu, {"TORCHINDUCTOR_COMPILE_THREADS": threads})
+                time.sleep(_POLL_S)
+        finally:  # somebody stopped it
+            for each in running.values():
+                _end(each.process)
         self.report["compiling_s"] = time.monotonic() - self._start
 
     def measure(self, jobs: Sequence[Job], gpus: Sequence[str]) -> None:
@@ -221,16 +225,16 @@ class Bench:
             write(self.report, self.path)
 
     def _has_ended(self, running: _Running) -> bool:
-        if time.monotonic() - running.start > self._patience:
-            running.process.kill()
-            running.process.wait()
-        return running.process.poll() is not None
+        ended = running.process.poll() is not None
+        if ended or time.monotonic() - running.start > self._patience:
+            _end(running.process)
+        return running.process.returncode is not None
 
     def _started(self, step: Step, gpu: str, settings: dict[str, str]) -> _Running:
         environment = _environment(self._folder, gpu) | settings
         with self._log(step).open("wb") as log:
             command = self._command(step, self._log(step).with_suffix(".json"))
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            process = _begun(command, environment, log)
         return _Running(process, time.monotonic(), gpu)
 
     def _compiled(self, step: Step, status: int, seconds: float) -> None:
@@ -262,11 +266,8 @@ def _cores() -> list[int]:
 def _status(
     command: Sequence[str], environment: dict[str, str], patience: float, cores: Sequence[int], said: BinaryIO
 ) -> int:
-    """Return how a process on some cores ended; 124, as of the command `timeout`, if it took too long.
-
-    What it started ends with it: the next script is measured alone, and its folder is removed.
-    """
-    process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+    """Return how a process on some cores ended; 124, as of the command `timeout`, if it took too long."""
+    process = _begun(command, environment, said)
     if cores:
         os.sched_setaffinity(process.pid, cores)
     try:
@@ -274,9 +275,19 @@ def _status(
     except subprocess.TimeoutExpired:
         return 124
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
+
+
+def _begun(command: Sequence[str], environment: dict[str, str], said: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start a process whose own processes can be ended with it; see ``_end``."""
+    return subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started: the next one is measured alone, and its folder is removed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 if __name__ == "__main__":

@@ -39,13 +39,11 @@ def main() -> None:
     found = {}
     for name, family in {**FAMILIES, **QUANTISED}.items():
         left = folder / name
-        if again and not left.exists():
-            continue  # what cannot be pickled is not compiled in the background
         if again:
-            module = weightless_pickle.from_bytes(
-                left.read_bytes(), torch.device("cpu"), HOST.formats, HOST.layer_factory
-            )
-            found[name] = fingerprint(module)
+            if left.exists():  # what cannot be pickled is not compiled in the background
+                data, device = left.read_bytes(), torch.device("cpu")
+                module = weightless_pickle.from_bytes(data, device, HOST.formats, HOST.layer_factory)
+                found[name] = fingerprint(module)
             continue
         model = family.load()
         module = model.model.diffusion_model

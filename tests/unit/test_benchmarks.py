@@ -389,7 +389,10 @@ def test_scripts_of_no_plan_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
     assert sum(kind["ms"] for kind in kernels["kinds"].values()) == pytest.approx(kernels["busy_ms"])
 
 
-def test_what_a_script_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("measured", [True, False])
+def test_what_a_script_leaves_behind_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: bool
+) -> None:
     """A compiler's process that goes on would slow the next script, and write to a folder that is being removed."""
     started = tmp_path / "started"
     child = f"import pathlib, time; pathlib.Path({str(started)!r}).write_text('x'); time.sleep(1); " + (
@@ -400,7 +403,14 @@ def test_what_a_script_leaves_behind_ends_with_it(tmp_path: Path) -> None:
         f"while not pathlib.Path({str(started)!r}).exists(): time.sleep(0.02)\n"
         "sys.exit(3)"
     )
-    with (tmp_path / "log").open("wb") as said:
-        assert everything._status([sys.executable, "-c", code], dict(os.environ), 60, [], said) == 3
+    command = [sys.executable, "-c", code]
+    if measured:
+        with (tmp_path / "log").open("wb") as said:
+            assert everything._status(command, dict(os.environ), 60, [], said) == 3
+    else:
+        bench = everything.Bench("tiny", tmp_path, tmp_path / "results")
+        monkeypatch.setattr(bench, "_command", lambda *_: command)
+        bench.compile([Step("a script", "script", (), 1)], 1, {"": 10})
+        assert bench.report["compiling"]["a script"]["status"] == 3
     time.sleep(1.5)
     assert not (tmp_path / "went-on").exists()

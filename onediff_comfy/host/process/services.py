@@ -112,11 +112,9 @@ def _prompts(options: Mapping[str, Any]) -> Hashable:
 # Where weights lie, and when they come and go: callbacks and caches that are others in every process. So is what
 # einops, which some layers are from, has noted of the libraries and types that it was used with.
 _MACHINERY = frozenset(
-    (
-        *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
-        *("comfy.model_patcher", "comfy.model_prefetch", "einops._backends"),
-    )
-)
+    f"comfy.{name}"
+    for name in ("model_management", "memory_management", "pinned_memory", "model_patcher", "model_prefetch")
+) | {"einops._backends"}
 
 
 @functools.cache
