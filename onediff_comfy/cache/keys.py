@@ -80,7 +80,7 @@ class Variant:
     def options(self) -> dict[str, str]:
         """Return it as a compiler's options. An fp8 layer is one operator, whose arithmetic needs a name."""
         reuse = {_REUSE: "first block"} if self.reusable else {}
-        return {**reuse, **({_PRECISION: "fp8 rows of large layers"} if self.fp8 else {})}
+        return {**reuse, **({_PRECISION: "fp8 rows of large layers, by a product"} if self.fp8 else {})}
 
 
 _REUSE, _PRECISION = "reuse", "precision"

@@ -106,6 +106,19 @@ def test_a_large_layer_is_off_by_three_percent(
     assert 0.02 < off(actual, expected) < 2**-4 / 3**0.5 * 2**0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_row_leaves_what_8_bits_hold_without_a_clamp(dtype: torch.dtype) -> None:
+    """Each finite number is the largest of a row. PyTorch's conversion gives no number for what is too large."""
+    numbers = torch.arange(-(1 << 15), 1 << 15).short().view(dtype)
+    largest = numbers[numbers.isfinite()]
+    rounded, scale = fp8_linear._rounded(torch.stack([largest, largest / 2, -largest, torch.zeros_like(largest)], 1))
+    assert rounded.float().isfinite().all()
+    exact = largest.double().abs() > 448e-12  # below, the scale is not smaller any more
+    assert (rounded.float()[exact, 0].abs() == 448).all()
+    back = rounded.double() * scale.double()
+    assert off(back[exact, 0], largest[exact]) < 1e-6
+
+
 def test_rows_have_scales_of_their_own(computing: torch.device) -> None:
     torch.manual_seed(0)
     x, weight = (torch.randn(s, device=computing).bfloat16() for s in ((1, 256, WIDTH), (1024, WIDTH)))
