@@ -37,7 +37,7 @@ def lines(found: Report) -> list[str]:
 
 
 def _table(job: str) -> ResultsTable:
-    results, command = "2026-11-26-h200-any-card.json", "python -m tools.small_cards --write"
+    results, command = "2026-11-26-h200-any-card-slower-host.json", "python -m tools.small_cards --write"
     return ResultsTable("weights.md", job, results, lambda found: lines(found["jobs"][job]["report"]), command)
 
 
