@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -28,10 +27,10 @@ import torch
 
 from ..capture.call import Signature
 from ..engines.base import Engine
+from . import numeric_settings
 
 PROCESSORS = Path("/proc/cpuinfo")
 """What Linux says of its processors."""
-_ATTENTION_KERNELS = ("cudnn", "flash", "math", "mem_efficient")
 FORMAT_VERSION = 2
 """Raised when the meaning of a key or the calling convention of a compiled graph changes."""
 
@@ -96,7 +95,7 @@ def compiler(engine: Engine, device: torch.device, variant: Variant = LOSSLESS) 
         "os": platform.system(),
         "machine": platform.machine(),
         **_hardware(device),
-        **_numeric_settings(),
+        **numeric_settings.described(),
         **engine.versions(device),
     }
     return CompilerFingerprint(engine.name, {**engine.options(), **variant.options()}, environment)
@@ -133,23 +132,6 @@ def processor(listing: Path) -> str:
     able = {words for line in lines if line.startswith(("flags", "Features")) for words in [line.partition(":")[2]]}
     text = "\n".join(sorted(" ".join(sorted(words.split())) for words in able))
     return hashlib.sha256(text.encode()).hexdigest()[:16] if able else platform.processor()
-
-
-def _numeric_settings() -> dict[str, str]:
-    matmul = torch.backends.cuda.matmul
-    return {
-        "tf32": f"{torch.get_float32_matmul_precision()},{torch.backends.cudnn.allow_tf32}",
-        "reduced_precision": f"{matmul.allow_fp16_reduced_precision_reduction},"
-        f"{matmul.allow_bf16_reduced_precision_reduction},"
-        f"{getattr(matmul, 'allow_fp16_accumulation', None)}",
-        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "attention": f"{attention_kernels()},{os.environ.get('TORCH_CUDNN_SDPA_PREFERRED')}",
-    }
-
-
-def attention_kernels() -> dict[str, bool]:
-    """Return which kernels PyTorch may choose from: a capture names what it chooses."""
-    return {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION_KERNELS}
 
 
 @dataclass(frozen=True)

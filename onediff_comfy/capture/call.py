@@ -189,7 +189,8 @@ class _Splitter:
         )
 
     def _dict(self, value: dict[Any, Any], path: str) -> Structure:
-        items = sorted(value.items(), key=lambda item: repr(_dict_key(item[0], path)))
+        # In its own order, which code that goes through it sees.
+        items = value.items()
         return ("dict", tuple((_dict_key(key, path), self.split(part, f"{path}.{key}")) for key, part in items))
 
 

@@ -43,6 +43,7 @@ class Job:
     Attributes:
         module: the target without weights (``weightless_pickle.to_bytes``).
         forward: name of the method of the module's that is called.
+        on_copies: it is called with copies of its tensors.
         fingerprint: of the target, to be sure that the other process sees the same code.
         signature: of the call, as nested plain values.
         compiler: what compiles it, with everything that decides about its code (``CompilerFingerprint`` as a dict).
@@ -53,6 +54,7 @@ class Job:
 
     module: bytes
     forward: str
+    on_copies: bool
     fingerprint: str
     signature: Mapping[str, Any]
     compiler: Mapping[str, Any]

@@ -18,6 +18,7 @@ from ..cache.serialization import GraphOrigin
 from ..capture.call import Call, ChangesState, NotCovered, Signature
 from ..capture.export import Capture
 from ..capture.fingerprint.code_ownership import NO_HOST, HostCode
+from ..capture.parameters import method_of
 from ..capture.rewrites.fp8_linear import IN_FP8
 from ..capture.rewrites.op_substitutions import Forms
 from ..capture.rewrites.step_cache_split import with_brief
@@ -136,12 +137,14 @@ class Maker:
             Unpicklable: the target cannot be sent to another process.
             AttributeError: the forward is not a method of the target's.
         """
-        name = forward.__name__
-        if getattr(target.module, name) != forward:
+        method = method_of(forward)
+        name = method.__name__
+        if getattr(target.module, name) != method:
             raise AttributeError(f"{name} is not a method of the model")
         return Job(
             module=weightless_pickle.to_bytes(target.module, self.host.formats, self.host.layer_factory),
             forward=name,
+            on_copies=method is not forward,
             fingerprint=target.fingerprint,
             signature=signature_fields(call.signature),
             compiler=asdict(self.compiler),

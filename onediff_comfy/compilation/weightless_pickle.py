@@ -7,8 +7,11 @@ are all views of one small buffer. Of a weight that is several tensors, each of 
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
+import sys
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +20,7 @@ import torch
 
 from ..capture.target.tensor_parts import PLAIN, WeightFormat, format_of
 
-_WEIGHT, _WHOLE, _CLASS = "weight", "whole", "class"
+_WEIGHT, _WHOLE, _CLASS, _FUNCTION = "weight", "whole", "class", "function"
 
 
 class Unpicklable(Exception):
@@ -95,6 +98,8 @@ class _Pickler(pickle.Pickler):
         self._formats, self._factory = formats, factory
 
     def persistent_id(self, value: Any) -> Any:
+        if type(value) is types.FunctionType:
+            return _place_in_table(value)
         if isinstance(value, type):
             made = self._factory.made(value)
             return made and (_CLASS, id(made[0]), None if value is made[0] else value.__name__, made[1])
@@ -124,6 +129,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, key: Any) -> Any:
         what, index, kind, description = key
+        if what == _FUNCTION:
+            return getattr(importlib.import_module(index), kind)[description]
         if what == _CLASS:
             if index not in self._holders:
                 self._holders[index] = self._factory.make(*description)
@@ -147,6 +154,19 @@ class _Unpickler(pickle.Unpickler):
         if dtype not in self._buffers or self._buffers[dtype].numel() < needed:
             self._buffers[dtype] = torch.zeros(max(1, needed), dtype=dtype, device=self._device)
         return self._buffers[dtype]
+
+
+def _place_in_table(function: types.FunctionType) -> tuple[str, str, str, str] | None:
+    """Return where a function without a name is found, as an activation is: its Python module, a dict there, a key.
+
+    None if there is no such place, or if its name leads to it.
+    """
+    tables = vars(sys.modules.get(function.__module__, types)) if function.__name__ == "<lambda>" else {}
+    for name, table in tables.items():
+        for key, held in table.items() if type(table) is dict else ():
+            if held is function and type(key) is str:
+                return _FUNCTION, function.__module__, name, key
+    return None
 
 
 def _metadata(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:

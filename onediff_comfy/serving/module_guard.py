@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import types
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.utils._device import DeviceContext
 from ..cache.call_index import reader_of
 from ..capture.call import Call, NotCovered, bind, split
 from ..capture.handed_over import Functions
+from ..capture.parameters import method_of
 from ..capture.target.target import Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
@@ -51,6 +54,7 @@ class _Guarded:
     options_read: frozenset[str] = frozenset()  # as far as is known
     checked: bool = False  # in this run
     accepted: bool = False  # by the host, with the attributes that its layers have
+    method: tuple[Any, Any] | None = None  # that was called: it is the module's own
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
     read_with_functions: _Read | None = None  # by the call before, if it had some
     identities: set[str] = field(default_factory=set)
@@ -75,7 +79,7 @@ class ModuleGuard:
         """Have every module and function looked at again: extensions may have changed them since."""
         self._lifter.begin_run()
         for guarded in self._guarded.values():
-            guarded.checked = False
+            guarded.checked, guarded.method = False, None
             guarded.target.forget_addresses()
 
     def request(self, invocation: Invocation, run: RunContext, assume: bool = False) -> Request:
@@ -99,6 +103,9 @@ class ModuleGuard:
         if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
         target = guarded.target
+        forward = invocation.forward
+        if type(forward) is not types.MethodType or (forward.__self__, forward.__func__) != guarded.method:
+            guarded.method = _own_method(forward, invocation.module)
         if not guarded.accepted or any(guarded.watched):
             self._host.refuse(target.layers)
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
@@ -113,6 +120,8 @@ class ModuleGuard:
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(device.type):
             raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
+        if torch.get_default_dtype() != torch.float32:  # a graph holds what its code made of the usual one
+            raise NotCovered(message("another extension has set PyTorch's default dtype"))
         key = target.fingerprint, call.signature, run.reusing
         return Request(invocation, target, arguments, call, device, key, guarded.checked)
 
@@ -223,6 +232,23 @@ class ModuleGuard:
         if guarded.target.fingerprint not in guarded.identities:
             _count_identity(guarded)
         return guarded
+
+
+def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> tuple[Any, Any]:
+    """Return a module and the function of its method that is called: its class's, or one that it has as an attribute.
+
+    Then it is part of what the module's identity describes. Any other function may be called like one.
+
+    Raises:
+        NotCovered: it is another function.
+    """
+    forward = method_of(called)
+    if type(forward) is types.MethodType and forward.__self__ is module:
+        own = (held for held in vars(module).values() if type(held) is types.MethodType)
+        by_name = inspect.getattr_static(type(module), forward.__name__, None)
+        if by_name is forward.__func__ or any(held.__func__ is forward.__func__ for held in own):
+            return module, forward.__func__
+    raise NotCovered(message("another extension runs the model by a function of its own"))
 
 
 def _count_identity(guarded: _Guarded) -> None:

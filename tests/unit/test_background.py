@@ -581,7 +581,7 @@ def test_a_process_that_dies_is_started_once_more(
         "pathlib.Path(sys.argv[2]).write_text(json.dumps({'failure': None}))\n"
     )
     background = Background("dying_worker", lambda: [str(tmp_path)])
-    assert background.start("key", Job(b"", "forward", "", {}, {}, "cpu", True, {}))
+    assert background.start("key", Job(b"", "forward", False, "", {}, {}, "cpu", True, {}))
     deadline = time.monotonic() + 60
     while background.busy():
         assert time.monotonic() < deadline

@@ -370,9 +370,12 @@ def test_the_order_of_options_does_not_matter(order: list[str], read: list[str])
     assert with_options({name: values[name] for name in order}, tuple(read)) == with_options(values, ("c", "a"))
 
 
-def test_the_order_of_arguments_and_of_keys_does_not_matter() -> None:
+def test_the_order_of_arguments_does_not_matter_and_that_of_keys_does() -> None:
     one, two = torch.zeros(1), torch.zeros(2)
-    assert signature(a=one, b={"x": one, "y": two}) == signature(b={"y": two, "x": one}, a=one)
+    assert signature(a=one, b={"x": one, "y": two}) == signature(b={"x": one, "y": two}, a=one)
+    assert signature(a=one, b={"x": one, "y": two}) != signature(b={"y": two, "x": one}, a=one)
+    backwards = split({"a": {"y": one, "x": two}})
+    assert list(backwards.rebuild(backwards.tensors)["a"]) == ["y", "x"]
 
 
 def test_the_options_themselves_are_left_alone() -> None:

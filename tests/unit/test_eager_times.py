@@ -16,6 +16,7 @@ from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
+from onediff_comfy.serving.decision import Invocation
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.executor import EAGER, CallTimes
 from onediff_comfy.serving.verification import eager_times
@@ -50,24 +51,24 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return samples
 
 
-Forward = Callable[[nn.Module, Any], Any]
+Eager = Callable[[Invocation], Any]
 
 
-def eager_calls(dispatcher: Dispatcher, calls: int, forward: Forward = Net.forward) -> list[int]:
+def eager_calls(dispatcher: Dispatcher, calls: int, eager: Eager = Invocation.eager) -> list[int]:
     """The numbers of the calls, of one run, in which the module itself ran."""
     module, ran, made = Net(), list[int](), list[int]()
 
-    def original(x: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_exporting():
-            ran.append(len(made))
-        return forward(module, x)
+    def counted(invocation: Invocation) -> Any:
+        ran.append(len(made))
+        return eager(invocation)
 
-    original.__qualname__ = "Net.forward"
     dispatcher.begin_run()
-    for _ in range(calls):
-        made.append(1)
-        x = torch.randn(2, 4)
-        torch.testing.assert_close(dispatcher(module, original, (x,), {}), module(x))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Invocation, "eager", counted)
+        for _ in range(calls):
+            made.append(1)
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
     return ran
 
 
@@ -131,11 +132,10 @@ def test_a_call_that_was_only_to_be_timed_may_run_out_of_memory(library: GraphLi
     said += [1.0] * 9
     calls: list[int] = []
 
-    def forward(module: nn.Module, x: torch.Tensor) -> Any:
-        if not torch.compiler.is_exporting():
-            calls.append(1)
-            if len(calls) > 1:
-                raise torch.OutOfMemoryError
-        return module.forward(x)  # type: ignore[operator]
+    def eager(invocation: Invocation) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError
+        return invocation.forward(*invocation.args, **invocation.kwargs)
 
-    assert eager_calls(Dispatcher("inductor", library, HOST), 50, forward) == [1, 2]
+    assert eager_calls(Dispatcher("inductor", library, HOST), 50, eager) == [1, 2]

@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import operator
+import queue
 import random
 import threading
 import weakref
@@ -663,13 +664,14 @@ def test_a_forward_that_raises_is_held_by_nothing_afterwards(capture_of: Any) ->
 
 
 def test_a_hook_that_another_thread_registers_meanwhile_stays(capture_of: Any) -> None:
-    handles = []
+    registered = queue.SimpleQueue[Any]()  # a list would be put back
 
     def body(_: Simple, x: torch.Tensor) -> torch.Tensor:
-        handles.append(module_hooks.register_module_buffer_registration_hook(lambda *_: None))
+        registered.put(module_hooks.register_module_buffer_registration_hook(lambda *_: None))
         return x
 
     capture_of(Simple(body), tensor(2, 4))
+    handles = [registered.get_nowait() for _ in range(registered.qsize())]
     try:
         assert handles and all(handle.id in module_hooks._global_buffer_registration_hooks for handle in handles)
     finally:

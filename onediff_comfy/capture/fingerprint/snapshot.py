@@ -121,8 +121,8 @@ class Snapshot:
         held, now = self._held, map(_contents, chain(self._classes, self._others))
         return not (
             self._sizes() == held.sizes
-            and all(map(_is_equal, self._now(), held.values))
-            and all(len(a) == len(b) and all(map(_is_equal, a, b)) for a, b in zip(now, held.contents, strict=True))
+            and all(map(is_equal, self._now(), held.values))
+            and all(len(a) == len(b) and all(map(is_equal, a, b)) for a, b in zip(now, held.contents, strict=True))
         )
 
     def restorer(self) -> Callable[[], None]:
@@ -261,7 +261,8 @@ def _is_same(value: Any, other: Any) -> bool:
     return value is other or (type(value) is bytes and value == other)
 
 
-def _is_equal(value: Any, other: Any) -> bool:
+def is_equal(value: Any, other: Any) -> bool:
+    """Return True if two values are one object, or the same plain value."""
     if value is other:
         return True
     return type(value) is type(other) and type(value) in PLAIN and repr(value) == repr(other)

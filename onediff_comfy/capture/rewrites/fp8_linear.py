@@ -89,8 +89,8 @@ def product() -> Callable[..., torch.Tensor]:
 
 
 def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    # Rows first: where tokens are a sum of symbols, Inductor does not see that [batch, tokens] are as many rows, and what
-    # is rounded before it is flattened takes two kernels, of 124 and 105 microseconds for 162 (Flux, activation, H200).
+    # Rows first: where tokens are a sum of symbols, Inductor does not see that [batch, tokens] are as many rows, and
+    # what is rounded before it is flattened takes two kernels, 124 and 105 microseconds for 162 (Flux, H200).
     rows = input.reshape(-1, input.shape[-1])
     (left, left_scale), (right, right_scale) = _rounded(rows), _rounded(weight)
     if bias is None:  # without one, some kernels write bfloat16 whatever is asked for (pytorch/pytorch#187569)
@@ -119,9 +119,9 @@ def _is_worth_it(input: torch.Tensor, weight: torch.Tensor) -> bool:
 def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows in float8, [rows, in], and what each is to be multiplied by, [rows, 1] in float32.
 
-    By its own scale a row's largest element is the largest number or one bit beyond, which is rounded to it: nothing has
-    to be clamped. A clamp and a division take a third of the kernel that rounds weights: 93 microseconds for 61 (H200,
-    21504 rows of 3072; benchmarks/NOTES.md, section 38).
+    By its own scale a row's largest element is the largest number or one bit beyond, which is rounded to it: nothing
+    has to be clamped. A clamp and a division take a third of the kernel that rounds weights: 93 microseconds for 61
+    (H200, 21504 rows of 3072; benchmarks/NOTES.md, section 38).
     """
     scale = rows.abs().amax(-1, keepdim=True).float().div(_LARGEST).clamp_min(_TINY)
     return (rows.float() * scale.reciprocal()).to(torch.float8_e4m3fn).contiguous(), scale

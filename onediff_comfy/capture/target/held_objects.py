@@ -6,7 +6,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +25,9 @@ _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - _DECIDING
 class AttributeGuard:
     """Compares attributes, children and hooks of layers by identity.
 
-    What changes *inside* an attribute, such as a list that is appended to, it does not see. Of SDXL's UNet it compares
-    some fifteen thousand objects at every call, so nothing here runs once for each of them in Python.
+    What changes *inside* an attribute, such as a list that is appended to, it does not see. Of weights it sees which
+    are None, and which are one object under several names; the weights themselves a graph reads at each call. Of SDXL's
+    UNet it compares some fifteen thousand objects at every call, so nothing here runs once for each of them in Python.
 
     Args:
         layers: a module and all its submodules.
@@ -44,8 +45,11 @@ class AttributeGuard:
         others: list[dict[Any, Any]] = [
             h for layer in layers for h in (layer._modules, layer._forward_hooks, layer._forward_pre_hooks)
         ]
+        weights: list[dict[str, Any]] = [h for layer in layers for h in (layer._parameters, layer._buffers)]
         self._filled = [holder for holder in others if holder]
-        self._empty = [holder for holder in others if not holder]
+        self._weights = [holder for holder in weights if holder]
+        self._empty = [holder for holder in (*others, *weights) if not holder]
+        self._ties = list(_ties(self._weights))
         # The objects and not their ids: a number that is thrown away leaves its id to the next one.
         values, counts = self._now()
         self._held = [*values], self._left_values(), counts
@@ -58,6 +62,8 @@ class AttributeGuard:
             return False
         try:
             if not all(map(operator.is_, now, values)):
+                return False
+            if self._ties and not all(first[name] is second[other] for first, name, second, other in self._ties):
                 return False
         except KeyError:  # an attribute was removed, and another added
             return False
@@ -73,12 +79,13 @@ class AttributeGuard:
     def _states_with(self, names: frozenset[str]) -> list[dict[Any, Any]]:
         return [state for state in self._states if not names.isdisjoint(state)] if names else []
 
-    def _now(self) -> tuple[Iterator[Any], tuple[int, int]]:
-        """Return what is held now, with the names of children, and of how many: a number tells of additions."""
+    def _now(self) -> tuple[Iterator[Any], tuple[int, int, bytes]]:
+        """Return what is held now, with the names of children; of how many (more tell of additions); absent weights."""
         # map(map, getters, states): of each group the values of each of its dicts, without a step in Python.
         attributes = map(map, self._getters, self._grouped)
         values = chain.from_iterable(map(chain.from_iterable, attributes))
-        counts = sum(map(len, chain.from_iterable(self._grouped))), sum(map(len, self._filled))
+        absent = bytes(map(operator.is_, chain.from_iterable(map(dict.values, self._weights)), repeat(None)))
+        counts = sum(map(len, chain.from_iterable(self._grouped))), sum(map(len, self._filled)), absent
         children = chain(chain.from_iterable(self._filled), chain.from_iterable(map(dict.values, self._filled)))
         return chain(values, children), counts
 
@@ -89,6 +96,17 @@ class AttributeGuard:
             for name, value in state.items()
             if name not in self.left or not is_tensors(value)
         ]
+
+
+def _ties(holders: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], str]]:
+    """Yield the places of each weight that has several: the first, and another."""
+    first: dict[int, tuple[dict[str, Any], str]] = {}
+    for holder in holders:
+        for name, weight in holder.items():
+            if weight is not None:
+                known, known_name = first.setdefault(id(weight), (holder, name))
+                if known is not holder or known_name != name:
+                    yield known, known_name, holder, name
 
 
 def _grouped(states: Collection[dict[Any, Any]]) -> dict[tuple[str, ...], list[dict[Any, Any]]]:

@@ -6,10 +6,12 @@ tensors that a forward only notes on itself and that nothing reads (unread_attri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect as inspect_module
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from ...messages import Message, first_line, message
 from ..fingerprint.code_ownership import HostCode
 from ..fingerprint.reachable_code import CodeReachability
-from ..fingerprint.snapshot import Snapshot
+from ..fingerprint.snapshot import Snapshot, is_equal
 from ..fingerprint.sources import Sources
 from ..fingerprint.unread_attributes import is_tensors, stored_by
 from ..fingerprint.watching_describer import WatchingDescriber
@@ -27,6 +29,7 @@ from .tensor_parts import WeightFormat, format_of
 
 NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
 """nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart."""
+_MISSING, _OF_BUFFERS = object(), frozenset(("_is_buffer", "persistent"))  # which torch.nn.Buffer notes
 
 
 class Inspected(NamedTuple):
@@ -77,6 +80,21 @@ class Seen:
         self.twice = False
         describer.snapshot.take()
         sources.take()
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[Callable[[], bool]]:
+        """Put back what changes inside of what was described, but for attributes of layers.
+
+        Yields:
+            what returns True as long as everything described holds the very objects that it held when inspected.
+        """
+        snapshot = self._describer.snapshot
+        restore = snapshot.restorer()
+        try:
+            yield snapshot.holds
+        finally:
+            if not snapshot.holds():
+                restore()
 
     def is_same(self) -> bool:
         """Return True if all of it is what it was. What cannot be looked at is not."""
@@ -185,6 +203,8 @@ def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, aside:
     yield f"\nlayer {path} {type(layer).__module__}.{type(layer).__qualname__} {layer.training}"
     attributes = vars(layer)
     for name in sorted(attributes.keys() - NOT_DESCRIBED - aside):
+        if is_equal(attributes[name], inspect_module.getattr_static(type(layer), name, _MISSING)):
+            continue  # of an object that had none of its own, and was given it back
         yield f"\n  {name} = {describer.describe(attributes[name])}"
     for name, child in layer._modules.items():
         yield f"\n  child {name} = {describer.describe(child)}"
@@ -203,6 +223,8 @@ def _weight_lines(
             else:
                 weights[id(tensor)] = f"{path}.{name}"
                 form = format_of(tensor, formats)
+                if form is None and (own := vars(tensor).keys() - _OF_BUFFERS):  # what stands in for it has none
+                    raise Indescribable(message("a weight with an attribute of its own ({name})", name=min(own)))
                 if form is None:
                     yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
                     continue

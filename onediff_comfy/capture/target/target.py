@@ -6,12 +6,16 @@ the same fingerprint. Everything else that can change what the forward computes 
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from ...messages import message
+from ..call import NotCovered
 from ..fingerprint.code_ownership import NO_HOST, HostCode
+from ..fingerprint.snapshot import is_equal
 from ..fingerprint.unread_attributes import is_tensors
 from ..values.value_text import Describer
 from .held_objects import AttributeGuard, WeightSpec, WeightTable
@@ -109,6 +113,40 @@ class Target:
             for name, value in layer.__dict__.items()
             if name not in NOT_DESCRIBED and not (name in self._inspected.left and is_tensors(value))
         }
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Put back what forwards change inside of what the layers hold and their code reaches.
+
+        Raises:
+            NotCovered: the module is another one after them. A graph would change nothing.
+        """
+        if self._inspected.seen is None:  # what could not be described is not compared
+            yield
+            return
+        with self._inspected.seen.put_back() as holds:
+            yield
+            if not holds() and self._inspect()[:2] != self._inspected[:2]:
+                raise NotCovered(message("the model's forward changes what it keeps"))
+
+    @contextlib.contextmanager
+    def attributes_unchanged(self) -> Iterator[None]:
+        """See that a forward leaves the attributes of the layers as they were, but for tensors that nothing reads.
+
+        Raises:
+            NotCovered: it set one to another value. A graph would not.
+        """
+        before = {path: (vars(layer), dict(vars(layer))) for path, layer in self.module.named_modules()}
+        yield
+        for path, (now, attributes) in before.items():
+            for name in (now.keys() | attributes.keys()) - NOT_DESCRIBED:
+                value = now.get(name)
+                unread = name in self._inspected.left and is_tensors(value)
+                if not unread and not (name in now and name in attributes and is_equal(value, attributes[name])):
+                    changed = message(
+                        "the model's forward changes attribute {name} of layer {layer}", name=name, layer=named(path)
+                    )
+                    raise NotCovered(changed)
 
     def forget_addresses(self) -> None:
         """Look at every weight again at the next call: another run begins."""

@@ -153,7 +153,7 @@ def _traced(
             rebuilt[bag] = watch.handing(_options(settings, options, rebuilt[bag], watch.raised))
         return rebuilt
 
-    wrapper = _Forward(target.module, forward, arguments, watch.forward_ended)
+    wrapper = _Forward(target, forward, arguments, watch.forward_ended)
     with settings.around(), _tracing(target, watch):
         try:
             with functions.unchanged() if functions is not None else contextlib.nullcontext():
@@ -247,7 +247,7 @@ def _exported(
         NotCovered: it draws random numbers.
     """
     sizes = (inputs.sizes,) if settings.general else None
-    with attributes_restored(target.layers):
+    with target.unchanged(), attributes_restored(target.layers):
         settings.prepare(target.layers)
         if settings.general:
             wrapper.called = keep_sizes_symbolic(target.layers, wrapper.called)
@@ -276,14 +276,15 @@ class _Forward(torch.nn.Module):
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        target: Target,
         forward: Callable[..., Any],
         arguments: Callable[..., dict[str, Any]],
         ended: Callable[[], None],
     ) -> None:
         super().__init__()
-        self.target = module
-        self.training = module.training  # of the wrapper alone: train() would set every layer's
+        self.target = target.module
+        self.training = target.module.training  # of the wrapper alone: train() would set every layer's
+        self._unchanged = target.attributes_unchanged
         self.called = forward
         self._arguments = arguments
         self.wholes: Wholes | None = None
@@ -291,7 +292,7 @@ class _Forward(torch.nn.Module):
 
     def forward(self, tensors: list[torch.Tensor]) -> Any:
         assert self.wholes is not None
-        with self.wholes.in_place():
+        with self.wholes.in_place(), self._unchanged():
             try:
                 output = self.called(**self._arguments(tensors))
                 self._ended()

@@ -98,7 +98,8 @@ class Describer:
         if kind is float:
             return f"float {value.hex()}"
         if isinstance(value, torch.Tensor):
-            return f"tensor {value.dtype} {tuple(value.shape)} {value.device.type} {tensor_digest(value)}"
+            own = f" {self.describe(vars(value))}" if vars(value) else ""
+            return f"tensor {value.dtype} {tuple(value.shape)} {value.device.type} {tensor_digest(value)}{own}"
         if isinstance(value, torch.nn.Module) and id(value) in self._layers:
             return f"layer {self._layers[id(value)]}"
         if id(value) in self._open:  # a cycle: say how far up it leads
@@ -128,7 +129,8 @@ class Describer:
         if isinstance(value, (dict, list, tuple, set, frozenset, collections.deque, types.MappingProxyType)):
             return self._container(value, kind)
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-            return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+            derived = "" if kind in (np.ndarray, value.dtype.type) else f" {_qualified(kind)}"
+            return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}{derived}"
         if kind in STATELESS:
             return f"a {_qualified(kind)}"
         if callable(value) and (text := self._function(value)) is not None:
@@ -296,16 +298,14 @@ _EMPTY = frozenset(("{}", "[]", "dict()", "list()", "set()"))
 def held_by(function: types.FunctionType) -> list[Any]:
     """What a function keeps: defaults of its parameters, and what its closure holds."""
     positional, named = _defaults(function)
-    return [*(positional or ()), *(named or {}).values(), *map(_cell_content, function.__closure__ or ())]
+    by_place = [named[name] for name in function.__code__.co_varnames if name in (named or ())]
+    return [*(positional or ()), *by_place, *map(_cell_content, function.__closure__ or ())]
 
 
 def attributes_of(function: types.FunctionType) -> list[Any]:
     """The attributes that somebody has set on a function; torch's and Python's mark theirs in their own ways."""
-    return (
-        []
-        if is_foundation(function.__module__ or "")
-        else [dict(sorted(vars(function).items()))] * bool(vars(function))
-    )
+    foreign = {} if is_foundation(function.__module__ or "") else vars(function)
+    return [dict(sorted(foreign.items()))] * bool(foreign)
 
 
 def _cell_content(cell: Any) -> Any:

@@ -15,7 +15,8 @@ def schemas_found_once() -> Iterator[None]:
     """While this thread is inside, PyTorch traces a subgraph once to see what it takes and gives, not at each call.
 
     PyTorch before 2.13 traces it anew for each of SDXL's 70 blocks, and twice over: hosts of H200s compiled it in 80 to
-    100 s with that, and take 66 to 84 without (benchmarks/NOTES.md, sections 36 to 38). Later ones note the schema by the same key, and nothing is done, as in one that has no schemas.
+    100 s with that, and take 66 to 84 without (benchmarks/NOTES.md, sections 36 to 38). Later ones note the schema by
+    the same key, and nothing is done, as in one that has no schemas.
     """
     try:
         from torch._guards import InvokeSubgraphCache

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-_PLAIN = (bool, int, float, str, type(None), tuple, torch.dtype, torch.device)
+_PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
 
 
 class ModuleImage:
@@ -87,10 +87,12 @@ class ModuleImage:
             self.put_back()
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (type(value) is dict and all(isinstance(v, _PLAIN) for v in value.values()))
-
-
 def _equal(held: Any, value: Any) -> bool:
-    """Return True if two plain values, or dicts of plain values, are of one type and equal."""
-    return type(held) is type(value) and _is_plain(held) and _is_plain(value) and bool(held == value)
+    """Return True if two values are alike, to the types and the order of all that is in them, and plain."""
+    kind = type(held)
+    if kind is not type(value):
+        return False
+    if kind is tuple or kind is dict:
+        parts = (held, value) if kind is tuple else (held.items(), value.items())
+        return len(held) == len(value) and all(map(_equal, *parts))
+    return kind in _PLAIN and repr(held) == repr(value)  # == takes 0.0 for -0.0, and what a class of its own likes

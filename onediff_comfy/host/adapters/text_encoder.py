@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
+from ...capture.parameters import OnCopies
 from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options
@@ -148,22 +148,9 @@ class _TextEncoderServer:
     ) -> Any:
         self.dispatcher.begin_run()  # a prompt is one or two calls, with whole images between it and the next
         args, kwargs = _read_arguments(method, args, kwargs)
-        return self.dispatcher(module, _on_own_tensors(method), args, kwargs)
-
-
-def _on_own_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``method`` with copies of its tensors.
-
-    Layers add to their input in place, the first one to what the caller handed in. A graph does not, and eager
-    may run on the same input after it.
-    """
-
-    @functools.wraps(method)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        return method(*args, **kwargs)
-
-    return forward
+        # Layers add to their input in place, the first one to what the caller handed in. A graph does not, and eager
+        # may run on the same input after it.
+        return self.dispatcher(module, OnCopies(method), args, kwargs)
 
 
 def _read_arguments(

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...compilation.background import Job, Outcome
-from .host_settings import take_over
+from .host_settings import take_over, take_over_numbers
 
 # Of 19. Where the image is made on the CPU too, a compiler that only gets what is left would never end.
 _NICE_BESIDE_CPU, _NICE_BESIDE_GPU = 5, 19
@@ -42,6 +42,7 @@ def run(job: Job) -> Outcome:
     from ...cache.keys import Variant, compiler
     from ...capture.call import NotCovered
     from ...capture.option_probe import OptionRead
+    from ...capture.parameters import OnCopies
     from ...capture.target.target import Target
     from ...compilation import weightless_pickle
     from ...compilation.compile_graph import Maker, TargetCall
@@ -52,6 +53,7 @@ def run(job: Job) -> Outcome:
 
     device = torch.device(job.device)
     host = host_services()
+    take_over_numbers(job.settings)
     module = weightless_pickle.from_bytes(job.module, device, host.formats, host.layer_factory)
     target = Target(module, host.code, host.formats)
     if target.fingerprint != job.fingerprint:
@@ -62,7 +64,9 @@ def run(job: Job) -> Outcome:
         if asdict(code) != job.compiler:
             return Outcome("another process would compile it for other settings")
         call = job.call()
-        what = TargetCall(target, getattr(target.module, job.forward), call, call.signature.options())
+        method = getattr(target.module, job.forward)
+        forward = OnCopies(method) if job.on_copies else method
+        what = TargetCall(target, forward, call, call.signature.options())
         Maker(engine, device, code, host).make(library(), what, job.general, show=lambda _text: None)
     except OptionRead as read:
         return Outcome(None, option=read.name)

@@ -11,13 +11,12 @@ def settings() -> dict[str, Any]:
     import torch
     from comfy.cli_args import args
 
-    from ...cache.keys import attention_kernels
+    from ...cache import numeric_settings
 
     return {
         "args": dict(vars(args)),
         "threads": torch.get_num_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "attention": attention_kernels(),
+        "numeric": numeric_settings.values(),
     }
 
 
@@ -28,6 +27,11 @@ def take_over(values: Mapping[str, Any]) -> None:
 
     vars(args).update(values["args"])
     torch.set_num_threads(values["threads"])  # kernels for a CPU are compiled for this number of threads
-    torch.set_float32_matmul_precision(values["matmul_precision"])
-    for kernel, allowed in values["attention"].items():
-        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(allowed)
+    take_over_numbers(values)
+
+
+def take_over_numbers(values: Mapping[str, Any]) -> None:
+    """Apply those of another process's settings that decide on numbers. The host sets some when it is imported."""
+    from ...cache import numeric_settings
+
+    numeric_settings.apply(values["numeric"])

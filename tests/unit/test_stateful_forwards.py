@@ -1,0 +1,149 @@
+"""target.py and trace_forward.py: a forward that keeps something from call to call is no graph's, and is not disturbed.
+
+A trace runs a forward once. What it counts meanwhile is put back, and what stands in for tensors does not stay behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.dispatcher import Dispatcher
+
+HOST = HostServices(
+    identity="host",
+    options_name="transformer_options",
+    capture_options={},
+    check_interrupted=lambda: None,
+    refuse=lambda _layers: None,
+)
+COUNTED = {"calls": 0}
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Scaled(nn.Module):
+    """Each call gives more than the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.begin()
+
+    def begin(self) -> None:
+        """As a new process would."""
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        return self.linear(x) * (1 + 0.1 * self.counted())
+
+    def counted(self) -> int:
+        raise NotImplementedError
+
+
+class ByAttribute(Scaled):
+    def begin(self) -> None:
+        self.calls = 0
+
+    def counted(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class ByDict(Scaled):
+    """As extensions that leave out steps do."""
+
+    def begin(self) -> None:
+        self.state = {"calls": 0}
+
+    def counted(self) -> int:
+        self.state["calls"] += 1
+        return self.state["calls"]
+
+
+class ByObject(Scaled):
+    def begin(self) -> None:
+        self.counter = Counter()
+
+    def counted(self) -> int:
+        self.counter.calls += 1
+        return self.counter.calls
+
+
+class ByVariable(Scaled):
+    def begin(self) -> None:
+        COUNTED["calls"] = 0
+
+    def counted(self) -> int:
+        COUNTED["calls"] += 1
+        return COUNTED["calls"]
+
+
+class KeepingTensor(Scaled):
+    def begin(self) -> None:
+        self.state = {"before": torch.zeros(2, 4)}
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        self.state["before"] = self.linear(x) + 0.5 * self.state["before"]
+        return self.state["before"]
+
+
+def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [call(x) for _ in range(3)]
+
+
+@pytest.mark.parametrize("kind", [ByAttribute, ByDict, ByObject, ByVariable, KeepingTensor])
+def test_what_a_forward_counts_goes_on(kind: type[Scaled]) -> None:
+    """In a first process and in one that finds what the first has made and proved."""
+    module, x, library = kind(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
+    expected = _three(module, x)
+    for _process in range(2):
+        module.begin()
+        dispatcher = Dispatcher("eager", library, HOST)
+        for turn, call in enumerate(_three(lambda x: dispatcher(module, module.forward, (x,), {}), x)):  # noqa: B023
+            torch.testing.assert_close(call, expected[turn])
+        torch.testing.assert_close(_three(module, x)[0], _three_after(kind, module, x))
+    assert any("changes" in reason for reason in library.metrics.snapshot()["fallbacks"])
+
+
+def _three_after(kind: type[Scaled], module: Scaled, x: torch.Tensor) -> torch.Tensor:
+    """Return what a module gives after three calls, if it was called by nobody else."""
+    alone = kind()
+    alone.linear = module.linear
+    _three(alone, x)
+    return _three(alone, x)[0]
+
+
+class Remembering(nn.Module):
+    """Fills a table once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(4, 4), dict[int, torch.Tensor]()
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        if x.shape[1] not in self.table:
+            self.table[x.shape[1]] = torch.arange(x.shape[1]) * 0.1
+        return self.linear(x) + self.table[x.shape[1]]
+
+
+def test_a_table_that_is_filled_once_is_served_when_it_is_full() -> None:
+    module, x, library = Remembering(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
+    dispatcher = Dispatcher("eager", library, HOST)
+    for _run in range(3):
+        dispatcher.begin_run()
+        with torch.no_grad():
+            output = dispatcher(module, module.forward, (x,), {})
+        assert type(module.table[4]) is torch.Tensor, "what stood in for it stayed behind"
+        torch.testing.assert_close(output, module.linear(x) + module.table[4])
+    assert library.metrics.snapshot()["served"] == 2
