@@ -19,6 +19,7 @@ from torch import nn
 from onediff_comfy import engines
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.export import Capture
+from onediff_comfy.capture.parameters import OnCopies
 from onediff_comfy.compilation.background import Background, Job, Outcome
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
@@ -454,6 +455,23 @@ def test_where_it_cannot_be_done_in_the_background_nobody_waits(library: GraphLi
     reason = "it cannot be compiled in the background (another process sees other code); choose compile: wait"
     assert snapshot["fallbacks"][reason] >= 1
     assert shown[-1] == f"not accelerated: {reason}"
+
+
+def test_what_is_called_with_copies_of_its_tensors_is_compiled_in_another_process_too(library: GraphLibrary) -> None:
+    """As text encoders are, whose layers write to their input."""
+    jobs: list[Job] = []
+
+    class Kept(OfAnyKind):
+        def start(self, key: str, job: Job) -> bool:
+            jobs.append(job)
+            return super().start(key, job)
+
+    library.background = Kept()
+    module, x = Net(), torch.randn(2, 4)
+    dispatcher = Dispatcher("eager", library, HOST, options=Options(compile="background"))
+    for forward in (OnCopies(module.forward), module.forward):
+        torch.testing.assert_close(dispatcher(module, forward, (x,), {}), module(x))
+    assert [(job.forward, job.on_copies) for job in jobs] == [("forward", True)]
 
 
 def test_an_engine_whose_graphs_are_not_kept_starts_no_other_process(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -294,6 +295,37 @@ def test_torchs_numeric_settings_are_in_the_environment(name: str) -> None:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced
         torch.use_deterministic_algorithms(False)
     assert compiler(EagerEngine(), CPU) == before
+
+
+@pytest.mark.parametrize("place", ["", "cuda.matmul", "cudnn.conv"])
+def test_settings_by_their_newer_names_are_in_the_environment_and_are_taken_over(place: str) -> None:
+    """After one of them PyTorch raises where it is asked by the older names."""
+    script = f"""
+import functools, torch
+from onediff_comfy.cache import numeric_settings
+if not hasattr(torch.backends, "fp32_precision"):
+    print("older")
+    raise SystemExit
+before = numeric_settings.described()
+place = functools.reduce(getattr, filter(None, {place!r}.split(".")), torch.backends)
+place.fp32_precision = "ieee" if place.fp32_precision == "tf32" else "tf32"
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+torch.use_deterministic_algorithms(True)
+now, values = numeric_settings.described(), numeric_settings.values()
+assert {{name for name in now if now[name] != before[name]}} == set(now), (before, now)
+place.fp32_precision = "none"
+torch.backends.cuda.enable_flash_sdp(True)
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+torch.use_deterministic_algorithms(False)
+numeric_settings.apply(values)
+assert numeric_settings.described() == now, (now, numeric_settings.described())
+print("same")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() in ("same", "older"), done.stderr
 
 
 def test_which_attention_kernels_are_allowed_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from torch import nn
 
 from onediff_comfy.cache.call_index import reader_of
 from onediff_comfy.cache.memory import GraphCache
-from onediff_comfy.capture.call import split
+from onediff_comfy.capture.call import NotCovered, split
+from onediff_comfy.capture.parameters import OnCopies
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
@@ -47,6 +50,43 @@ def test_each_of_two_requests_learns_what_the_other_found_to_be_read() -> None:
     for made in (first, second):
         assert "scale" in str(guard.up_to_date(made).call.signature.structure)
     assert request().key == guard.up_to_date(first).key != first.key
+
+
+def test_only_a_method_of_the_module_is_served() -> None:
+    """Whatever else is called like it is no part of what the module's identity describes."""
+    library, module, x = GraphLibrary(GraphCache(1 << 30), Metrics()), Net(), torch.ones(1)
+    run = RunContext(RunReport(Metrics(), library.metrics, lambda _kind, _signature: None))
+    guard = ModuleGuard(library, HOST)
+
+    def request(forward: Any) -> Request:
+        return guard.request(Invocation(module, forward, (x, {}), {}), run)
+
+    def scaled(x: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+        return module.forward(x, options) * 1.2
+
+    own = request(module.forward)
+    assert request(OnCopies(module.forward)).key == own.key
+    for other in (functools.wraps(module.forward)(scaled), Net().forward, functools.partial(module.forward)):
+        with pytest.raises(NotCovered, match="function of its own"):
+            request(other)
+        with pytest.raises(NotCovered, match="function of its own"):
+            request(OnCopies(other))
+    module.forward = types.MethodType(lambda self, x, options: x * 2, module)  # type: ignore[method-assign]
+    guard.begin_run()
+    with pytest.raises(NotCovered, match="replaced"):
+        request(module.forward)
+
+
+def test_where_another_dtype_is_the_usual_one_no_graph_answers() -> None:
+    library, module = GraphLibrary(GraphCache(1 << 30), Metrics()), Net()
+    run = RunContext(RunReport(Metrics(), library.metrics, lambda _kind, _signature: None))
+    guard = ModuleGuard(library, HOST)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(NotCovered, match="default dtype"):
+            guard.request(Invocation(module, module.forward, (torch.ones(1), {}), {}), run)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def late(x: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:

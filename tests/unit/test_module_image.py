@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
@@ -73,6 +77,25 @@ def test_equal_numbers_of_another_type_are_others() -> None:
     assert type(shown.image.scale) is int
     shown.show(Scaled(True, "a"))
     assert shown.image.scale is True
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1, 2.0), (1, 2)),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({"low": 1}, {"low": True}),
+        (0.0, -0.0),
+        ((Fraction(1, 2),), (Fraction(1, 2),)),
+    ],
+)
+def test_what_only_compares_equal_is_another_value(before: Any, after: Any) -> None:
+    first, second = Scaled(1.0, "a"), Scaled(1.0, "a")
+    first.value, second.value = before, after
+    shown = ModuleImage(first)
+    shown.show()
+    shown.show(second)
+    assert shown.image.value is after
 
 
 def test_an_equal_dict_is_no_other_one_and_each_module_keeps_its_own() -> None:

@@ -472,6 +472,66 @@ def test_weights_may_be_replaced_at_any_call() -> None:
     assert target.guard_holds()
 
 
+def test_which_weights_there_are_is_noticed_at_the_next_call() -> None:
+    """A graph takes those that were there when it was captured."""
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), nn.Linear(2, 2))
+    net[2].weight = net[1].weight
+    net[2].register_buffer("table", None)
+    changes: list[Callable[[], Any]] = [
+        lambda: setattr(net[0], "bias", nn.Parameter(torch.ones(2))),
+        lambda: setattr(net[0], "bias", None),
+        lambda: setattr(net[2], "table", torch.ones(2)),
+        lambda: setattr(net[2], "weight", nn.Parameter(torch.ones(2, 2))),
+        lambda: net[0].register_buffer("other", torch.ones(1)),
+    ]
+    for change in changes:
+        target = Target(net)
+        assert target.guard_holds()
+        change()
+        assert not target.guard_holds()
+        assert not target.is_current()
+
+
+def test_either_place_of_a_tied_weight_is_noticed() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[1].weight = net[0].weight
+    target = Target(net)
+    net[0].weight = nn.Parameter(torch.ones(2, 2))
+    assert not target.guard_holds()
+    net[1].weight = net[0].weight
+    assert target.guard_holds() and target.is_current(), "tied again, to another weight"
+
+
+def test_an_attribute_of_a_weight_is_refused_for_no_trace_would_see_it() -> None:
+    net = Net()
+    target = Target(net)
+    net.conv.weight.gain = 2.0  # type: ignore[attr-defined]
+    assert not target.is_current()
+    refusal = Target(net).refusal
+    assert refusal is not None and "gain" in refusal
+    assert Target(nn.Sequential(nn.Linear(2, 2))).refusal is None
+
+
+def test_an_attribute_that_says_what_its_class_says_counts_as_none() -> None:
+    """ComfyUI notes so that weights are not offloaded any more."""
+    net, noted, other = Classy(), Classy(), Classy()
+    noted.cast, other.cast = False, True
+    target = Target(noted)
+    assert target.fingerprint == Target(net).fingerprint != Target(other).fingerprint
+    noted.cast = 0  # type: ignore[assignment]
+    assert not target.is_current()
+
+
+class Classy(nn.Linear):
+    cast = False
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if self.cast else 1)
+
+
 def test_an_equal_attribute_is_looked_at_once() -> None:
     net = Net()
     target = Target(net)

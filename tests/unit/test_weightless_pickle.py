@@ -69,6 +69,17 @@ def test_classes_of_layers_that_a_function_made_are_made_again() -> None:
     assert Target(read).fingerprint == Target(model).fingerprint
 
 
+ACTIVATIONS = {"doubled": lambda x: x * 2, "halved": lambda x: x / 2}
+
+
+def test_a_function_without_a_name_is_found_in_its_table() -> None:
+    """ComfyUI's text encoders have their activations so."""
+    model = nn.Linear(2, 2)
+    model.activation = ACTIVATIONS["halved"]
+    read: Any = from_bytes(to_bytes(model), torch.device("cpu"))
+    assert read.activation is ACTIVATIONS["halved"]
+
+
 def test_what_another_process_cannot_have_is_said() -> None:
     model = nn.Linear(2, 2)
     model.function = lambda: None
