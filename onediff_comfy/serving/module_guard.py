@@ -16,10 +16,10 @@ import torch.utils._pytree as pytree
 from torch.utils._device import DeviceContext
 
 from ..cache.call_index import reader_of
-from ..capture.call import Call, NotCovered, bind, split
+from ..capture.call import Call, ChangesState, NotCovered, bind, split
 from ..capture.handed_over import Functions
 from ..capture.parameters import method_of
-from ..capture.target.target import Target
+from ..capture.target.target import KeepsState, Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
 from ..messages import Message, message
@@ -28,6 +28,7 @@ from .decision import Invocation, Request
 from .function_lifter import FunctionLifter
 from .run import RunContext
 
+_MOST_STATEFUL = 3  # a table that is filled once makes one
 _MOST_MODULES = 256  # of one object: blocks, a text encoder's stacks, a GPU's copy each, a ControlLora's pool
 
 
@@ -47,6 +48,23 @@ class _Read:
 
 
 @dataclass
+class _Identities:
+    """What a module has been.
+
+    Attributes:
+        known: fingerprints.
+        stateful: those of them as which its forward changed what it keeps.
+        last_known: attributes, of the last identity that was allowed.
+        changing: what changed since.
+    """
+
+    known: set[str] = field(default_factory=set)
+    stateful: set[str] = field(default_factory=set)
+    last_known: dict[tuple[str, str], str] = field(default_factory=dict)
+    changing: tuple[Target, Message] | None = None
+
+
+@dataclass
 class _Guarded:
     """A module that was seen."""
 
@@ -57,9 +75,7 @@ class _Guarded:
     method: tuple[Any, Any] | None = None  # that was called: it is the module's own
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
     read_with_functions: _Read | None = None  # by the call before, if it had some
-    identities: set[str] = field(default_factory=set)
-    last_known: dict[tuple[str, str], str] = field(default_factory=dict)  # attributes, of the last identity allowed
-    changing: tuple[Target, Message] | None = None  # what changed since
+    identities: _Identities = field(default_factory=_Identities)
 
 
 class ModuleGuard:
@@ -162,6 +178,15 @@ class ModuleGuard:
         """Lift functions of this code no more: they change what they keep."""
         self._lifter.give_up(functions)
 
+    def learn(self, request: Request, refusal: ChangesState | KeepsState) -> None:
+        """Note what a trace has shown: that functions change what they hold, or a module's own forward what it keeps."""
+        guarded = self._guarded.get(id(request.invocation.module))
+        if isinstance(refusal, ChangesState):
+            if request.call.functions is not None:
+                self.give_up(request.call.functions)
+        elif guarded is not None:
+            guarded.identities.stateful.add(request.target.fingerprint)
+
     def end_run(self) -> None:
         """Hold no functions any more that this run did not have."""
         self._lifter.end_run()
@@ -229,8 +254,12 @@ class ModuleGuard:
         if guarded.target.refusal is not None:
             raise NotCovered(guarded.target.refusal)
         guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
-        if guarded.target.fingerprint not in guarded.identities:
-            _count_identity(guarded)
+        if (
+            len(guarded.identities.stateful) >= _MOST_STATEFUL
+        ):  # to trace it once more for each image would hold up each
+            raise NotCovered(message("the model's forward changes what it keeps"))
+        if guarded.target.fingerprint not in guarded.identities.known:
+            _count_identity(guarded.target, guarded.identities)
         return guarded
 
 
@@ -251,32 +280,30 @@ def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> tuple[An
     raise NotCovered(message("another extension runs the model by a function of its own"))
 
 
-def _count_identity(guarded: _Guarded) -> None:
+def _count_identity(target: Target, identities: _Identities) -> None:
     """Note that a module has another identity.
 
     Raises:
         NotCovered: it has had too many.
     """
-    target = guarded.target
-    if len(guarded.identities) >= MOST_IDENTITIES:
-        raise NotCovered(_what_changes(guarded))
-    guarded.identities.add(target.fingerprint)
-    if len(guarded.identities) == MOST_IDENTITIES:
-        guarded.last_known = target.attributes()
+    if len(identities.known) >= MOST_IDENTITIES:
+        raise NotCovered(_what_changes(target, identities))
+    identities.known.add(target.fingerprint)
+    if len(identities.known) == MOST_IDENTITIES:
+        identities.last_known = target.attributes()
 
 
-def _what_changes(guarded: _Guarded) -> Message:
+def _what_changes(target: Target, identities: _Identities) -> Message:
     """Say why a module that had the most identities has another one again."""
-    target = guarded.target
-    if guarded.changing is None or guarded.changing[0] is not target:
-        before, now = guarded.last_known, target.attributes()
+    if identities.changing is None or identities.changing[0] is not target:
+        before, now = identities.last_known, target.attributes()
         changed = [place for place in now | before if now.get(place) != before.get(place)]
         reason = message("its code, layers or weights change again and again")
         if changed:
             layer, name = changed[0]
             reason = message("attribute {name} of layer {layer} changes again and again", name=name, layer=layer)
-        guarded.changing = target, reason
-    return guarded.changing[1]
+        identities.changing = target, reason
+    return identities.changing[1]
 
 
 _SEES_ALL = (torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks)

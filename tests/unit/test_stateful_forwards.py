@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation import compile_graph
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
@@ -25,6 +26,7 @@ HOST = HostServices(
     refuse=lambda _layers: None,
 )
 COUNTED = {"calls": 0}
+calls = 0
 
 
 class Counter:
@@ -88,6 +90,32 @@ class ByVariable(Scaled):
         return COUNTED["calls"]
 
 
+class ByGlobal(Scaled):
+    def begin(self) -> None:
+        global calls
+        calls = 0
+
+    def counted(self) -> int:
+        global calls
+        calls += 1
+        return calls
+
+
+class ByClosure(Scaled):
+    def begin(self) -> None:
+        calls = 0
+
+        def count() -> int:
+            nonlocal calls
+            calls += 1
+            return calls
+
+        self.count = count
+
+    def counted(self) -> int:
+        return self.count()
+
+
 class KeepingTensor(Scaled):
     def begin(self) -> None:
         self.state = {"before": torch.zeros(2, 4)}
@@ -102,7 +130,7 @@ def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
         return [call(x) for _ in range(3)]
 
 
-@pytest.mark.parametrize("kind", [ByAttribute, ByDict, ByObject, ByVariable, KeepingTensor])
+@pytest.mark.parametrize("kind", [ByAttribute, ByDict, ByObject, ByVariable, ByGlobal, ByClosure, KeepingTensor])
 def test_what_a_forward_counts_goes_on(kind: type[Scaled]) -> None:
     """In a first process and in one that finds what the first has made and proved."""
     module, x, library = kind(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
@@ -147,3 +175,20 @@ def test_a_table_that_is_filled_once_is_served_when_it_is_full() -> None:
         assert type(module.table[4]) is torch.Tensor, "what stood in for it stayed behind"
         torch.testing.assert_close(output, module.linear(x) + module.table[4])
     assert library.metrics.snapshot()["served"] == 2
+
+
+def test_what_counts_in_every_image_is_not_traced_in_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, trace = list[str](), compile_graph.capture
+
+    def noted(target: Any, *arguments: Any) -> Any:
+        traced.append(target.fingerprint)
+        return trace(target, *arguments)
+
+    monkeypatch.setattr(compile_graph, "capture", noted)
+    module, x, library = ByDict(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
+    dispatcher = Dispatcher("eager", library, HOST)
+    for _run in range(8):
+        dispatcher.begin_run()
+        with torch.no_grad():
+            dispatcher(module, module.forward, (x,), {})
+    assert len(set(traced)) == 3, "a table that is filled once makes one"

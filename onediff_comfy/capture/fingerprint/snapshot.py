@@ -153,6 +153,20 @@ class Snapshot:
 
         return restore
 
+    def numbers_restorer(self) -> Callable[[], None]:
+        """Return what puts back plain values of variables and closures alone: what is imported meanwhile stays."""
+        cells = [(cell, value) for cell in self._cells if type(value := _in_cell(cell)) in PLAIN]
+        found = ((scope, name, scope.get(name, _MISSING)) for scope, name in self._variables)
+        variables = [(scope, name, value) for scope, name, value in found if type(value) in PLAIN]
+
+        def restore() -> None:
+            for cell, value in cells:
+                cell.cell_contents = value
+            for scope, name, value in variables:
+                scope[name] = value
+
+        return restore
+
     def _sizes(self) -> list[int]:
         return [*map(len, self._dicts), *map(len, self._sequences)]
 

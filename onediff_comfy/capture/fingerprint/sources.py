@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from ..values.code_values import functions_in
@@ -74,6 +75,10 @@ class Sources:
     def hold(self) -> bool:
         """Return True if all that was met and read is what it was."""
         return self._snapshot.holds()
+
+    def restorer(self) -> Callable[[], None]:
+        """Return what puts back numbers that code counts with: variables and closures."""
+        return self._snapshot.numbers_restorer()
 
     def _item(self, holder: Any, key: Any) -> None:
         """Watch what an item of a container is."""

@@ -89,12 +89,13 @@ class Seen:
             what returns True as long as everything described holds the very objects that it held when inspected.
         """
         snapshot = self._describer.snapshot
-        restore = snapshot.restorer()
+        restore, restore_variables = snapshot.restorer(), self._sources.restorer()
         try:
-            yield snapshot.holds
+            yield lambda: snapshot.holds() and self._sources.hold()
         finally:
             if not snapshot.holds():
                 restore()
+            restore_variables()
 
     def is_same(self) -> bool:
         """Return True if all of it is what it was. What cannot be looked at is not."""

@@ -25,6 +25,10 @@ from .tensor_parts import TensorSubclasses, WeightFormat
 _FORMATS = (TensorSubclasses(),)
 
 
+class KeepsState(NotCovered):
+    """The module's own forward changes what it keeps from call to call. A graph would not."""
+
+
 class Target:
     """A module seen as code plus weights.
 
@@ -119,7 +123,7 @@ class Target:
         """Put back what forwards change inside of what the layers hold and their code reaches.
 
         Raises:
-            NotCovered: the module is another one after them. A graph would change nothing.
+            KeepsState: the module is another one after them.
         """
         if self._inspected.seen is None:  # what could not be described is not compared
             yield
@@ -127,14 +131,14 @@ class Target:
         with self._inspected.seen.put_back() as holds:
             yield
             if not holds() and self._inspect()[:2] != self._inspected[:2]:
-                raise NotCovered(message("the model's forward changes what it keeps"))
+                raise KeepsState(message("the model's forward changes what it keeps"))
 
     @contextlib.contextmanager
     def attributes_unchanged(self) -> Iterator[None]:
         """See that a forward leaves the attributes of the layers as they were, but for tensors that nothing reads.
 
         Raises:
-            NotCovered: it set one to another value. A graph would not.
+            KeepsState: it set one to another value.
         """
         before = {path: (vars(layer), dict(vars(layer))) for path, layer in self.module.named_modules()}
         yield
@@ -146,7 +150,7 @@ class Target:
                     changed = message(
                         "the model's forward changes attribute {name} of layer {layer}", name=name, layer=named(path)
                     )
-                    raise NotCovered(changed)
+                    raise KeepsState(changed)
 
     def forget_addresses(self) -> None:
         """Look at every weight again at the next call: another run begins."""

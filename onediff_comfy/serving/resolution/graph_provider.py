@@ -13,6 +13,7 @@ from ...cache.call_index import reader_of
 from ...capture.call import ChangesState, NotCovered
 from ...capture.handed_over import Functions
 from ...capture.option_probe import OptionRead
+from ...capture.target.target import KeepsState
 from ...compilation import weightless_pickle
 from ...compilation.background import Background
 from ...compilation.compile_graph import HostServices, Maker, TargetCall
@@ -131,9 +132,8 @@ class GraphProvider:
                 if found is not None:
                     return found
                 continue
-            except ChangesState:
-                if call.functions is not None:
-                    self._guard.give_up(call.functions)
+            except (ChangesState, KeepsState) as refusal:
+                self._guard.learn(request, refusal)
                 raise
             if made is None:
                 return None
