@@ -27,9 +27,7 @@ Structure = tuple[Any, ...]
 
 # Whether an option's value is None can be seen without reading it, so it counts as part of the name.
 _IS_NONE = "=None"
-
 _FUNCTION = "function"
-
 # An argument that a probe stands for. The word is part of keys on disk, so it stays.
 _PROBED = "withheld"
 
@@ -152,6 +150,7 @@ class _Splitter:
     tensors: list[torch.Tensor] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
     functions: list[tuple[str, Any]] = field(default_factory=list)
+    reordered: bool = False
 
     def split(self, value: Any, path: str) -> Structure:
         kind = type(value)
@@ -189,9 +188,9 @@ class _Splitter:
         )
 
     def _dict(self, value: dict[Any, Any], path: str) -> Structure:
-        # In its own order, which code that goes through it sees.
-        items = value.items()
-        return ("dict", tuple((_dict_key(key, path), self.split(part, f"{path}.{key}")) for key, part in items))
+        keys = sorted(value, key=lambda key: repr(_dict_key(key, path)))
+        self.reordered = self.reordered or keys != list(value)
+        return ("dict", tuple((_dict_key(key, path), self.split(value[key], f"{path}.{key}")) for key in keys))
 
 
 def _dict_key(key: Any, path: str) -> Any:
@@ -289,8 +288,7 @@ def split(
     """
     splitter, children, probed = _Splitter(), [], []
     plain = dict(arguments)
-    names: list[str] = []
-    probes_numbers = False
+    names, probes_numbers = list[str](), False
     if options_name is not None and plain.get(options_name) is not None:
         options, probes_numbers = plain[options_name], True
         for name, value in options.items():
@@ -309,7 +307,9 @@ def split(
                 children.append((name, splitter.split(value, name)))
     except RecursionError:
         raise NotCovered(message("the arguments hold something that contains itself")) from None
-    signature = Signature(function, ("dict", (*children, *probed)), tuple(splitter.specs), tuple(sorted(names)))
+    structure: Structure = ("dict", (*children, *probed))
+    structure = in_order(structure, {name: plain[name] for name, _ in structure[1]}) if splitter.reordered else structure
+    signature = Signature(function, structure, tuple(splitter.specs), tuple(sorted(names)))
     if lift is not None and splitter.functions:
         return _with_functions(signature, splitter, plain, lambda functions: lift(functions, options))
     return Call(signature, tuple(splitter.tensors))

@@ -139,7 +139,7 @@ def source_of(value: Any) -> str:
 def in_order(structure: Any, value: Any) -> Any:
     """Return a structure (see ``call``) whose dicts are in the order that they have in ``value``.
 
-    Functions may go through them. In keys of calls without functions they are sorted.
+    Whoever is handed one may go through it.
     """
     kind = structure[0]
     if kind == "dict":

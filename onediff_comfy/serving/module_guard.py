@@ -179,7 +179,7 @@ class ModuleGuard:
         self._lifter.give_up(functions)
 
     def learn(self, request: Request, refusal: ChangesState | KeepsState) -> None:
-        """Note what a trace has shown: that functions change what they hold, or a module's own forward what it keeps."""
+        """Note what a trace has shown: functions change what they hold, or a module's own forward what it keeps."""
         guarded = self._guarded.get(id(request.invocation.module))
         if isinstance(refusal, ChangesState):
             if request.call.functions is not None:
@@ -254,9 +254,7 @@ class ModuleGuard:
         if guarded.target.refusal is not None:
             raise NotCovered(guarded.target.refusal)
         guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
-        if (
-            len(guarded.identities.stateful) >= _MOST_STATEFUL
-        ):  # to trace it once more for each image would hold up each
+        if len(guarded.identities.stateful) >= _MOST_STATEFUL:  # or each image would wait for another trace
             raise NotCovered(message("the model's forward changes what it keeps"))
         if guarded.target.fingerprint not in guarded.identities.known:
             _count_identity(guarded.target, guarded.identities)

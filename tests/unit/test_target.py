@@ -479,7 +479,6 @@ def test_which_weights_there_are_is_noticed_at_the_next_call() -> None:
     net[2].register_buffer("table", None)
     changes: list[Callable[[], Any]] = [
         lambda: setattr(net[0], "bias", nn.Parameter(torch.ones(2))),
-        lambda: setattr(net[0], "bias", None),
         lambda: setattr(net[2], "table", torch.ones(2)),
         lambda: setattr(net[2], "weight", nn.Parameter(torch.ones(2, 2))),
         lambda: net[0].register_buffer("other", torch.ones(1)),

@@ -25,9 +25,9 @@ _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - _DECIDING
 class AttributeGuard:
     """Compares attributes, children and hooks of layers by identity.
 
-    What changes *inside* an attribute, such as a list that is appended to, it does not see. Of weights it sees which
-    are None, and which are one object under several names; the weights themselves a graph reads at each call. Of SDXL's
-    UNet it compares some fifteen thousand objects at every call, so nothing here runs once for each of them in Python.
+    What changes *inside* an attribute, such as a list that is appended to, it does not see. Of weights it sees that one
+    is no longer None, or one object under several names; all others a graph reads at each call. Of SDXL's UNet it
+    compares some fifteen thousand objects at every call, so nothing here runs once for each of them in Python.
 
     Args:
         layers: a module and all its submodules.
@@ -49,7 +49,8 @@ class AttributeGuard:
         self._filled = [holder for holder in others if holder]
         self._weights = [holder for holder in weights if holder]
         self._empty = [holder for holder in (*others, *weights) if not holder]
-        self._ties = list(_ties(self._weights))
+        absent = [(holder, name) for holder in self._weights for name, weight in holder.items() if weight is None]
+        self._absent_and_ties = [held for held, _ in absent], [name for _, name in absent], list(_ties(self._weights))
         # The objects and not their ids: a number that is thrown away leaves its id to the next one.
         values, counts = self._now()
         self._held = [*values], self._left_values(), counts
@@ -63,7 +64,10 @@ class AttributeGuard:
         try:
             if not all(map(operator.is_, now, values)):
                 return False
-            if self._ties and not all(first[name] is second[other] for first, name, second, other in self._ties):
+            holders, names, ties = self._absent_and_ties
+            if not all(map(operator.is_, map(operator.getitem, holders, names), repeat(None))):
+                return False
+            if ties and not all(first[name] is second[other] for first, name, second, other in ties):
                 return False
         except KeyError:  # an attribute was removed, and another added
             return False
@@ -79,13 +83,13 @@ class AttributeGuard:
     def _states_with(self, names: frozenset[str]) -> list[dict[Any, Any]]:
         return [state for state in self._states if not names.isdisjoint(state)] if names else []
 
-    def _now(self) -> tuple[Iterator[Any], tuple[int, int, bytes]]:
-        """Return what is held now, with the names of children; of how many (more tell of additions); absent weights."""
+    def _now(self) -> tuple[Iterator[Any], tuple[int, int, int]]:
+        """Return what is held now, with the names of children, and how many: a number tells of additions."""
         # map(map, getters, states): of each group the values of each of its dicts, without a step in Python.
         attributes = map(map, self._getters, self._grouped)
         values = chain.from_iterable(map(chain.from_iterable, attributes))
-        absent = bytes(map(operator.is_, chain.from_iterable(map(dict.values, self._weights)), repeat(None)))
-        counts = sum(map(len, chain.from_iterable(self._grouped))), sum(map(len, self._filled)), absent
+        attributes_held = sum(map(len, chain.from_iterable(self._grouped)))
+        counts = attributes_held, sum(map(len, self._filled)), sum(map(len, self._weights))
         children = chain(chain.from_iterable(self._filled), chain.from_iterable(map(dict.values, self._filled)))
         return chain(values, children), counts
 
