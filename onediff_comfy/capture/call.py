@@ -308,7 +308,7 @@ def split(
     except RecursionError:
         raise NotCovered(message("the arguments hold something that contains itself")) from None
     structure: Structure = ("dict", (*children, *probed))
-    structure = in_order(structure, {name: plain[name] for name, _ in structure[1]}) if splitter.reordered else structure
+    structure = in_order(structure, {n: plain[n] for n, _ in structure[1]}) if splitter.reordered else structure
     signature = Signature(function, structure, tuple(splitter.specs), tuple(sorted(names)))
     if lift is not None and splitter.functions:
         return _with_functions(signature, splitter, plain, lambda functions: lift(functions, options))

@@ -32,12 +32,14 @@ class Invocation:
         forward: the host's own code: the fallback, and the reference.
         args: of the call.
         kwargs: likewise.
+        method: of the module's, where ``forward`` is a function of ours around it.
     """
 
     module: torch.nn.Module
     forward: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    method: Callable[..., Any] | None = None
 
     def eager(self) -> Any:
         """Return what the host's own code gives."""

@@ -330,11 +330,9 @@ class Dispatcher:
         outcome = self._server.attempt(invocation, self._run)
         return outcome.value if isinstance(outcome, Output) else invocation.eager()
 
-    def attempt(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Output | Eager:
-        """Return ``forward(*args, **kwargs)`` from a compiled graph, or why none serves it; the caller has to, then."""
-        return self._server.attempt(Invocation(module, forward, args, kwargs), self._run)
+    def attempt(self, invocation: Invocation) -> Output | Eager:
+        """Return what an invocation gives from a compiled graph, or why none serves it; the caller has to, then."""
+        return self._server.attempt(invocation, self._run)
 
     @property
     def calls(self) -> int:

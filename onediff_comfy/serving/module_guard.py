@@ -119,7 +119,7 @@ class ModuleGuard:
         if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
         target = guarded.target
-        forward = invocation.forward
+        forward = invocation.method or invocation.forward
         if type(forward) is not types.MethodType or (forward.__self__, forward.__func__) != guarded.method:
             guarded.method = _own_method(forward, invocation.module)
         if not guarded.accepted or any(guarded.watched):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...capture.call import NotCovered
-from ...serving.decision import Output, search_failed
+from ...serving.decision import Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
 from ..weights.residency import StreamedModules, kind_of
@@ -104,7 +104,7 @@ class BlockServer:
                 log.debug("a block's weights could not be brought", exc_info=True)
                 raise NotCovered(search_failed(error)) from error
             on_image = call.telling(image.forward)
-            outcome = self._dispatcher.attempt(image, on_image, (), call.arguments)
+            outcome = self._dispatcher.attempt(Invocation(image, on_image, (), call.arguments, image.forward))
             if not isinstance(outcome, Output):
                 return image.forward(*args, **kwargs)
             told, is_due = outcome.value, self._check.is_due(block, streamed.is_changed(block))

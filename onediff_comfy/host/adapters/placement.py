@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 from ...capture.call import NotCovered
 from ...messages import message
 from ...runtime.device_memory import kept_free
-from ...serving.decision import Output
+from ...serving.decision import Invocation, Output
 from ...serving.dispatcher import Dispatcher
 from ..process.device_reserve import kept_by_host
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
@@ -132,7 +132,7 @@ class ModelServer:
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
         is_due = self._check.is_due(module, changed)
         trial = functools.partial(on_image, *_copied(args), **_copied(kwargs)) if is_due else None
-        outcome = self._dispatcher.attempt(image, on_image, args, kwargs)
+        outcome = self._dispatcher.attempt(Invocation(image, on_image, args, kwargs))
         if not isinstance(outcome, Output):
             return forward(*args, **kwargs)
         if trial is None:

@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
 from ...messages import message
-from ...serving.decision import Output
+from ...serving.decision import Invocation, Output
 from ...serving.dispatcher import Dispatcher
 from .functional_call import FunctionalCall
 from .skeleton import Skeleton
@@ -84,7 +84,8 @@ class PieceServer:
                 )
                 self._dispatcher.passed_by(image, reason, expected=True)
                 return None
-            outcome = self._dispatcher.attempt(image, call.telling(forward), (), call.arguments)
+            invocation = Invocation(image, call.telling(forward), (), call.arguments, forward)
+            outcome = self._dispatcher.attempt(invocation)
             return Output(call.completed(outcome.value)) if isinstance(outcome, Output) else None
         except NotCovered as refusal:
             self._dispatcher.passed_by(image, refusal.reason)
