@@ -38,7 +38,7 @@ class Inspected(NamedTuple):
     Attributes:
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
-        left: names of attributes that are no part of it, because nothing reads them.
+        left: names of attributes that are no part of it, because nothing reads them; some may not be there yet.
         seen: all that was looked at, unless there is a refusal.
     """
 
@@ -164,6 +164,8 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
             aside = [attribute for attribute in aside if attribute[1] not in read]
             reached.follow()
         reached.follow()
+        noted = {name for name in stored if not any(name in layer.__dict__ for layer in layers.values())}
+        noted -= _read_of(noted, reached, describer, lines)  # by the first call, for nobody
         lines += [f"\n{line}" for line in reached.identity.sorted()]
         if reached.identity.refusal is not None:
             return Inspected("", reached.identity.refusal)
@@ -171,7 +173,7 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
         return Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     seen = Seen(layers, of_weights, describer, reached.sources, formats)
-    return Inspected(digest, None, frozenset(name for _, name, _ in aside), seen)
+    return Inspected(digest, None, frozenset((*noted, *(name for _, name, _ in aside))), seen)
 
 
 def _cannot_be_part(path: str, error: Exception) -> Message:
