@@ -152,6 +152,29 @@ def _three_after(kind: type[Scaled], module: Scaled, x: torch.Tensor) -> torch.T
     return _three(alone, x)[0]
 
 
+class Noting(nn.Module):
+    """As Cosmos Predict2 does it: each call leaves something on the module that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        self.noted_for_nobody = [x]
+        return self.linear(x)
+
+
+def test_what_a_first_call_notes_for_nobody_keeps_no_graph_away() -> None:
+    module, x, library = Noting(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
+    dispatcher = Dispatcher("eager", library, HOST)
+    for _run in range(2):
+        dispatcher.begin_run()
+        with torch.no_grad():
+            torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module.linear(x))
+    snapshot = library.metrics.snapshot()
+    assert (snapshot["captured"], snapshot["served"], snapshot["fallbacks"]) == (1, 2, {})
+
+
 class Remembering(nn.Module):
     """Fills a table once."""
 
