@@ -26,7 +26,7 @@ def described() -> dict[str, str]:
     return {
         "tf32": ",".join(map(str, now["tf32"].values())),
         "reduced_precision": reduced,
-        "deterministic": str(now["deterministic"]),
+        "deterministic": str(bool(now["deterministic"])),
         "attention": f"{now['attention']},{os.environ.get('TORCH_CUDNN_SDPA_PREFERRED')}",
     }
 
@@ -37,7 +37,7 @@ def values() -> dict[str, Any]:
     return {
         "tf32": _tf32(),
         "reduced": {name: getattr(matmul, name) for name in _REDUCED if hasattr(matmul, name)},
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic": torch.get_deterministic_debug_mode(),
         "attention": {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION_KERNELS},
     }
 
@@ -53,7 +53,7 @@ def apply(settings: Mapping[str, Any]) -> None:
             setattr(_backend(place), _FP32_PRECISION, precision)
     for name, allowed in settings["reduced"].items():
         setattr(torch.backends.cuda.matmul, name, allowed)
-    torch.use_deterministic_algorithms(settings["deterministic"])
+    torch.set_deterministic_debug_mode(settings["deterministic"])
     for kernel, allowed in settings["attention"].items():
         getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(allowed)
 

@@ -47,7 +47,7 @@ class NotCovered(Exception):
 
 
 class ChangesState(NotCovered):
-    """Functions that a call hands over change what they hold, so no graph can stand for them, whatever it is."""
+    """Functions that a call hands over, or the target, change what they hold: no graph can stand for that."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class _Guarded:
     options_read: frozenset[str] = frozenset()  # as far as is known
     checked: bool = False  # in this run
     accepted: bool = False  # by the host, with the attributes that its layers have
-    method: tuple[Any, Any] | None = None  # that was called: it is the module's own
+    method: Callable[..., Any] | None = None  # the function of a method that was called: it is the module's own
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
     read_with_functions: _Read | None = None  # by the call before, if it had some
     identities: _Identities = field(default_factory=_Identities)
@@ -119,9 +119,9 @@ class ModuleGuard:
         if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
         target = guarded.target
-        forward = invocation.method or invocation.forward
-        if type(forward) is not types.MethodType or (forward.__self__, forward.__func__) != guarded.method:
-            guarded.method = _own_method(forward, invocation.module)
+        called, own = invocation.method or invocation.forward, guarded.method
+        if type(called) is not types.MethodType or called.__self__ is not target.module or called.__func__ is not own:
+            guarded.method = _own_method(called, target.module)
         if not guarded.accepted or any(guarded.watched):
             self._host.refuse(target.layers)
             guarded.accepted, guarded.watched = True, self._host.watched(target.layers)
@@ -178,14 +178,13 @@ class ModuleGuard:
         """Lift functions of this code no more: they change what they keep."""
         self._lifter.give_up(functions)
 
-    def learn(self, request: Request, refusal: ChangesState | KeepsState) -> None:
+    def learn(self, request: Request, refusal: ChangesState) -> None:
         """Note what a trace has shown: functions change what they hold, or a module's own forward what it keeps."""
         guarded = self._guarded.get(id(request.invocation.module))
-        if isinstance(refusal, ChangesState):
-            if request.call.functions is not None:
-                self.give_up(request.call.functions)
-        elif guarded is not None:
+        if isinstance(refusal, KeepsState) and guarded is not None:
             guarded.identities.stateful.add(request.target.fingerprint)
+        elif not isinstance(refusal, KeepsState) and request.call.functions is not None:
+            self.give_up(request.call.functions)
 
     def end_run(self) -> None:
         """Hold no functions any more that this run did not have."""
@@ -261,8 +260,8 @@ class ModuleGuard:
         return guarded
 
 
-def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> tuple[Any, Any]:
-    """Return a module and the function of its method that is called: its class's, or one that it has as an attribute.
+def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
+    """Return the function of the module's method that is called: its class's, or one that it has as an attribute.
 
     Then it is part of what the module's identity describes. Any other function may be called like one.
 
@@ -274,7 +273,7 @@ def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> tuple[An
         own = (held for held in vars(module).values() if type(held) is types.MethodType)
         by_name = inspect.getattr_static(type(module), forward.__name__, None)
         if by_name is forward.__func__ or any(held.__func__ is forward.__func__ for held in own):
-            return module, forward.__func__
+            return forward.__func__
     raise NotCovered(message("another extension runs the model by a function of its own"))
 
 

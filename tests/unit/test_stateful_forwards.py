@@ -11,20 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.compilation import compile_graph
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
-from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 
-HOST = HostServices(
-    identity="host",
-    options_name="transformer_options",
-    capture_options={},
-    check_interrupted=lambda: None,
-    refuse=lambda _layers: None,
-)
+HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 COUNTED = {"calls": 0}
 calls = 0
 
@@ -131,9 +123,9 @@ def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", [ByAttribute, ByDict, ByObject, ByVariable, ByGlobal, ByClosure, KeepingTensor])
-def test_what_a_forward_counts_goes_on(kind: type[Scaled]) -> None:
+def test_what_a_forward_counts_goes_on(kind: type[Scaled], library: GraphLibrary) -> None:
     """In a first process and in one that finds what the first has made and proved."""
-    module, x, library = kind(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
+    module, x = kind(), torch.randn(2, 4)
     expected = _three(module, x)
     for _process in range(2):
         module.begin()
@@ -152,6 +144,13 @@ def _three_after(kind: type[Scaled], module: Scaled, x: torch.Tensor) -> torch.T
     return _three(alone, x)[0]
 
 
+def _image(dispatcher: Dispatcher, module: Any, x: torch.Tensor) -> Any:
+    """A run of one call."""
+    dispatcher.begin_run()
+    with torch.no_grad():
+        return dispatcher(module, module.forward, (x,), {})
+
+
 class Noting(nn.Module):
     """As Cosmos Predict2 does it: each call leaves something on the module that nothing reads."""
 
@@ -164,13 +163,11 @@ class Noting(nn.Module):
         return self.linear(x)
 
 
-def test_what_a_first_call_notes_for_nobody_keeps_no_graph_away() -> None:
-    module, x, library = Noting(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
+def test_what_a_first_call_notes_for_nobody_keeps_no_graph_away(library: GraphLibrary) -> None:
+    module, x = Noting(), torch.randn(2, 4)
     dispatcher = Dispatcher("eager", library, HOST)
     for _run in range(2):
-        dispatcher.begin_run()
-        with torch.no_grad():
-            torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module.linear(x))
+        torch.testing.assert_close(_image(dispatcher, module, x), module.linear(x))
     snapshot = library.metrics.snapshot()
     assert (snapshot["captured"], snapshot["served"], snapshot["fallbacks"]) == (1, 2, {})
 
@@ -188,19 +185,19 @@ class Remembering(nn.Module):
         return self.linear(x) + self.table[x.shape[1]]
 
 
-def test_a_table_that_is_filled_once_is_served_when_it_is_full() -> None:
-    module, x, library = Remembering(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
+def test_a_table_that_is_filled_once_is_served_when_it_is_full(library: GraphLibrary) -> None:
+    module, x = Remembering(), torch.randn(2, 4)
     dispatcher = Dispatcher("eager", library, HOST)
     for _run in range(3):
-        dispatcher.begin_run()
-        with torch.no_grad():
-            output = dispatcher(module, module.forward, (x,), {})
+        output = _image(dispatcher, module, x)
         assert type(module.table[4]) is torch.Tensor, "what stood in for it stayed behind"
         torch.testing.assert_close(output, module.linear(x) + module.table[4])
     assert library.metrics.snapshot()["served"] == 2
 
 
-def test_what_counts_in_every_image_is_not_traced_in_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_counts_in_every_image_is_not_traced_in_every_image(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     traced, trace = list[str](), compile_graph.capture
 
     def noted(target: Any, *arguments: Any) -> Any:
@@ -208,10 +205,7 @@ def test_what_counts_in_every_image_is_not_traced_in_every_image(monkeypatch: py
         return trace(target, *arguments)
 
     monkeypatch.setattr(compile_graph, "capture", noted)
-    module, x, library = ByDict(), torch.randn(2, 4), GraphLibrary(GraphCache(1 << 30), Metrics())
-    dispatcher = Dispatcher("eager", library, HOST)
+    module, x, dispatcher = ByDict(), torch.randn(2, 4), Dispatcher("eager", library, HOST)
     for _run in range(8):
-        dispatcher.begin_run()
-        with torch.no_grad():
-            dispatcher(module, module.forward, (x,), {})
-    assert len(set(traced)) == 3, "a table that is filled once makes one"
+        _image(dispatcher, module, x)
+    assert len(traced) == 3 == len(set(traced)), "a table that is filled once makes one"

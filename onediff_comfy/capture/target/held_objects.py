@@ -6,7 +6,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, repeat, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +50,7 @@ class AttributeGuard:
         self._weights = [holder for holder in weights if holder]
         self._empty = [holder for holder in (*others, *weights) if not holder]
         absent = [(holder, name) for holder in self._weights for name, weight in holder.items() if weight is None]
-        self._absent_and_ties = [held for held, _ in absent], [name for _, name in absent], list(_ties(self._weights))
+        self._absent_and_ties = absent, list(_ties(self._weights))
         # The objects and not their ids: a number that is thrown away leaves its id to the next one.
         values, counts = self._now()
         self._held = [*values], self._left_values(), counts
@@ -64,8 +64,8 @@ class AttributeGuard:
         try:
             if not all(map(operator.is_, now, values)):
                 return False
-            holders, names, ties = self._absent_and_ties
-            if not all(map(operator.is_, map(operator.getitem, holders, names), repeat(None))):
+            absent, ties = self._absent_and_ties
+            if not all(map(operator.is_, starmap(operator.getitem, absent), repeat(None))):
                 return False
             if ties and not all(first[name] is second[other] for first, name, second, other in ties):
                 return False

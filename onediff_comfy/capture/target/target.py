@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from ...messages import message
-from ..call import NotCovered
+from ..call import ChangesState
 from ..fingerprint.code_ownership import NO_HOST, HostCode
 from ..fingerprint.snapshot import is_equal
 from ..fingerprint.unread_attributes import is_tensors
@@ -25,7 +25,7 @@ from .tensor_parts import TensorSubclasses, WeightFormat
 _FORMATS = (TensorSubclasses(),)
 
 
-class KeepsState(NotCovered):
+class KeepsState(ChangesState):
     """The module's own forward changes what it keeps from call to call. A graph would not."""
 
 
@@ -136,6 +136,8 @@ class Target:
     @contextlib.contextmanager
     def attributes_unchanged(self) -> Iterator[None]:
         """See that a forward leaves the attributes of the layers as they were, but for tensors that nothing reads.
+
+        Enter it within the trace: at its end torch.export puts attributes back by itself, and there is nothing to see.
 
         Raises:
             KeepsState: it set one to another value.

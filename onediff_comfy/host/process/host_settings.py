@@ -27,11 +27,10 @@ def take_over(values: Mapping[str, Any]) -> None:
 
     vars(args).update(values["args"])
     torch.set_num_threads(values["threads"])  # kernels for a CPU are compiled for this number of threads
-    take_over_numbers(values)
 
 
 def take_over_numbers(values: Mapping[str, Any]) -> None:
-    """Apply those of another process's settings that decide on numbers. The host sets some when it is imported."""
+    """Apply those that decide on numbers. Call it once the host is imported, which sets some of them itself."""
     from ...cache import numeric_settings
 
     numeric_settings.apply(values["numeric"])

@@ -13,7 +13,6 @@ from ...cache.call_index import reader_of
 from ...capture.call import ChangesState, NotCovered
 from ...capture.handed_over import Functions
 from ...capture.option_probe import OptionRead
-from ...capture.target.target import KeepsState
 from ...compilation import weightless_pickle
 from ...compilation.background import Background
 from ...compilation.compile_graph import HostServices, Maker, TargetCall
@@ -132,7 +131,7 @@ class GraphProvider:
                 if found is not None:
                     return found
                 continue
-            except (ChangesState, KeepsState) as refusal:
+            except ChangesState as refusal:
                 self._guard.learn(request, refusal)
                 raise
             if made is None:

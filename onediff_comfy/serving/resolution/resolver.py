@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from ...cache.keys import LOSSLESS, Variant
-from ...capture.call import NotCovered, Signature
+from ...capture.call import ChangesState, NotCovered, Signature
 from ...compilation.compile_graph import HostServices, Maker
 from ...compilation.graph_builder import Pending
 from ...compilation.library import GraphLibrary
@@ -206,7 +206,7 @@ class Resolver:
         try:
             made = self.sources.provider.made(request, maker, True, run)
         except NotCovered as refusal:
-            if maker.variant != LOSSLESS:
+            if maker.variant != LOSSLESS or isinstance(refusal, ChangesState):  # nor is there one for these sizes
                 raise
             log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
             self._only_exact.add((fingerprint, signature.any_sizes()))
