@@ -359,12 +359,28 @@ def test_the_kernel_is_as_exact_as_the_norm_and_the_rotation(
     scales = [(torch.rand(width, device="cuda") + 0.5).to(dtype) for _ in range(2)]
     if axis == 1:
         by = by.transpose(1, 2)
-    found = torch.compile(norm_rope(), fullgraph=True)([text, image], scales, [1e-6, 1e-6], by, axis)
-    normed = [F.rms_norm(p.double(), (width,), s.double(), 1e-6) for p, s in zip((text, image), scales, strict=True)]
+    parts, eps = (text, image), (1e-6, 0.5)
+    found = torch.compile(norm_rope(), fullgraph=True)([*parts], scales, [*eps], by, axis)
+    normed = [F.rms_norm(p.double(), (width,), s.double(), e) for p, s, e in zip(parts, scales, eps, strict=True)]
     exact = rotated(torch.cat(normed, axis), by.double())
     separately = rotated(
-        torch.cat([F.rms_norm(p, (width,), s, 1e-6) for p, s in zip((text, image), scales, strict=True)], axis), by
+        torch.cat([F.rms_norm(p, (width,), s, e) for p, s, e in zip(parts, scales, eps, strict=True)], axis), by
     )
     assert found.dtype == dtype and found.shape == whole.shape
     error, allowed = (float((each.double() - exact).abs().max()) for each in (found, separately))
     assert error <= 1.5 * allowed + 1e-6
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_kernel_finds_tokens_beyond_what_32_bits_count() -> None:
+    """As a video's, whose query, key and value are views of one tensor."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    apart = (1 << 30) + 64
+    memory = torch.zeros(2 * apart + HEADS * WIDTH, device="cuda", dtype=torch.bfloat16)
+    tokens = memory.as_strided((1, 3, HEADS, WIDTH), (3 * apart, apart, WIDTH, 1)).normal_()
+    scale, by = torch.ones(WIDTH, device="cuda", dtype=torch.bfloat16), rotations(3, device="cuda").transpose(1, 2)
+    found = torch.compile(norm_rope(), fullgraph=True)([tokens], [scale], [1e-6], by, 1)
+    expected = norm_rope()([tokens.cpu().contiguous()], [scale.cpu()], [1e-6], by.cpu(), 1)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-2, atol=1e-2)
