@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dev.environment import comfyui_path
 from dev.host import HostError
 from tools.workflows import Workflow, text_to_image
 
@@ -47,18 +46,21 @@ class Model:
     """What is sampled.
 
     Attributes:
-        file: in models/checkpoints (tiny) or models/diffusion_models.
+        family: in benchmarks/models.py, and the name of its file in models/diffusion_models.
         conditioning: inputs of TinyConditioning.
         cfg: the guidance scale.
         size: of an image's sides, in pixels.
-        whole: the file is a checkpoint.
     """
 
-    file: str
+    family: str
     conditioning: Mapping[str, int]
     cfg: float
     size: int
-    whole: bool = False
+
+    @property
+    def file(self) -> str:
+        """Return the name of the file with its weights."""
+        return f"{self.family}.safetensors"
 
     def workflow(self, seed: int, steps: int, engine: str | None = "inductor", gpus: int = 1) -> Workflow:
         """Text to image without its picture: the latent is saved."""
@@ -74,11 +76,10 @@ class Model:
             save_latent=True,
         )
         del made["decode"], made["save"]
-        if not self.whole:
-            made["loader"] = {
-                "class_type": "UNETLoader",
-                "inputs": {"unet_name": self.file, "weight_dtype": "default"},
-            }
+        made["loader"] = {
+            "class_type": "UNETLoader",
+            "inputs": {"unet_name": self.file, "weight_dtype": "default"},
+        }
         if gpus > 1:
             source = made["sampler"]["inputs"]["model"]
             made["split"] = {"class_type": "MultiGPU_WorkUnits", "inputs": {"model": source, "max_gpus": gpus}}
@@ -87,26 +88,28 @@ class Model:
 
 
 _REAL = {
-    "sdxl": Model("sdxl.safetensors", {"tokens": 77, "dim": 2048, "pooled_dim": 1280}, 7.0, 1024),
-    "sd15": Model("sd15.safetensors", {"tokens": 77, "dim": 768, "pooled_dim": 0}, 7.0, 512),
+    "sdxl": Model("sdxl", {"tokens": 77, "dim": 2048, "pooled_dim": 1280}, 7.0, 1024),
+    "sd15": Model("sd15", {"tokens": 77, "dim": 768, "pooled_dim": 0}, 7.0, 512),
 }
 _TINY = {
-    "sdxl": Model("sd15_min.safetensors", {"tokens": 77, "dim": 768, "pooled_dim": 0}, 7.0, 128, whole=True),
-    "sd15": Model("flux_min.safetensors", {"tokens": 77, "dim": 64, "pooled_dim": 32}, 1.0, 128, whole=True),
+    "sdxl": Model("tiny_unet", {"tokens": 77, "dim": 768, "pooled_dim": 0}, 7.0, 128),
+    "sd15": Model("tiny", {"tokens": 16, "dim": 64, "pooled_dim": 32}, 1.0, 128),
 }
 
 # Weights are made by a process of its own: it uses a GPU, and is gone when the workers come.
 _WEIGHTS = """
 import sys
 from pathlib import Path
+folder, *names = sys.argv[1:]  # the host takes them away
 from benchmarks.host import start_host
 start_host()
 import torch
 from safetensors.torch import save_file
 from benchmarks.models import FAMILIES, random_weights
-for name in sys.argv[2:]:
-    weights = {key: weight.cpu() for key, weight in random_weights(FAMILIES[name], torch.device("cuda"))}
-    save_file(weights, Path(sys.argv[1]) / f"{name}.safetensors", metadata={"format": "pt"})
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+for name in names:
+    weights = {key: weight.cpu() for key, weight in random_weights(FAMILIES[name], device)}
+    save_file(weights, Path(folder) / f"{name}.safetensors", metadata={"format": "pt"})
 """
 _ENVIRONMENT = """
 import json
@@ -349,7 +352,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fleet-") as name, ThreadPoolExecutor(64) as threads:
         folder = Path(name)
         furnish(folder)
-        models = _tiny_models(folder) if options.cpu else _real_models(folder)
+        models = _TINY if options.cpu else _REAL
+        families = [model.family for model in models.values()]
+        _python(_WEIGHTS, str(folder / "base" / "models" / "diffusion_models"), *families)
         store = (folder / "store").as_uri()
         machines = []
         gateway = GatewayProcess(folder)
@@ -398,19 +403,6 @@ def _options() -> argparse.Namespace:
 def _python(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def _real_models(folder: Path) -> Mapping[str, Model]:
-    _python(_WEIGHTS, str(folder / "base" / "models" / "diffusion_models"), *_REAL)
-    return _REAL
-
-
-def _tiny_models(folder: Path) -> Mapping[str, Model]:
-    from tools.models.checkpoints import ensure_checkpoints
-
-    names = [model.file.removesuffix(".safetensors") for model in _TINY.values()]
-    ensure_checkpoints(comfyui_path(), folder / "base" / "models" / "checkpoints", names)
-    return _TINY
 
 
 if __name__ == "__main__":

@@ -161,6 +161,5 @@ def furnish(folder: Path) -> None:
     packs.mkdir(parents=True)
     for name, path in ((PACK_NAME, repository()), ("tiny_nodes", repository() / "tests" / "host" / "tiny_nodes")):
         (packs / name).symlink_to(path, target_is_directory=True)
-    for name in ("checkpoints", "diffusion_models"):
-        (folder / "base" / "models" / name).mkdir(parents=True)
+    (folder / "base" / "models" / "diffusion_models").mkdir(parents=True)
     KeyRing(folder / "keys").make("the benchmark's")

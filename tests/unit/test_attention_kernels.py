@@ -58,14 +58,14 @@ def test_wide_attention_is_no_worse_than_the_kernel_it_replaces(dtype: torch.dty
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [9, 16384])
-def test_wide_attention_of_few_and_many_tokens(dtype: torch.dtype, tokens: int) -> None:
-    """Shares of the softmax are rounded to 16 bits, and here they are large or below float16's normal numbers.
-
-    Seen on an H200: 1.14 times eager's error at most.
-    """
-    error, eagers = _errors_of_wide_attention(dtype, tokens)
-    assert error <= 1.2 * eagers
+@pytest.mark.parametrize("tokens", [9, 1000, 16384])
+def test_wide_attention_is_off_by_what_16_bits_cost(dtype: torch.dtype, tokens: int) -> None:
+    """Shares of the softmax are rounded to 16 bits, large ones and those below float16's normal numbers; so are sums."""
+    query, key, value = (torch.randn(1, 1, tokens, 512, dtype=dtype, device="cuda") for _ in range(3))
+    shares = (query.double() @ key.double().mT * 512**-0.5).softmax(-1)
+    rounded = (shares.to(dtype).double() @ value.double()).to(dtype)
+    exact = shares @ value.double()
+    assert (attention.attention(query, key, value) - exact).norm() <= 1.1 * (rounded - exact).norm()
 
 
 @pytest.mark.gpu

@@ -379,7 +379,7 @@ def test_the_kernel_finds_tokens_beyond_what_32_bits_count() -> None:
     torch.compiler.reset()
     apart = (1 << 30) + 64
     memory = torch.zeros(2 * apart + HEADS * WIDTH, device="cuda", dtype=torch.bfloat16)
-    tokens = memory.as_strided((1, 3, HEADS, WIDTH), (3 * apart, apart, WIDTH, 1)).normal_()
+    tokens = memory.as_strided((1, 3, HEADS, WIDTH), (WIDTH, apart, WIDTH, 1)).normal_()
     scale, by = torch.ones(WIDTH, device="cuda", dtype=torch.bfloat16), rotations(3, device="cuda").transpose(1, 2)
     found = torch.compile(norm_rope(), fullgraph=True)([tokens], [scale], [1e-6], by, 1)
     expected = norm_rope()([tokens.cpu().contiguous()], [scale.cpu()], [1e-6], by.cpu(), 1)
