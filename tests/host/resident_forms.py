@@ -238,6 +238,24 @@ def on_another_gpu() -> dict[str, Any]:
         "loads": loads["MODEL"],
         "resident": not any("_v" in vars(layer) for layer in now.model.modules()),
         "of_the_split": getattr(now, "is_multigpu_base_clone", not hasattr(output, "is_multigpu_base_clone")),
+        "found_again": one_to_the_host(now, output),
+    }
+
+
+def one_to_the_host(patcher: Any, another: Any) -> bool:
+    """Whether a split over GPUs takes a patcher for another's on a GPU; True where the host knows no such split."""
+    known = hasattr(patcher, "clone_base_uuid")
+    return not known or bool(patcher.clone_base_uuid == another.clone_base_uuid)
+
+
+def clones_to_the_host() -> dict[str, Any]:
+    """Whom a split over GPUs takes for one another: clones of an accelerated MODEL, and not that and its source."""
+    loader = dynamic("MODEL", Counter())
+    first, second = accelerate(loader, "eager"), accelerate(with_lora(loader, 0.8), "eager")
+    knows_splits = hasattr(loader, "clone_base_uuid")
+    return {
+        "accelerated": one_to_the_host(first, second) and one_to_the_host(first, first.clone()),
+        "and_its_source": knows_splits and one_to_the_host(first, loader),
     }
 
 
@@ -332,6 +350,7 @@ def main() -> None:
             "the_while_passes": lambda: the_while_passes(None),
             "dynamic_model_goes": dynamic_model_goes,
             "on_another_gpu": on_another_gpu,
+            "clones_to_the_host": clones_to_the_host,
             "leftovers": leftovers,
             "VAE": vaes,
             "CLIP": clips,

@@ -61,7 +61,12 @@ def test_it_goes_with_the_dynamic_model(found: dict[str, Any]) -> None:
 
 
 def test_a_model_on_another_gpu_has_one_too_and_stays_what_the_host_takes_it_for(found: dict[str, Any]) -> None:
-    assert found["on_another_gpu"] == {"loads": 1, "resident": True, "of_the_split": True}
+    assert found["on_another_gpu"] == {"loads": 1, "resident": True, "of_the_split": True, "found_again": True}
+
+
+def test_a_split_over_gpus_of_the_dynamic_model_does_not_take_its_resident_form(found: dict[str, Any]) -> None:
+    """ComfyUI's thread for prompts ended where one workflow split an accelerated MODEL, and the next one its source."""
+    assert found["clones_to_the_host"] == {"accelerated": True, "and_its_source": False}
 
 
 def test_nothing_is_left_on_what_the_host_gave_us(found: dict[str, Any]) -> None:

@@ -56,9 +56,24 @@ def resident_on_other_gpus(patcher: Any) -> int:
     """
     others = patcher.get_additional_models_with_key(_ON_OTHER_GPUS)
     if any(map(_fetches_weights, others)):
-        found = [resident_clone(other, "MODEL") if _fetches_weights(other) else other for other in others]
-        patcher.set_additional_models(_ON_OTHER_GPUS, [new or old for new, old in zip(found, others, strict=True)])
+        patcher.set_additional_models(_ON_OTHER_GPUS, [_resident_beside(patcher, other) for other in others])
     return len(others)
+
+
+def _resident_beside(patcher: Any, other: Any) -> Any:
+    """Return a resident clone of a model on another GPU, which the host finds for the next split of ``patcher``."""
+    resident = resident_clone(other, "MODEL") if _fetches_weights(other) else other
+    if resident is None:
+        return other
+    if not is_dynamic(patcher):
+        _join_clones(resident, patcher)
+    return resident
+
+
+def _join_clones(patcher: Any, another: Any) -> None:
+    """Have the host take two patchers for clones of one model, which MultiGPU CFG Split looks for on other GPUs."""
+    if hasattr(another, "clone_base_uuid"):  # since the host has that node
+        patcher.clone_base_uuid = another.clone_base_uuid
 
 
 def _fetches_weights(patcher: Any) -> bool:
@@ -90,6 +105,9 @@ def resident_clone(patcher: Any, kind: str) -> Any | None:
     # The host manages memory through the parent once a clone is gone. The dynamic patcher could not: it has
     # another model. And whoever clones the clone holds the base by this.
     clone.parent = base
+    # Not a clone of the dynamic patcher to the host: that would take it for its own on another GPU, and the server's
+    # thread for prompts ends where it expects a model in Dynamic VRAM.
+    _join_clones(clone, base)
     clone.hook_backup = base.hook_backup  # original weights too, which the host's clone() leaves with the dynamic model
     weakref.finalize(clone, _ResidentForm.outlive, weakref.ref(form)).atexit = False
     return clone
