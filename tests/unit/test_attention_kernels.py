@@ -60,7 +60,7 @@ def test_wide_attention_is_no_worse_than_the_kernel_it_replaces(dtype: torch.dty
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [9, 1000, 16384])
 def test_wide_attention_is_off_by_what_16_bits_cost(dtype: torch.dtype, tokens: int) -> None:
-    """Shares of the softmax are rounded to 16 bits, large ones and those below float16's normal numbers; so are sums."""
+    """Shares of the softmax are rounded to 16 bits, large ones and those below float16's normal ones; so are sums."""
     query, key, value = (torch.randn(1, 1, tokens, 512, dtype=dtype, device="cuda") for _ in range(3))
     shares = (query.double() @ key.double().mT * 512**-0.5).softmax(-1)
     rounded = (shares.to(dtype).double() @ value.double()).to(dtype)
