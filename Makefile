@@ -32,7 +32,7 @@ help:
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
 	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, the coverage matrix (each patch with each family"
-	@echo "             and engine), and the releases of PyTorch that people have"
+	@echo "             and engine), planted errors, and the releases of PyTorch that people have"
 	@echo "make test-quick, test-families, test-coverage, test-torches, test-oneflow, test-fleet   each by itself"
 	@echo "make bench   every measurement, one file and one table (needs an NVIDIA GPU with 80 GB, and half an hour)"
 	@echo "make lint    ruff and mypy"
@@ -72,6 +72,7 @@ test-fleet: setup
 test-all: test
 	$(PYTEST_SPREAD) -m slow
 	@$(ENV_PYTHON) -m dev.oneflow_environment --test --slow
+	$(ENV_PYTHON) -m tools.planted_errors --cpu
 	$(MAKE) test-families test-coverage test-torches
 
 test-families: setup

@@ -32,6 +32,12 @@ def test_wide_attention_is_attention(
     assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
 
 
+def test_the_kernel_holds_a_row_whole() -> None:
+    for columns in (1, 9, 16, 17, 77, 1000, 1024, 1025, 16384, 16385, 1 << 16):
+        block = attention._block_of(columns)
+        assert max(columns, 16) <= block < max(2 * columns, 32) and block.bit_count() == 1
+
+
 @pytest.mark.parametrize("heads_last", [False, True])
 def test_wide_attention_is_an_operator_that_can_be_traced(heads_last: bool) -> None:
     shapes = [(1, size, 2, 512) if heads_last else (1, 2, size, 512) for size in (5, 7, 7)]
@@ -58,7 +64,7 @@ def test_wide_attention_is_no_worse_than_the_kernel_it_replaces(dtype: torch.dty
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [9, 1000, 16384])
+@pytest.mark.parametrize("tokens", [9, 1025, 16384])
 def test_wide_attention_is_off_by_what_16_bits_cost(dtype: torch.dtype, tokens: int) -> None:
     """Shares of the softmax are rounded to 16 bits, large ones and those below float16's normal ones; so are sums."""
     query, key, value = (torch.randn(1, 1, tokens, 512, dtype=dtype, device="cuda") for _ in range(3))

@@ -140,6 +140,11 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.bmm(left.float(), right.float())
 
 
+def _block_of(columns: int) -> int:
+    """Return how many numbers a kernel holds that holds a row: a power of two."""
+    return max(16, 1 << (columns - 1).bit_length())
+
+
 def _softmax(scores: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """Return softmax(scale · scores) along the last axis in ``dtype``; the scores may be written to.
 
@@ -152,7 +157,7 @@ def _softmax(scores: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Te
     from .kernels import softmax_kernel
 
     found = torch.empty_like(scores, dtype=dtype)
-    block = max(16, 1 << (columns - 1).bit_length())
+    block = _block_of(columns)
     # By address: what is allocated in a recording lies nowhere yet, see triton_launch.py.
     softmax_kernel[(scores.numel() // columns,)](
         scores.data_ptr(),
