@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...buckets import BucketSet
@@ -240,8 +239,8 @@ class ForwardWrapper:
 class _ApplyWrapper:
     """Serve diffusion models whose forward asks for no wrappers, around the host's ``apply_model``.
 
-    The first call of a module shows if its forward does; it runs as the host would run it. If it does not reach our
-    wrapper, all later calls go to a passing copy of the host's model object that holds a proxy of the diffusion model.
+    The first call of a module shows if its forward does; the host runs it, once and on its own arguments, for code that
+    nodes put into the model may count. If it does not reach our wrapper, all later calls go to a passing copy of the host's model object that holds a proxy of the diffusion model.
     The object itself, which other clones share, keeps its own. Like ``ForwardWrapper`` this replaces the bottom of the
     stack of wrappers.
     """
@@ -262,11 +261,12 @@ class _ApplyWrapper:
             if module in reached_by:
                 return method(*inner_args, **inner_kwargs)
             if id(module) not in self._stand_ins:
-                # On copies: what a forward changes in its arguments must not be changed twice.
-                output = method(*_copied(inner_args), **_copied(inner_kwargs))
-                if module in reached_by:
-                    return output
-                self._stand_ins[id(module)] = ModuleProxy(module, self._around_forward.serve, ("forward",))
+                output = method(*inner_args, **inner_kwargs)
+                if module not in reached_by:
+                    self._stand_ins[id(module)] = ModuleProxy(module, self._around_forward.serve, ("forward",))
+                    first = message("the first call of a model of this kind is ComfyUI's")
+                    self._around_forward.dispatcher.passed_by(module, first, expected=True)
+                return output
             return method.__func__(_holding(model, self._stand_ins[id(module)]), *inner_args, **inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
@@ -290,10 +290,6 @@ class _ApplyWrapper:
                 ),
             )
         return output
-
-
-def _copied(arguments: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
 
 
 def _holding(model: Any, diffusion_model: ModuleProxy) -> Any:
