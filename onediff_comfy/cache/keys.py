@@ -155,6 +155,16 @@ class CallKey:
         return _digest("call", [self.target, self.signature.lines(), self.host, asdict(self.compiler)])
 
 
+def asker(target: str, signature: Signature) -> int:
+    """Return a number of what asks for a graph, whatever the sizes of the call.
+
+    Args:
+        target: fingerprint of the module.
+        signature: of a call.
+    """
+    return int(_digest("asker", [target, signature.any_sizes().lines()])[:12], 16)
+
+
 @dataclass(frozen=True)
 class GraphKey:
     """Names a compiled graph.

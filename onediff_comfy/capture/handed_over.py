@@ -68,8 +68,8 @@ class Functions(ABC):
 
     @property
     @abstractmethod
-    def facts(self) -> tuple[int, int]:
-        """Return what a proof is of, beside a graph and its sizes: all that the functions are, and their numbers."""
+    def number(self) -> int:
+        """Return a number of the numbers that they hold: a proof is of these, and of what a signature says of them."""
 
     @property
     @abstractmethod

@@ -100,19 +100,29 @@ class Served:
     Attributes:
         graph_key: of the graph.
         sizes: what its symbols stand for.
+        asked: a number of the target and the kind of call, sizes left open, that the route is for.
         variant: what was given up for speed.
         note: what the person should know of it: that it is not what was asked for, and why. Mostly nothing.
     """
 
     graph_key: str
     sizes: tuple[int, ...]
+    asked: int
     variant: Variant = LOSSLESS
     note: str = ""
 
     @cached_property
     def kind(self) -> tuple[str, tuple[int, ...]]:
-        """Return what is timed, and proved where a call has no functions: a graph at one set of sizes."""
+        """Return what is timed: a graph at one set of sizes."""
         return self.graph_key, self.sizes
+
+    @cached_property
+    def proof(self) -> tuple[str, tuple[int, ...]]:
+        """Return what is proved where a call has no functions.
+
+        Two targets may have one graph and not be the same at these sizes: a trace takes a batch for two or more.
+        """
+        return self.graph_key, (*self.sizes, self.asked)
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ class Serve:
     """A decision: this graph answers, with the weights that are in place now.
 
     Attributes:
-        proof_key: what a proof is of: the route's kind, and what functions of the call are and hold.
+        proof_key: what a proof is of: the route's, and the numbers that functions of the call hold.
         stream: what the call shares with the same call in other steps of a run; None where that is not known.
         options: of the call, where the graph calls a function of theirs; else None.
     """

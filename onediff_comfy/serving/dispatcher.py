@@ -129,9 +129,9 @@ class CallServer:
             prompts = self.host.stream(request.arguments.get(self.host.options_name) or {})
             if prompts is not None:
                 stream = route.graph_key, id(request.invocation.module), request.call.signature, prompts
-        proof_key, functions = route.kind, request.call.functions
-        if functions is not None:  # a trace may mistake them for others that give this graph, which is proved of these
-            proof_key = proof_key[0], (*proof_key[1], *functions.facts)
+        proof_key, functions = route.proof, request.call.functions
+        if functions is not None:
+            proof_key = proof_key[0], (*proof_key[1], functions.number)
         options = request.arguments.get(self.host.options_name) or {} if graph.binding.calls_option else None
         return Serve(request, route, graph, weights, proof_key, stream, options)
 

@@ -2,7 +2,8 @@
 
     python first_call.py COMFY_DIR FAMILY...
 
-Prints as JSON, by family, how often a patch was called with ComfyUI alone and with ours, and how far pictures are apart.
+Prints as JSON, by family, how often a patch was called with ComfyUI alone and with ours, and how far its pictures are
+apart.
 """
 
 from __future__ import annotations
@@ -60,4 +61,4 @@ def measured(family: Family) -> dict[str, Any]:
 
 
 with torch.inference_mode():
-    print(json.dumps({name: measured(FAMILIES[name]) for name in names}))
+    sys.stdout.write(json.dumps({name: measured(FAMILIES[name]) for name in names}))

@@ -43,7 +43,7 @@ def _run(library: GraphLibrary, graph_seconds: float = 0.1, calls: int = 20, gai
         pass
     run = RunReport(Metrics(), library.metrics, EagerTimes(library, times, gains).gain)
     for _ in range(calls):
-        run.graph_answered(Served(KEY, SIZES), SIGNATURE)
+        run.graph_answered(Served(KEY, SIZES, 0), SIGNATURE)
     return run
 
 

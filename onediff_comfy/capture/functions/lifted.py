@@ -102,9 +102,8 @@ class LiftedFunctions(Functions):
         return ALL_NUMBERS if self.numbers else None
 
     @functools.cached_property
-    def facts(self) -> tuple[int, int]:
-        numbers = [number.value.hex() for number in self.numbers]
-        return _number_of(self.digest), _number_of(repr(numbers))
+    def number(self) -> int:
+        return _number_of(repr([number.value.hex() for number in self.numbers]))
 
     def tensors(self, device: torch.device) -> list[torch.Tensor]:
         return self._as_inputs(self.held, device)

@@ -240,9 +240,9 @@ class _ApplyWrapper:
     """Serve diffusion models whose forward asks for no wrappers, around the host's ``apply_model``.
 
     The first call of a module shows if its forward does; the host runs it, once and on its own arguments, for code that
-    nodes put into the model may count. If it does not reach our wrapper, all later calls go to a passing copy of the host's model object that holds a proxy of the diffusion model.
-    The object itself, which other clones share, keeps its own. Like ``ForwardWrapper`` this replaces the bottom of the
-    stack of wrappers.
+    nodes put into the model may count. If it does not reach our wrapper, all later calls go to a passing copy of the
+    host's model object that holds a proxy of the diffusion model. The object itself, which other clones share, keeps
+    its own. Like ``ForwardWrapper`` this replaces the bottom of the stack of wrappers.
     """
 
     def __init__(self, around_forward: ForwardWrapper) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from ...cache.call_index import reader_of
+from ...cache.keys import asker
 from ...capture.call import ChangesState, NotCovered
 from ...capture.handed_over import Functions
 from ...capture.option_probe import OptionRead
@@ -88,8 +89,7 @@ class GraphProvider:
                 builder = self._library.builder
                 graph = builder.loaded(candidate.graph_key, maker.engine, maker.device, self._while_loading)
                 if graph is not None:
-                    route = Served(candidate.graph_key, tuple(sizes.values()), maker.variant)
-                    return Provided(request, route, graph)
+                    return _provided(request, candidate.graph_key, sizes, maker, graph)
         return None
 
     def made(self, request: Request, maker: Maker, general: bool, run: RunContext) -> Provided | Pending | None:
@@ -138,9 +138,7 @@ class GraphProvider:
                 return None
             key, graph = made
             sizes = graph.shapes.values(call.signature.tensors)
-            return (
-                None if sizes is None else Provided(request, Served(key, tuple(sizes.values()), maker.variant), graph)
-            )
+            return None if sizes is None else _provided(request, key, sizes, maker, graph)
 
     def give_up(self, functions: Functions) -> None:
         """Make no more graphs for functions of this code: they were wrong."""
@@ -217,3 +215,10 @@ def _progress(background: Background, key: str) -> str | None:
     if seconds is not None:
         return message("compiling in the background, {seconds:.0f} s", seconds=seconds)
     return message("waiting for another compilation in the background") if background.busy() else None
+
+
+def _provided(
+    request: Request, graph_key: str, sizes: Mapping[str, int], maker: Maker, graph: CompiledGraph
+) -> Provided:
+    asked = asker(request.target.fingerprint, request.call.signature)
+    return Provided(request, Served(graph_key, tuple(sizes.values()), asked, maker.variant), graph)
