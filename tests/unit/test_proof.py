@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from onediff_comfy.serving.verification.numerics import limit, relative_error
+from onediff_comfy.serving.verification.numerics import again, limit, relative_error, tells
 
 NAN, INF = math.nan, math.inf
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -57,6 +57,39 @@ def test_relative_error_is_taken_in_float64() -> None:
     """In float16 the squares of ordinary activations overflow."""
     large = torch.full((1000,), 300.0, dtype=torch.float16)
     assert relative_error(large * 1.5, large) == pytest.approx(0.5)
+
+
+def test_a_small_sample_is_not_hidden_by_a_large_one() -> None:
+    expected = torch.randn(2, 100) * torch.tensor([[1.0], [0.01]])
+    wrong = expected * torch.tensor([[1.0], [1.5]])
+    assert relative_error(wrong, expected) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_rounding_of_a_sample_that_is_next_to_nothing_is_none() -> None:
+    expected = torch.stack([torch.ones(100), torch.zeros(100)])
+    assert 0 < relative_error(expected + 1e-8, expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("output", "known"),
+    [
+        (t(0, 1), True),
+        ([None, t(0, 0), (t(NAN, 2),)], True),
+        (t(1, dtype=torch.int64), True),
+        (t(0, 0), False),
+        ({"a": t(NAN, INF)}, False),
+        (t(), False),
+        (None, False),
+    ],
+)
+def test_what_has_no_finite_number_but_zero_tells_nothing(output: object, known: bool) -> None:
+    assert tells(output) is known
+
+
+def test_inputs_that_are_off_in_the_last_place_are_hardly_others() -> None:
+    x = torch.randn(4, 64)
+    off = again(lambda value: value * 2, (x,), {}, few_bits=False)
+    assert off is not None and 0 < off(x * 2) < 1e-6
 
 
 def test_relative_error_ignores_layout() -> None:

@@ -33,14 +33,17 @@ _LEAST_CHANGE = 2.0**-14
 _ANSWERS = 3
 _TIMES_ITS_RESPONSE = 1.5
 _MOST_BY_RESPONSE = 0.1
+# A sample may be small beside the others of its batch, and wrong. One that is smaller than this part of the largest
+# counts as large as that: what is next to nothing is rounding.
+_LEAST_SAMPLE = 1e-3
 _FEW_BITS = frozenset((torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2))
 
 
 def relative_error(actual: object, expected: object) -> float:
     """Return how far one output is off.
 
-    For tensors ‖actual - expected‖ / ‖expected‖ in float64, over the finite values; infinite where
-    shapes, dtypes or the places of nan, +inf and -inf disagree. Anything else must be equal.
+    For tensors the largest ‖actual - expected‖ / ‖expected‖ of a sample, in float64, over the finite values; infinite
+    where shapes, dtypes or the places of nan, +inf and -inf disagree. Anything else must be equal.
     """
     if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
         return 0.0 if type(actual) is type(expected) and actual == expected else float("inf")
@@ -53,10 +56,24 @@ def relative_error(actual: object, expected: object) -> float:
         return float("inf")
     if not torch.equal(_kinds(left[~finite]), _kinds(right[~finite])):
         return float("inf")
-    left, right = left[finite], right[finite]
-    norm = torch.linalg.vector_norm(right)
-    error = torch.linalg.vector_norm(left - right)
-    return float(error / norm) if norm > 0 else (0.0 if error == 0 else float("inf"))
+    left, right = left.where(finite, 0.0), right.where(finite, 0.0)
+    norms, errors = (_norms(values) for values in (right, left - right))
+    largest = float(norms.max()) if norms.numel() else 0.0
+    if largest == 0:
+        return float("inf") if errors.any() else 0.0
+    return float((errors / norms.clamp_min(_LEAST_SAMPLE * largest)).max())
+
+
+def _norms(values: torch.Tensor) -> torch.Tensor:
+    """Return the norm of each sample."""
+    samples = values.flatten(1) if values.ndim > 1 else values.reshape(1, -1)
+    return torch.linalg.vector_norm(samples, dim=1)
+
+
+def tells(output: object) -> bool:
+    """Return True if an output has a number that could have been another: finite, and not zero."""
+    tensors = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
+    return any(bool((tensor.isfinite() & (tensor != 0)).any()) for tensor in tensors)
 
 
 def difference(actual: object, expected: object) -> float:
@@ -88,7 +105,7 @@ def limit(dtypes: set[torch.dtype], device: torch.device, fp8: bool = False) -> 
 
 
 Again = Callable[[Any], float]
-"""Given eager's output, how far a right graph of a model that rounds to 8 bits may be off."""
+"""Given eager's output, how far off another one is of inputs that are hardly others."""
 
 
 def rounds_to_few_bits(weights: Iterable[torch.Tensor]) -> bool:
@@ -96,7 +113,14 @@ def rounds_to_few_bits(weights: Iterable[torch.Tensor]) -> bool:
     return not _FEW_BITS.isdisjoint(weight.dtype for weight in weights)
 
 
-def again(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Again | None:
+def excused(response: float) -> float:
+    """Return how far a right graph of a model that rounds to 8 bits may be off, given eager's response."""
+    return min(_TIMES_ITS_RESPONSE * response, _MOST_BY_RESPONSE)
+
+
+def again(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], few_bits: bool = True
+) -> Again | None:
     """Return further runs of eager with inputs that are hardly others; None where no input can be.
 
     Ask for it before eager runs, which may use its arguments up. They run when it is called.
@@ -105,7 +129,9 @@ def again(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         forward: eager.
         args: for it.
         kwargs: for it.
+        few_bits: change inputs by what tells in a model that rounds to 8 bits, and not by one unit in the last place.
     """
+    least = _LEAST_CHANGE if few_bits else 0.0
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
     floating = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not floating:
@@ -117,22 +143,21 @@ def again(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         generator = torch.Generator().manual_seed(seed)  # the same in every process, and nobody else's
         others = list(leaves)
         for i in changed:
-            others[i] = _hardly_another(leaves[i], generator)
+            others[i] = _hardly_another(leaves[i], least, generator)
         changed_args, changed_kwargs = pytree.tree_unflatten(others, structure)
         return forward(*changed_args, **changed_kwargs)
 
     def response(expected: Any) -> float:
         try:
-            off = statistics.median(difference(answer(seed), expected) for seed in range(_ANSWERS))
+            return statistics.median(difference(answer(seed), expected) for seed in range(_ANSWERS))
         except torch.OutOfMemoryError:  # eager's answer is there, and is the one that counts
             return 0.0
-        return min(_TIMES_ITS_RESPONSE * off, _MOST_BY_RESPONSE)
 
     return response
 
 
-def _hardly_another(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return each value larger or smaller by the least that tells, and at least by a unit in the last place."""
-    change = max(_LEAST_CHANGE, torch.finfo(values.dtype).eps)
+def _hardly_another(values: torch.Tensor, least: float, generator: torch.Generator) -> torch.Tensor:
+    """Return each value larger or smaller by this much of it, and at least by a unit in the last place."""
+    change = max(least, torch.finfo(values.dtype).eps)
     up = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.bool).to(values.device)
     return torch.where(up, values * (1 + change), values * (1 - change))
