@@ -7,9 +7,14 @@ that is only read (a fleet's); ``ONEDIFF_CONFIG_DIR`` overrides the folder of th
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _NAME = "onediff-comfy"
 
@@ -43,10 +48,24 @@ def config_folder() -> Path:
 def _folder(override: str, xdg: str, unix: str, mac: str) -> Path:
     if value := os.environ.get(override):
         return Path(value)
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / mac
-    else:
-        base = Path(os.environ.get(xdg) or Path.home() / unix)
+    try:
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / mac
+        else:
+            base = Path(os.environ.get(xdg) or Path.home() / unix)
+    except RuntimeError:  # a user without a home, as in containers; processes that compile in the background are told
+        os.environ[override] = str(Path(_of_this_process().name, override.lower()))
+        return Path(os.environ[override])
     return base / _NAME
+
+
+@functools.cache
+def _of_this_process() -> tempfile.TemporaryDirectory[str]:
+    """Return a private folder that goes with the process."""
+    log.warning(
+        "OneDiff: this user has no home folder, so compiled graphs are kept until the process ends; ONEDIFF_CACHE_DIR "
+        "and ONEDIFF_CONFIG_DIR may name folders that stay"
+    )
+    return tempfile.TemporaryDirectory(prefix=f"{_NAME}-", ignore_cleanup_errors=True)

@@ -229,6 +229,8 @@ def _kept(name: str) -> Entry:
     Raises:
         LookupError: there is none, or there are several.
     """
+    if not name:
+        raise LookupError("a graph's key is empty here; see graphs list")
     found = [entry for entry in _store().entries() if entry.path.stem.startswith(name)]
     if len(found) != 1:
         have = "graphs have keys that begin" if found else "graph has a key that begins"

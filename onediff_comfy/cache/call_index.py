@@ -12,7 +12,6 @@ from .. import __version__
 from ..capture.call import NotCovered
 from ..capture.shape_range import ShapeRange
 from ..store.artifact import Artifact
-from ..store.notes import OPTIONS
 from ..store.store import GraphStore
 
 log = logging.getLogger(__name__)
@@ -61,8 +60,8 @@ class CallIndex:
             fingerprint: of the target, and of the code of functions that it is handed (``reader_of``).
         """
         if fingerprint not in self._options_read:
-            noted = self._store.notes.read(OPTIONS, fingerprint) if self._store else None
-            self._options_read[fingerprint] = frozenset(noted or ())
+            noted = self._store.notes.options(fingerprint) if self._store else ()
+            self._options_read[fingerprint] = frozenset(noted)
         return self._options_read[fingerprint]
 
     def learn_option(self, fingerprint: str, name: str) -> None:

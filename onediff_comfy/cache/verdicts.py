@@ -22,7 +22,7 @@ _MOST_TIMED = 3000
 def _samples(noted: Any) -> list[list[Any]]:
     return [
         sample
-        for sample in noted or ()
+        for sample in (noted if isinstance(noted, list) else ())
         if isinstance(sample, list) and len(sample) == 2 and isinstance(sample[1], float) and sample[1] > 0
     ]
 
@@ -95,6 +95,10 @@ class Verdicts:
         """Return how many proofs of a graph begin with these values, and have one more."""
         known, count = list(beginning), len(beginning)
         return sum(1 for proof in self._proofs(graph_key) if len(proof) == count + 1 and proof[:count] == known)
+
+    def proved_for_others(self, graph_key: str, place: int, asked: int) -> bool:
+        """Return True if a proof of the graph has another number than ``asked`` at this place."""
+        return any(proof[place : place + 1] not in ([], [asked]) for proof in self._proofs(graph_key))
 
     def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
         """Note that a graph's output for these values of its symbols agreed with eager's: it is not compared again."""

@@ -14,7 +14,6 @@ import folder_paths
 log = logging.getLogger(__name__)
 
 _FILE = Path("default", "comfy.settings.json")
-_CACHE_FOLDER, _CACHE_LIMIT = "OneDiff.CacheFolder", "OneDiff.CacheLimitMB"
 
 
 def use_cache_settings() -> None:
@@ -23,11 +22,21 @@ def use_cache_settings() -> None:
     The settings become these variables, so that processes which compile in the background see them too.
     """
     chosen = _settings()
-    folder, megabytes = chosen.get(_CACHE_FOLDER), chosen.get(_CACHE_LIMIT)
-    if isinstance(folder, str) and folder.strip():
-        os.environ.setdefault("ONEDIFF_CACHE_DIR", str(Path(folder.strip()).expanduser().absolute()))
-    if isinstance(megabytes, (int, float)) and megabytes >= 1:
-        os.environ.setdefault("ONEDIFF_CACHE_LIMIT_MB", str(int(megabytes)))
+    for name, (variable, value_of) in _VARIABLES.items():
+        try:
+            if (value := value_of(chosen.get(name))) is not None:
+                os.environ.setdefault(variable, value)
+        except Exception as error:  # a person typed it
+            log.warning("OneDiff: the setting %s is of no use (%s); it is as if it were not set", name, error)
+
+
+def _folder(setting: Any) -> str | None:
+    named = isinstance(setting, str) and setting.strip()
+    return str(Path(setting.strip()).expanduser().absolute()) if named else None
+
+
+def _megabytes(setting: Any) -> str | None:
+    return str(int(setting)) if isinstance(setting, (int, float)) and setting >= 1 else None
 
 
 def _settings() -> Mapping[str, Any]:
@@ -42,3 +51,9 @@ def _settings() -> Mapping[str, Any]:
         log.debug("no settings of the editor: %s", error)
         return {}
     return found if isinstance(found, dict) else {}
+
+
+_VARIABLES = {
+    "OneDiff.CacheFolder": ("ONEDIFF_CACHE_DIR", _folder),
+    "OneDiff.CacheLimitMB": ("ONEDIFF_CACHE_LIMIT_MB", _megabytes),
+}

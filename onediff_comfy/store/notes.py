@@ -47,16 +47,20 @@ class Notes:
         self.update(
             "calls",
             call_key,
-            lambda noted: [*(pair for pair in noted or () if pair[0] != graph_key), (graph_key, shapes)],
+            lambda noted: [*(pair for pair in _pairs(noted) if pair[0] != graph_key), (graph_key, shapes)],
         )
 
     def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the graphs, with their ranges of sizes, that are known to serve calls named ``call_key``."""
-        return [(key, shapes) for key, shapes in self.read("calls", call_key) or ()]
+        return _pairs(self.read("calls", call_key))
 
     def add_options(self, fingerprint: str, names: Collection[str]) -> None:
         """Remember that a target reads options of these names, besides those that are known."""
-        self.update(OPTIONS, fingerprint, lambda noted: sorted({*(noted or ()), *names}))
+        self.update(OPTIONS, fingerprint, lambda noted: sorted({*_names(noted), *names}))
+
+    def options(self, fingerprint: str) -> list[str]:
+        """Return the names of the options that a target is noted to read."""
+        return _names(self.read(OPTIONS, fingerprint))
 
     def update(self, kind: str, name: str, change: Callable[[Any], Any]) -> None:
         """Write anew what other processes may be writing too: none of them loses what another has noted.
@@ -107,6 +111,16 @@ class Notes:
             if (found_kind, found_name) == (kind, name):
                 return value
         return None
+
+
+def _names(noted: Any) -> list[str]:
+    return [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
+
+
+def _pairs(noted: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the pairs of a note of calls; none of what another version has noted in another form."""
+    pairs = [pair for pair in noted if isinstance(pair, list) and len(pair) == 2] if isinstance(noted, list) else []
+    return [(key, shapes) for key, shapes in pairs if isinstance(key, str) and isinstance(shapes, dict)]
 
 
 def path_in(folder: Path, kind: str, name: str) -> Path:

@@ -38,6 +38,7 @@ _GRAPHS = "graphs"
 
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
+_LONGEST_COMPILATION_S = 900
 
 
 class Superseded(Exception):
@@ -176,12 +177,12 @@ class GraphStore:
     def compiling(self, key: str) -> Iterator[None]:
         """Hold a graph's lock while it is compiled. Other processes wait here, and find the graph afterwards.
 
-        The lock goes with the process that holds it, however that ends. In a folder that cannot be
-        written to there is no lock, and processes compile for themselves.
+        The lock goes with the process that holds it, however that ends. Whoever holds it longer than any compilation
+        takes was stopped. Then, and in a folder that cannot be written to, processes compile for themselves.
         """
         path = path_in(self.folder, "locks", key)
         try:
-            lock = private_lock(path)
+            lock = private_lock(path, _LONGEST_COMPILATION_S)
             lock.acquire()
         except (OSError, NotImplementedError) as error:
             log.warning("OneDiff: no lock in %s (%s); another process may compile the same graph", path.parent, error)
@@ -300,4 +301,7 @@ def _read_only() -> list[Path]:
 
 def _limit() -> int:
     megabytes = os.environ.get("ONEDIFF_CACHE_LIMIT_MB", "")
-    return int(megabytes) << 20 if megabytes.isdigit() else DISK_LIMIT_BYTES
+    with contextlib.suppress(ValueError):  # no number, or one of thousands of digits
+        if int(megabytes) >= 0:
+            return int(megabytes) << 20
+    return DISK_LIMIT_BYTES

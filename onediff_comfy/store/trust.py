@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import filelock
 
-from ..files import OTHERS_ANYTHING, OTHERS_WRITE, NotPrivate, read_regular, write_atomically
+from ..files import OTHERS_ANYTHING, OTHERS_WRITE, NotPrivate, private_lock, read_regular, write_atomically
 from ..messages import message
 from ..terminal import own_command
 from .artifact import Artifact, parse_json
@@ -32,6 +32,7 @@ _TRUSTED_FILE = "trusted.json"
 _KEY_BYTES = 32
 _MAX_KEY_FILE = 1 << 10
 _MAX_TRUSTED_FILE = 16 << 20
+_LOCK_TIMEOUT_S = 10
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -129,8 +130,10 @@ class Trust:
         Raises:
             OSError: the list of trusted graphs is damaged, or cannot be written.
         """
-        digests = sorted({*self._trusted(), artifact.digest})
-        write_atomically(self._folder / _TRUSTED_FILE, json.dumps(digests, indent=1).encode())
+        path = self._folder / _TRUSTED_FILE
+        with private_lock(path.with_suffix(".lock"), _LOCK_TIMEOUT_S):  # another process may trust another at once
+            digests = sorted({*self._trusted(), artifact.digest})
+            write_atomically(path, json.dumps(digests, indent=1).encode())
 
     def _trusted(self) -> set[str]:
         path = self._folder / _TRUSTED_FILE

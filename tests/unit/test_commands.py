@@ -70,6 +70,7 @@ def test_the_list_says_which_model_family_and_sizes(store: GraphStore, command: 
 
 def test_a_graph_is_removed_by_the_beginning_of_its_key(store: GraphStore, command: Command) -> None:
     assert command("graphs", "remove", "6")[0] == 1
+    assert command("graphs", "remove", "")[0] == 1  # as a script has it whose variable is not set
     assert len(store.entries()) == 1
     status, printed = command("graphs", "remove", KEY[:5])
     assert (status, store.entries()) == (0, [])

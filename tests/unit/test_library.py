@@ -106,3 +106,29 @@ def test_a_note_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     store.notes.add_call("call", "other", {"axes": "from another version"})
     library = GraphLibrary(GraphCache(1 << 30), Metrics(), store)
     assert library.index.candidates("call") == ()
+
+
+@pytest.mark.parametrize("noted", [[[1, 2, 3]], [[KEY]], [[KEY, 5]], {"a": 1}, "text", 7, [None]])
+def test_a_note_of_another_form_is_no_note(folders: Path, noted: object) -> None:
+    """As a version that is yet to come may write it; it is sealed by the same key."""
+    notes = process(folders).builder._store.notes  # type: ignore[union-attr]
+    for kind in ("calls", "options", "proved", "eager_seconds"):
+        notes.write(kind, "call", noted)
+    later = process(folders)
+    assert later.index.candidates("call") == ()
+    assert later.index.options_read("call") == frozenset()
+    later.index.serve_with("call", KEY, EXACT)
+    later.index.learn_option("call", "sigmas")
+    again = process(folders)
+    assert [candidate.graph_key for candidate in again.index.candidates("call")] == [KEY]
+    assert again.index.options_read("call") == {"sigmas"}
+    assert not again.verdicts.is_proved("call", (1,)) and not again.verdicts.eager_samples("call", (1,))
+
+
+def test_a_process_that_was_stopped_while_it_compiled_holds_up_nobody(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onediff_comfy.store.store._LONGEST_COMPILATION_S", 0.1)
+    stopped, other = (GraphStore(folders / "cache", Trust(folders / "config")) for _ in range(2))
+    with stopped.compiling(KEY), other.compiling(KEY):
+        pass

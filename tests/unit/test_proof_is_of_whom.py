@@ -53,6 +53,8 @@ def test_another_modules_proof_says_nothing() -> None:
     other = Served(library, OtherAlone(7.0))
     assert all(right(other, batch) for batch in (2, 1, 1))
     assert all(right(first, batch) for batch in (2, 1))
+    assert library.metrics.snapshot()["retired"] == 0  # nor does one model's error retire what is right for another
+    assert "right for another model" in next(iter(other.fallbacks))
 
 
 def test_nor_does_that_of_a_call_without_an_option() -> None:

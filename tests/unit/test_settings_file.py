@@ -65,3 +65,14 @@ def test_the_environment_goes_first(used: Callable[..., Any]) -> None:
 
 def test_where_there_are_many_users_nobody_decides_for_all(used: Callable[..., Any]) -> None:
     assert list(used(settings("/graphs", 700), many=True).values()) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("folder", "megabytes", "left"),
+    [("~nobody-of-this-name/graphs", 700, [None, "700"]), ("/graphs", float("inf"), ["/graphs", None])],
+)
+def test_one_that_is_of_no_use_leaves_the_other_and_the_pack(
+    used: Callable[..., Any], folder: str, megabytes: float, left: list[str | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert list(used(settings(folder, megabytes)).values()) == left
+    assert "is of no use" in caplog.text

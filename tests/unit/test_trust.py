@@ -9,6 +9,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,3 +134,19 @@ def test_a_damaged_key_costs_the_notes_and_nothing_else(tmp_path: Path) -> None:
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
     store.notes.add_call("call", KEY, {})
     assert store.notes.calls("call") == []
+
+
+def test_two_that_trust_at_once_lose_nothing(tmp_path: Path) -> None:
+    together, digests = threading.Barrier(2), [[f"{half}{number:063x}" for number in range(40)] for half in "ab"]
+
+    def work(half: list[str]) -> None:
+        together.wait()
+        for digest in half:
+            Trust(tmp_path).trust(SimpleNamespace(digest=digest))  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=work, args=(half,)) for half in digests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Trust(tmp_path)._trusted() == {*digests[0], *digests[1]}

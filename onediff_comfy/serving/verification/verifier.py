@@ -139,7 +139,8 @@ class Verifier:
         return Verdict(expected, message("what the model gives tells a right graph from a wrong one in no call so far"))
 
     def _disproved(self, serve: Serve, error: float, allowed: float) -> str:
-        """Return why a graph is wrong. It is retired, unless a trace may have mistaken functions for others."""
+        """Return why a graph is wrong. It is retired, unless a trace may have mistaken one call for another."""
+        verdicts, route = self._library.verdicts, serve.route
         functions = serve.request.call.functions
         if functions is not None:  # which the trace was mistaken in: the graph may be right for a model without them
             source = source_of(functions.functions[0])
@@ -150,12 +151,16 @@ class Verifier:
                 error=error,
                 allowed=allowed,
             )
+        if verdicts.proved_for_others(route.graph_key, len(route.sizes), route.asked):
+            return message(
+                "a compiled graph that is right for another model is off by {error:.2g} for this one", error=error
+            )
         reason = message(
             "a compiled graph differed from eager by {error:.2g} (at most {allowed:.2g}) and was retired",
             error=error,
             allowed=allowed,
         )
-        self._library.verdicts.retire(serve.route.graph_key, reason)
+        verdicts.retire(route.graph_key, reason)
         return reason
 
     def _is_proved(self, serve: Serve) -> bool:
