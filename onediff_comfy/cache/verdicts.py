@@ -32,7 +32,7 @@ def _proofs_in(noted: Any) -> list[list[int]]:
 
 
 def _with_proof(proofs: list[list[int]], sizes: list[int]) -> list[list[int]]:
-    """Add a proof that another process may have noted already: proofs are counted (``proofs_like``)."""
+    """Add a proof that another process may have noted already: proofs are counted (``Verifier``)."""
     return [*(proof for proof in proofs if proof != sizes), sizes][-_MOST_PROVED:]
 
 
@@ -89,20 +89,11 @@ class Verdicts:
 
     def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
         """Return True if the graph's output for these values of its symbols agreed with eager's on this machine."""
-        return list(sizes) in self._proofs(graph_key)
-
-    def proofs_like(self, graph_key: str, beginning: Sequence[int]) -> int:
-        """Return how many proofs of a graph begin with these values, and have one more."""
-        known, count = list(beginning), len(beginning)
-        return sum(1 for proof in self._proofs(graph_key) if len(proof) == count + 1 and proof[:count] == known)
-
-    def proved_for_others(self, graph_key: str, place: int, asked: int) -> bool:
-        """Return True if a proof of the graph has another number than ``asked`` at this place."""
-        return any(proof[place : place + 1] not in ([], [asked]) for proof in self._proofs(graph_key))
+        return list(sizes) in self.proofs(graph_key)
 
     def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
         """Note that a graph's output for these values of its symbols agreed with eager's: it is not compared again."""
-        proofs = self._proofs(graph_key)
+        proofs = self.proofs(graph_key)
         proofs.append(list(sizes))
         del proofs[:-_MOST_PROVED]
         self._metrics.count("proved")
@@ -130,7 +121,8 @@ class Verdicts:
             self._timed[graph_key] = _samples(noted)
         return self._timed[graph_key]
 
-    def _proofs(self, graph_key: str) -> list[list[int]]:
+    def proofs(self, graph_key: str) -> list[list[int]]:
+        """Return for which values of a graph's symbols, and what else, its output agreed with eager's."""
         if graph_key not in self._proved:
             noted = self._store.notes.read(PROVED, graph_key) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.

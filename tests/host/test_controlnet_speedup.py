@@ -10,9 +10,12 @@ import torch
 from controls import LORA, NET, OTHER, install_controls
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, latent_of
 from PIL import Image
+from scripts import checkpoint_of, printed_by
 
+from dev.environment import comfyui_path, repository
 from dev.host import ComfyServer, PromptRejected
 from tools.models.checkpoints import checkpoint_file
+from tools.models.controls import ensure_controls
 from tools.workflows import Workflow
 
 SD15 = FAMILIES["sd15"]
@@ -208,3 +211,12 @@ def test_the_node_explains_itself_and_refuses_what_it_does_not_know(server: Comf
         server.run(_controlled(NET, engine="warp-drive"))
     (error,) = refusal.value.body["node_errors"]["fast0"]["errors"]
     assert "warp-drive" in error["details"] and "inductor" in error["details"]
+
+
+def test_after_an_image_that_was_stopped_the_network_is_looked_at_again() -> None:
+    """The host keeps the hint of such an image, so that of the next one is the same object."""
+    made = repository() / ".cache" / "controls"
+    ensure_controls(comfyui_path(), made, [NET])
+    found = printed_by("stopped_control.py", comfyui_path(), checkpoint_of("sd15_min"), made / checkpoint_file(NET))
+    assert found["changes"] > 0.05
+    assert found["off"] < 1e-5

@@ -8,6 +8,7 @@ stay the host's. Nodes that apply a ControlNet copy it again, with the proxy.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, co
         served = control.copy()
         served.control_model_wrapped = _resident_patcher(control)
         served.control_model = ModuleProxy(served.control_model_wrapped.model, server, ["forward"])
+        served.__class__ = _with_runs(type(served))  # type: ignore[arg-type]
     served.previous_controlnet = control.previous_controlnet
     return served
 
@@ -73,26 +75,37 @@ class _ControlNetServer:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self._hints: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __call__(
         self, module: torch.nn.Module, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        # The host says nothing to a network about runs, but scales the hint anew for each.
         hint = kwargs.get("hint")
         if isinstance(hint, torch.Tensor):
-            if self._is_new(hint):
-                self.dispatcher.begin_run()
             kwargs = {**kwargs, "hint": _for_each_image(hint, kwargs.get("x"))}
         return _shared(self.dispatcher(module, method, args, kwargs))
 
-    def _is_new(self, hint: torch.Tensor) -> bool:
-        known = self._hints.get(id(hint))
-        if known is not None and known() is hint:
-            return False
-        self._hints = {key: reference for key, reference in self._hints.items() if reference() is not None}
-        self._hints[id(hint)] = weakref.ref(hint)
-        return True
+
+class _Runs:
+    """Over a class of ControlNets: each sampling run is one of the dispatcher, for which networks are looked at."""
+
+    control_model: Any
+
+    def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
+        super().pre_run(model, percent_to_timestep_function)  # type: ignore[misc]
+        server = server_behind(self.control_model)
+        if isinstance(server, _ControlNetServer):
+            server.dispatcher.begin_run()
+
+    def copy(self) -> Any:
+        copied = super().copy()  # type: ignore[misc]
+        copied.__class__ = _with_runs(type(copied))  # type: ignore[arg-type]
+        return copied
+
+
+@functools.cache
+def _with_runs(kind: type) -> type:
+    """Return a subclass of ``kind``, a class of ControlNets, whose sampling runs are runs."""
+    return kind if issubclass(kind, _Runs) else type(kind.__name__, (_Runs, kind), {"__module__": kind.__module__})
 
 
 def _for_each_image(hint: torch.Tensor, latent: Any) -> torch.Tensor:
@@ -174,6 +187,7 @@ class _ServedControlLora(ControlLora):
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
         super().pre_run(model, percent_to_timestep_function)
         self.control_model = self.networks.take(self, self.control_model)
+        self.networks.server.dispatcher.begin_run()
 
     def copy(self) -> _ServedControlLora:
         return _ServedControlLora.of(self, self.networks)

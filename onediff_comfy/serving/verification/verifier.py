@@ -151,7 +151,8 @@ class Verifier:
                 error=error,
                 allowed=allowed,
             )
-        if verdicts.proved_for_others(route.graph_key, len(route.sizes), route.asked):
+        place = len(route.sizes)
+        if any(proof[place : place + 1] not in ([], [route.asked]) for proof in verdicts.proofs(route.graph_key)):
             return message(
                 "a compiled graph that is right for another model is off by {error:.2g} for this one", error=error
             )
@@ -169,8 +170,11 @@ class Verifier:
         verdicts = self._library.verdicts
         if verdicts.is_proved(graph_key, facts):
             return True
-        functions = serve.request.call.functions
-        return functions is not None and verdicts.proofs_like(graph_key, facts[:-1]) >= _ENOUGH_NUMBERS
+        if serve.request.call.functions is None:
+            return False
+        *known, _ = facts
+        alike = [proof for proof in verdicts.proofs(graph_key) if len(proof) == len(facts) and proof[:-1] == known]
+        return len(alike) >= _ENOUGH_NUMBERS
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:
         """Return how far the graph is off that reuses what a call found for that very call."""
