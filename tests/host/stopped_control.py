@@ -24,10 +24,10 @@ import comfy.ldm.modules.diffusionmodules.openaimodel as unet  # noqa: E402
 import comfy.model_management  # noqa: E402
 import comfy.sample  # noqa: E402
 import comfy.sd  # noqa: E402
-import nodes  # noqa: E402
 import torch  # noqa: E402
 from comfy.controlnet import load_controlnet  # noqa: E402
 
+import nodes  # noqa: E402
 from onediff_comfy.host.adapters.controlnet import accelerate_control  # noqa: E402
 
 

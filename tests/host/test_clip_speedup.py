@@ -9,6 +9,7 @@ import torch
 from encoders import encoded
 from pictures import Counters, assert_same_picture, assert_untouched, latent_of
 from safetensors.torch import save_file
+from scripts import path_of_host, printed_by
 
 from dev.host import ComfyServer, PromptRejected
 
@@ -161,3 +162,10 @@ def test_the_node_explains_itself_and_refuses_what_it_does_not_know(server: Comf
         server.run(encoded(PROMPT, "warp-drive"))
     (error,) = refusal.value.body["node_errors"]["speedup"]["errors"]
     assert "warp-drive" in error["details"] and "inductor" in error["details"]
+
+
+def test_text_is_written_by_comfyui_and_not_traced_for_each_token() -> None:
+    found = printed_by("written_text.py", path_of_host("this one"))
+    assert found["ours"] == found["expected"] and len(found["ours"]) == 6
+    assert found["captured"] == 0
+    assert list(found["fallbacks"].values()) == [6]

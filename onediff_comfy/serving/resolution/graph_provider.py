@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from ...cache.call_index import reader_of
 from ...cache.keys import asker
-from ...capture.call import ChangesState, NotCovered
+from ...capture.call import ChangesState, NotCovered, Signature, Structure
 from ...capture.handed_over import Functions
 from ...capture.option_probe import OptionRead
 from ...compilation import weightless_pickle
@@ -27,6 +28,9 @@ from ..module_guard import ModuleGuard
 from ..run import RunContext
 
 log = logging.getLogger(__name__)
+
+_MOST_VALUES = 12
+"""For so many values of plain arguments graphs are made, each a trace and perhaps a compilation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +73,7 @@ class GraphProvider:
         self, library: GraphLibrary, host: HostServices, guard: ModuleGuard, show: Callable[[str], None]
     ) -> None:
         self._library, self._host, self._guard, self._show = library, host, guard, show
+        self._values: dict[tuple[str, Signature], set[Structure]] = {}  # of calls that graphs were made for
 
     def kept(self, request: Request, maker: Maker, exact: bool) -> Provided | None:
         """Return the most specialised graph that exists for a request, in memory or on disk.
@@ -101,6 +106,7 @@ class GraphProvider:
         learned: set[str] = set()
         while True:
             target, call = request.target, request.call
+            self._refuse_ever_other_values(target.fingerprint, call.signature)
             names = maker.call_key(target, call, general=True), maker.call_key(target, call, general)
             known = self._library.failures.reason(*names)
             if known is not None:
@@ -139,6 +145,19 @@ class GraphProvider:
             key, graph = made
             sizes = graph.shapes.values(call.signature.tensors)
             return None if sizes is None else _provided(request, key, sizes, maker, graph)
+
+    def _refuse_ever_other_values(self, fingerprint: str, signature: Signature) -> None:
+        """Count a graph that is about to be made for a call.
+
+        Raises:
+            NotCovered: many were made already for calls that differ in plain values alone, and more would be.
+        """
+        any_values = replace(signature.any_sizes(), structure=_any_values(signature.structure))
+        known = self._values.setdefault((fingerprint, any_values), set())
+        known.add(signature.structure)
+        if len(known) > _MOST_VALUES:
+            known.discard(signature.structure)
+            raise NotCovered(message("plain values among its arguments are others in each call"))
 
     def give_up(self, functions: Functions) -> None:
         """Make no more graphs for functions of this code: they were wrong."""
@@ -222,3 +241,10 @@ def _provided(
 ) -> Provided:
     asked = asker(request.target.fingerprint, request.call.signature)
     return Provided(request, Served(graph_key, tuple(sizes.values()), asked, maker.variant), graph)
+
+
+def _any_values(structure: Any) -> Any:
+    """Return a call's structure with plain values left open."""
+    if not isinstance(structure, tuple):
+        return structure
+    return structure[:2] if structure[:1] == ("value",) else tuple(map(_any_values, structure))
