@@ -5,13 +5,12 @@ and picks what it needs of the result; the stack is where the time goes, and it 
 weights, embeddings put between tokens and the layer that is chosen are all above or below it, so the host's own
 code goes on doing them.
 
-The CLIP that came in is not touched. The clone has its own shallow copies of the few modules between it and the
-stacks, with a proxy of each stack at the end; layers, weights and the patcher that manages them are the host's.
+The CLIP that came in is not touched. The clone has twins of the few modules between it and the stacks, which show a
+proxy in the place of each stack; their attributes, layers, weights and the patcher that manages them are the host's.
 """
 
 from __future__ import annotations
 
-import copy
 import dis
 import functools
 import inspect
@@ -125,18 +124,38 @@ def _common(path: str, other: str) -> int:
 
 
 def _with_replaced(module: torch.nn.Module, replacements: Mapping[str, ModuleProxy], path: str = "") -> torch.nn.Module:
-    """Return a shallow copy of a module tree with other modules at some paths. All else is shared."""
-    twin = copy.copy(module)
-    twin.__dict__["_modules"] = dict(module._modules)
-    for name in module._modules:
+    """Return a twin of a module tree that shows other modules at some paths."""
+    shown: dict[str, Any] = {}
+    for name, child in module._modules.items():
         full = f"{path}.{name}" if path else name
         if full in replacements:
-            twin._modules[name] = replacements[full]  # type: ignore[assignment]  # a stand-in for a module
-        elif any(other.startswith(f"{full}.") for other in replacements):
-            child = module._modules[name]
-            assert child is not None
-            twin._modules[name] = _with_replaced(child, replacements, full)
+            shown[name] = replacements[full]
+        elif child is not None and any(other.startswith(f"{full}.") for other in replacements):
+            shown[name] = _with_replaced(child, replacements, full)
+    return _twin(module, shown)
+
+
+def _twin(module: torch.nn.Module, shown: Mapping[str, Any]) -> torch.nn.Module:
+    """Return another object with the attributes of a module, now and later, that shows stand-ins for modules in it.
+
+    The host sets a node's object patches on the module when it loads it, and its options before each prompt: they are
+    the twin's, too. A class is what can show another module than the one that the shared attributes have.
+    """
+    kind = type(module)
+    stand_ins = {name: _standing_in(name, module._modules[name], stand_in) for name, stand_in in shown.items()}
+    twin: torch.nn.Module = object.__new__(type(kind.__name__, (kind,), {"__module__": kind.__module__, **stand_ins}))
+    object.__setattr__(twin, "__dict__", vars(module))
     return twin
+
+
+def _standing_in(name: str, own: torch.nn.Module | None, stand_in: Any) -> property:
+    """Return an attribute that shows ``stand_in`` while the module has ``own`` by this name."""
+
+    def shown(module: torch.nn.Module) -> Any:
+        now = module._modules.get(name)
+        return stand_in if now is own else now
+
+    return property(shown)
 
 
 class _TextEncoderServer:
