@@ -434,7 +434,7 @@ def test_the_command_warms_a_server_up_and_makes_no_image(elsewhere: ComfyServer
     done = _command(workflow, tmp_path, "--server", elsewhere.url)
     assert done.returncode == 0, done.stderr
     assert counters.compiled == 3
-    assert counters.served == 4  # one step each, one more for any size, and no image
+    assert counters.served == 2 * 4  # two steps each, and of one more for any size; no image
     lines = done.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["128×64 b1", "128×64 b2", "128×72 b1"]
     assert all(line.endswith("1 compiled, 0 loaded  ready") for line in lines)

@@ -27,7 +27,7 @@ def right(served: Served, count: int, tokens: int = 4) -> bool:
 
 
 def test_graphs_are_made_for_so_many_values_and_no_more() -> None:
-    served, most = Served(process(), Cached()), graph_provider._MOST_VALUES
+    served, most = Served(process(), Cached()), graph_provider.MOST_VALUES
     assert all(right(served, count) for count in range(1, most + 9))
     assert served.counts["captured"] <= 2 * most  # of all sizes, and of these alone where that fails
     assert served.fallbacks == {"plain values among its arguments are others in each call": 8}

@@ -111,7 +111,7 @@ def test_a_note_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("noted", [[[1, 2, 3]], [[KEY]], [[KEY, 5]], {"a": 1}, "text", 7, [None]])
 def test_a_note_of_another_form_is_no_note(folders: Path, noted: object) -> None:
     """As a version that is yet to come may write it; it is sealed by the same key."""
-    notes = process(folders).builder._store.notes  # type: ignore[union-attr]
+    notes = GraphStore(folders / "cache", Trust(folders / "config")).notes
     for kind in ("calls", "options", "proved", "eager_seconds"):
         notes.write(kind, "call", noted)
     later = process(folders)

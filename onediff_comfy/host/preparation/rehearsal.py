@@ -1,4 +1,4 @@
-"""Rehearse an image: run one step, or decode and encode once, so that what a size needs is compiled and proved."""
+"""Rehearse an image: run two steps, or decode and encode once, so that what a size needs is compiled and proved."""
 
 from __future__ import annotations
 
@@ -36,13 +36,17 @@ class Rehearsal:
     nothing_compiled: Message
 
 
+_STEPS = 2
+"""The first shows how some models are to be served (``adapters/model.py``), and the second is."""
+
+
 def _sample_once(model: Any, samples: Any, positive: Any, negative: Any, exact: bool) -> None:
     samples = comfy.sample.fix_empty_latent_channels(model, samples)
     noise = comfy.sample.prepare_noise(samples, 0)
     cfg = 1.0 if negative is None else 7.0  # a model that is sampled at cfg 1 has no negative prompt
     model = adapter_of("model").preparing(model, exact)
     comfy.sample.sample(
-        model, noise, 1, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
+        model, noise, _STEPS, cfg, "euler", "simple", positive, negative or positive, samples, disable_pbar=True, seed=0
     )
 
 

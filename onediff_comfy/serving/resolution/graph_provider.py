@@ -29,7 +29,7 @@ from ..run import RunContext
 
 log = logging.getLogger(__name__)
 
-_MOST_VALUES = 12
+MOST_VALUES = 12
 """For so many values of plain arguments graphs are made, each a trace and perhaps a compilation."""
 
 
@@ -155,7 +155,7 @@ class GraphProvider:
         any_values = replace(signature.any_sizes(), structure=_any_values(signature.structure))
         known = self._values.setdefault((fingerprint, any_values), set())
         known.add(signature.structure)
-        if len(known) > _MOST_VALUES:
+        if len(known) > MOST_VALUES:
             known.discard(signature.structure)
             raise NotCovered(message("plain values among its arguments are others in each call"))
 

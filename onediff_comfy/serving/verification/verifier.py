@@ -119,7 +119,9 @@ class Verifier:
                 return self._shown_nothing(serve, expected)
         if not error <= allowed:
             return Verdict(expected, self._disproved(serve, error, allowed))
-        if not self._is_proved(serve) and not numerics.tells(expected):
+        with self._unplanned():
+            tells = self._is_proved(serve) or numerics.tells(expected)
+        if not tells:
             return self._shown_nothing(serve, expected)
         with self._unplanned():
             brief_error = self._brief_difference(serve, expected, run)
