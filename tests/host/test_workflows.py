@@ -95,7 +95,8 @@ def _as_api(editor: dict[str, Any], node_types: dict[str, Any], names: list[str]
 
 
 # Calls besides the first sampler's: two steps for any size and two for the one bucket; the ControlNet's, which leaves
-# out the last step; an image that is encoded and decoded; one that is sampled twice, and decoded in tiles of three shapes.
+# out the last step; an image that is encoded and decoded; one that is sampled twice, and decoded in tiles of three
+# shapes.
 _MORE_SERVED = {
     "shape_bucket": 2 + 2,
     "controlnet": SD15.steps - 1,
