@@ -12,6 +12,7 @@ from test_general import Served, process
 from torch import nn
 
 from onediff_comfy.engines.eager import EagerGraph
+from onediff_comfy.serving.verification.eager_times import EagerTimes
 
 
 class Wrong(nn.Module):
@@ -75,16 +76,34 @@ def test_what_never_tells_is_left_to_comfyui_after_a_few_calls() -> None:
     assert "retired" not in served.counts and "proved" not in served.counts
 
 
-def test_rounding_that_the_model_makes_large_retires_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rounded_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs round as if their inputs were off in the last place."""
     run = EagerGraph.__call__
 
-    def rounded_otherwise(graph: EagerGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+    def call(graph: EagerGraph, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
         signs = torch.randint(0, 2, tensors[0].shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
         return run(graph, weights, [tensors[0] * (1 + signs * torch.finfo(torch.float32).eps)])
 
-    monkeypatch.setattr(EagerGraph, "__call__", rounded_otherwise)
+    monkeypatch.setattr(EagerGraph, "__call__", call)
+
+
+GRAY = torch.full((1, 3, 16, 16), 0.5)
+
+
+@pytest.mark.usefixtures("rounded_otherwise")
+def test_rounding_that_the_model_makes_large_retires_no_graph() -> None:
     served = Served(process(), Normed())
-    assert off(served, torch.full((1, 3, 16, 16), 0.5)) == 0  # eager's output is given
+    assert off(served, GRAY) == 0  # eager's output is given
     assert "retired" not in served.counts and "proved" not in served.counts
     assert off(served, torch.randn(1, 3, 16, 16)) < 1e-4
     assert served.counts["proved"] == 1 and served.counts["compiled"] == 1
+
+
+@pytest.mark.usefixtures("rounded_otherwise")
+def test_nor_does_it_end_the_service_of_one_that_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(process(), Normed())
+    assert off(served, torch.randn(1, 3, 16, 16)) < 1e-4
+    monkeypatch.setattr(EagerTimes, "due", lambda *_: True)  # eager is timed beside each call
+    assert [off(served, GRAY) for _ in range(5)] == [0] * 5
+    assert (served.counts["served"], served.counts["proved"], served.fallbacks) == (6, 1, {})

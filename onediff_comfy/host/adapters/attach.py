@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -73,6 +74,14 @@ def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "
     status_of(node_id)(message("not accelerated: {reason}", reason=reason))
     log.warning("OneDiff: %s; %s passes through unchanged", reason, name)
     return thing
+
+
+@functools.cache
+def with_methods_of(methods: type, kind: type) -> Any:
+    """Return a subclass of ``kind``, a class of the host's, with these methods before its own; ``kind`` if it is one."""
+    if issubclass(kind, methods):
+        return kind
+    return type(kind.__name__, (methods, kind), {"__module__": kind.__module__})
 
 
 def release_on_detach(patcher: Any) -> None:

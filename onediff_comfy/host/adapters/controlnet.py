@@ -8,7 +8,6 @@ stay the host's. Nodes that apply a ControlNet copy it again, with the proxy.
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from ...serving.options import Options
 from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
 from .adapter import Adapter, module_at
-from .attach import dispatcher_for, pass_through, release_on_detach, unfit
+from .attach import dispatcher_for, pass_through, release_on_detach, unfit, with_methods_of
 from .module_proxy import ModuleProxy, module_behind, server_behind
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,8 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, co
         served = control.copy()
         served.control_model_wrapped = _resident_patcher(control)
         served.control_model = ModuleProxy(served.control_model_wrapped.model, server, ["forward"])
-        served.__class__ = _with_runs(type(served))  # type: ignore[arg-type]
+        kind: type = type(served)
+        served.__class__ = with_methods_of(_Runs, kind)
     served.previous_controlnet = control.previous_controlnet
     return served
 
@@ -98,14 +98,9 @@ class _Runs:
 
     def copy(self) -> Any:
         copied = super().copy()  # type: ignore[misc]
-        copied.__class__ = _with_runs(type(copied))  # type: ignore[arg-type]
+        kind: type = type(copied)
+        copied.__class__ = with_methods_of(_Runs, kind)
         return copied
-
-
-@functools.cache
-def _with_runs(kind: type) -> type:
-    """Return a subclass of ``kind``, a class of ControlNets, whose sampling runs are runs."""
-    return kind if issubclass(kind, _Runs) else type(kind.__name__, (_Runs, kind), {"__module__": kind.__module__})
 
 
 def _for_each_image(hint: torch.Tensor, latent: Any) -> torch.Tensor:

@@ -7,7 +7,6 @@ served. The patcher, the memory management and the tiling stay the host's. The V
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from ...store.artifact import Manifest
 from ..process.process import metrics
 from ..weights.dynamic_vram import is_dynamic, resident_clone
 from .adapter import Adapter, module_at
-from .attach import dispatcher_for, pass_through, unfit
+from .attach import dispatcher_for, pass_through, unfit, with_methods_of
 from .module_proxy import ModuleProxy, module_behind, served_instead, server_behind, serves
 from .video_pieces import PieceServer
 
@@ -68,7 +67,7 @@ def accelerate_vae(
     )
     dispatcher = dispatcher_for("VAE", engine, node_id, options, _VAEDispatcher)
     kind: type = type(vae)
-    copy: Any = object.__new__(_with_runs(kind))
+    copy: Any = object.__new__(with_methods_of(_Runs, kind))
     vars(copy).update(vars(vae))
     copy.patcher, module = _resident(vae, module)
     copy.first_stage_model = ModuleProxy(module, dispatcher, methods)
@@ -205,12 +204,6 @@ class _Runs:
                 )
             return
         yield
-
-
-@functools.cache
-def _with_runs(kind: type) -> type:
-    """Return a subclass of ``kind``, a class of VAEs, whose calls are runs."""
-    return kind if issubclass(kind, _Runs) else type(kind.__name__, (_Runs, kind), {"__module__": kind.__module__})
 
 
 def _calls(dispatcher: Dispatcher) -> int:
