@@ -78,7 +78,7 @@ def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "
 
 @functools.cache
 def with_methods_of(methods: type, kind: type) -> Any:
-    """Return a subclass of ``kind``, a class of the host's, with these methods before its own; ``kind`` if it is one."""
+    """Return a subclass of a class of the host's with these methods before its own; the class itself if it is one."""
     if issubclass(kind, methods):
         return kind
     return type(kind.__name__, (methods, kind), {"__module__": kind.__module__})
