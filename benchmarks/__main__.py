@@ -6,8 +6,9 @@
 
 The file is DATE-GPU-bench.json, or DATE-GPU-any-card.json, and is written anew after each script. Graphs are compiled
 into an empty folder that all scripts share but those that begin with nothing. Where there are several GPUs, all
-compile, and then each measures one script after another, alone, with its share of the processor's cores. Ends with 1 if
-a script failed; the others' results are kept.
+compile, and then each measures one script after another, alone, with its share of the processor's cores. First images
+are measured with another PyTorch, too, where --other-torch names a folder that has it (made by `pip install --target`).
+Ends with 1 if a script failed; the others' results are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from .files import Report, file_name, read, results_folder, write
-from .plan import PLANS, Job, Step
+from .plan import PLANS, Job, Step, with_other_torch
 from .summary import table
 
 _POLL_S = 0.5
@@ -51,10 +52,13 @@ def main() -> int:
     )
     parser.add_argument("--patience", type=float, default=1800, help="seconds after which a process is ended")
     parser.add_argument("--gib", type=int, help="of each GPU, for processes that compile at once (default: nearly all)")
+    parser.add_argument("--other-torch", type=Path, help="folder of packages with another PyTorch")
     options = parser.parse_args()
     jobs = [job for job in PLANS[options.plan] if options.only is None or job.what in options.only.split(",")]
     if not jobs:
         parser.error(f"--only names nothing of {', '.join(job.what for job in PLANS[options.plan])}")
+    if options.other_torch is not None:
+        jobs = list(with_other_torch(jobs, str(options.other_torch.resolve(strict=True))))
     missing = _missing()
     if missing is not None:
         parser.exit(1, f"no graph could be kept, so each would be compiled again where it is to be timed: {missing}\n")
@@ -202,7 +206,8 @@ class Bench:
             output, log = (self._log(step).with_suffix(suffix) for suffix in (".json", ".log"))
             output.unlink(missing_ok=True)
             with log.open("wb") as said:
-                status = _status(self._command(step, output), _environment(folder, gpu), self._patience, cores, said)
+                environment = _environment(folder, gpu, job.packages)
+                status = _status(self._command(step, output), environment, self._patience, cores, said)
             found: dict[str, Any] = {"s": time.monotonic() - start, "status": status, "module": step.module}
             if output.exists():
                 found["report"] = read(output)
@@ -212,13 +217,13 @@ class Bench:
             print(f"\n== {job.what}: {step.module} {' '.join(step.arguments)}", flush=True)
             print(log.read_text(errors="replace")[-_TAIL:], flush=True)
             print(f"== {job.what}: {found['s']:.0f} s, ended with {status}", flush=True)
-            self._note(job.what, found)
+            self._note(job, found)
 
-    def _note(self, what: str, found: dict[str, Any]) -> None:
+    def _note(self, job: Job, found: dict[str, Any]) -> None:
         """Write down what came of a job."""
-        self.report["jobs"][what] = found
+        self.report["jobs"][job.what] = found
         self.report["wall_s"] = time.monotonic() - self._start
-        if "report" in found:
+        if "report" in found and not job.packages:
             self.report["environment"] = found["report"]["environment"]
         if self.path is not None:
             self._results.mkdir(parents=True, exist_ok=True)
@@ -253,8 +258,10 @@ class Bench:
         return command
 
 
-def _environment(folder: Path, gpu: str) -> dict[str, str]:
+def _environment(folder: Path, gpu: str, packages: str = "") -> dict[str, str]:
     own = {"ONEDIFF_CACHE_DIR": f"{folder}/store", "ONEDIFF_CONFIG_DIR": f"{folder}/config"}
+    if packages:
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
     return {**os.environ, **own, **({_VISIBLE: gpu} if gpu else {})}
 
 

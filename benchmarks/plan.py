@@ -5,8 +5,8 @@ A plan's long jobs come first, so that several GPUs end at about the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from .whole import PARTS
 
@@ -40,6 +40,7 @@ class Job:
         compiled: further arguments, for each of the processes that make its graphs before.
         gib: GPU memory that a process takes at most, roughly.
         alone: it needs folders of its own with nothing in them.
+        packages: a folder of Python packages that its processes find first: another PyTorch; none if empty.
     """
 
     what: str
@@ -49,6 +50,7 @@ class Job:
     compiled: tuple[str, ...] = ()
     gib: int = 8
     alone: bool = False
+    packages: str = ""
 
     def measuring(self) -> Step:
         """Return the process that measures it."""
@@ -60,6 +62,14 @@ class Job:
         for more in self.compiled:
             arguments = (*self.arguments.split(), "--rounds", "1", *more.split())
             yield Step(f"{self.what} {more}".strip(), self.module, arguments, self.gib)
+
+
+def with_other_torch(jobs: Sequence[Job], packages: str) -> Iterator[Job]:
+    """Yield the jobs; those of first images once more with the PyTorch of a folder of packages."""
+    for job in jobs:
+        yield job
+        if job.module == "restart":
+            yield replace(job, what=f"{job.what}-other-torch", packages=packages)
 
 
 _OURS = "onediff-inductor"

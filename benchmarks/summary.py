@@ -70,7 +70,8 @@ def _vae(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
 
 def _restart(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:
     for row in report["processes"]:
-        yield _row(what, row["variant"], f"{row['first_image_s']:.1f} s: first image of the {row['process']} process")
+        time = f"{row['first_image_s']:.1f} s: first image of the {row['process']} process"
+        yield _row(what, row["variant"], f"{time}, PyTorch {report['environment']['torch']}")
 
 
 def _background(what: str, report: Report, _bench: Report) -> Iterator[list[str]]:

@@ -22,7 +22,7 @@ from benchmarks import __main__ as everything
 from benchmarks import variants, whole
 from benchmarks.files import file_name
 from benchmarks.measures import psnr, relative_error, ssim
-from benchmarks.plan import PLANS, Job, Step
+from benchmarks.plan import PLANS, Job, Step, with_other_torch
 from benchmarks.quality import against_float32, comparison
 from benchmarks.sampling import ours_failed
 from benchmarks.summary import table
@@ -236,7 +236,7 @@ def test_the_table_has_a_cell_for_everything_that_was_measured_and_nothing_else(
         "tiny": job("sampling", sampling_report(torch_compile="RuntimeError: no")),
         "video": job("whole", {"variants": {"eager": of_all, "onediff-inductor": {**of_all, "whole_s": 1.2}}}),
         "vae": job("vae", {"rows": vae}),
-        "restart": job("restart", {"processes": restarts}),
+        "restart": job("restart", {"processes": restarts, "environment": ENVIRONMENT}),
         "background": job("any_size", {"background": {"eager_image_s": 1.0, "image_meanwhile_s": 1.25}}),
         "quality-tiny": job("quality", quality_report()),
         "broken": {"module": "sampling", "status": 3, "s": 1.0},
@@ -251,7 +251,7 @@ def test_the_table_has_a_cell_for_everything_that_was_measured_and_nothing_else(
         "| video | onediff-inductor | 1.200 (2.300 to 2.500) s: text 0.100, steps 2.000, decoding 0.300 | 2.00x | 10 |"
     )
     assert lines[10].startswith("| vae decode 64 | general | 4.0 ms | 2.00x |")
-    assert lines[12].startswith("| restart | eager | 4.0 s: first image of the second process |")
+    assert lines[12].startswith("| restart | eager | 4.0 s: first image of the second process, PyTorch 2.13.0 |")
     assert lines[14].startswith("| background | while another process compiles | 1.250 s an image | 0.80x |")
     assert lines[15].startswith("| broken |  | failed with 3 |") and len(lines) == 16
 
@@ -314,6 +314,26 @@ def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeyp
         "whole": 0,
     }
     assert "report" not in jobs["broken"] and jobs["partly"]["report"] == jobs["whole"]["report"] == sampling_report()
+
+
+def test_first_images_are_measured_with_another_torch_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes find that one first, and the file's environment is not theirs."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "torch.py").write_text("__version__ = '9.9'")
+    code = """
+import json, sys, torch
+json.dump({"environment": {"date": "2026-01-02", "gpu": "NVIDIA H100", "torch": torch.__version__}, "processes": []},
+          open(sys.argv[-1], "w"))
+"""
+    monkeypatch.setattr(everything.Bench, "_command", lambda _, __, output: [sys.executable, "-c", code, str(output)])
+    bench = everything.Bench("tiny", tmp_path, tmp_path / "results")
+    jobs = list(with_other_torch([job for job in PLANS["tiny"] if job.module != "whole"], str(packages)))
+    assert [job.what for job in jobs] == ["tiny", "restart-tiny", "restart-tiny-other-torch", "quality-tiny"]
+    bench.measure(jobs[1:3], [""])
+    found = {what: job["report"]["environment"]["torch"] for what, job in bench.report["jobs"].items()}
+    assert found == {"restart-tiny": torch.__version__, "restart-tiny-other-torch": "9.9"}
+    assert bench.report["environment"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize(
