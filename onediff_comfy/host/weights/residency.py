@@ -23,6 +23,7 @@ from ...capture.parameters import signature_of
 from ...messages import message
 from ..compatibility import BRINGS_WEIGHTS
 from .layer_images import KEYS, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype
+from .pinned_module import can_pin, vbar_functions
 
 _PREFETCH = "comfy.model_prefetch"
 
@@ -112,8 +113,23 @@ class StreamedModules:
             self._cast(layers, device)
             yield
             return
+        with _there(dynamic) as weights:
+            if weights is None:
+                with self._fetched(layers, dynamic, device):
+                    yield
+                return
+            for layer, parameters in zip(layers, self._images.parameters, strict=True):
+                if layer in weights:
+                    put(parameters, weights[layer])
+                else:
+                    convert(parameters, layer, device)
+            yield
+
+    @contextlib.contextmanager
+    def _fetched(self, layers: Sequence[Any], dynamic: Sequence[Any], device: torch.device) -> Iterator[None]:
+        """Have the host's streams bring the weights of layers in Dynamic VRAM, and take them back in the end."""
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
-        missing = [layer for layer in dynamic if getattr(layer, "_prefetch", None) is None]
+        missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
         stream = comfy.ops.cast_modules_with_vbar(
             missing, None, device, None, memory.device_supports_non_blocking(device)
         )
@@ -155,6 +171,53 @@ class StreamedModules:
             bias_dtype = None if layer.bias is None else self._dtype if changed else layer.bias.dtype
             found = comfy.ops.cast_bias_weight(layer, None, dtype, device, bias_dtype)
             put(parameters, found)
+
+
+@contextlib.contextmanager
+def _there(layers: Sequence[Any]) -> Iterator[dict[Any, tuple[Any, Any]] | None]:
+    """Yield the weight and bias of each layer in Dynamic VRAM, if all are on the device, and stay there inside.
+
+    Yield None if the host has to bring some, or computes with something else than what it keeps. Most blocks of a model
+    that nearly fits are there in each step, and the host's own way to find that out takes it a third of a millisecond.
+    """
+    if not can_pin() or not all(map(_is_kept_as_it_is, map(vars, layers))):
+        yield None
+        return
+    vbar, pinned = vbar_functions(), []
+    try:
+        for layer in layers:
+            signature = vbar.vbar_fault(layer._v)
+            if signature is not None:
+                pinned.append(layer._v)
+            if not vbar.vbar_signature_compare(signature, layer._v_signature):
+                break
+        else:
+            yield {layer: (layer._v_weight, layer._v_bias) for layer in layers}
+            return
+    finally:
+        for pages in pinned:
+            vbar.vbar_unpin(pages)
+    yield None
+
+
+def _is_kept_as_it_is(state: dict[str, Any]) -> bool:
+    """Return True if what the host last kept of a layer's weights is what the layer computes with.
+
+    Args:
+        state: the layer's.
+    """
+    if state.get("_v_signature") is None or state.get("_prefetch") is not None:  # a queue of the host's takes it back
+        return False
+    own = state["_parameters"]
+    for key in KEYS:
+        kept, weight = state.get(f"_v_{key}"), own.get(key)
+        if state.get(f"{key}_function") or (kept is None) != (weight is None):
+            return False
+        if kept is not None and kept.dtype != (state.get(f"{key}_comfy_model_dtype") or weight.dtype):
+            return False
+        if kept is not None and kept.dtype.itemsize == 1 and state.get(f"{key}_lowvram_function") is not None:
+            return False
+    return True
 
 
 def kind_of(module: torch.nn.Module) -> Hashable:
