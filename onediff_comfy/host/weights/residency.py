@@ -180,7 +180,7 @@ def _there(layers: Sequence[Any]) -> Iterator[dict[Any, tuple[Any, Any]] | None]
     Yield None if the host has to bring some, or computes with something else than what it keeps. Most blocks of a model
     that nearly fits are there in each step, and the host's own way to find that out takes it a third of a millisecond.
     """
-    if not can_pin() or not all(map(_is_kept_as_it_is, map(vars, layers))):
+    if not can_pin() or not all(_is_kept_as_it_is(vars(layer)) for layer in layers):
         yield None
         return
     vbar, pinned = vbar_functions(), []
