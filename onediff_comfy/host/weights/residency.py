@@ -113,39 +113,25 @@ class StreamedModules:
             self._cast(layers, device)
             yield
             return
-        with _there(dynamic) as weights:
-            if weights is None:
-                with self._fetched(layers, dynamic, device):
-                    yield
-                return
-            for layer, parameters in zip(layers, self._images.parameters, strict=True):
-                if layer in weights:
-                    put(parameters, weights[layer])
-                else:
-                    convert(parameters, layer, device)
-            yield
-
-    @contextlib.contextmanager
-    def _fetched(self, layers: Sequence[Any], dynamic: Sequence[Any], device: torch.device) -> Iterator[None]:
-        """Have the host's streams bring the weights of layers in Dynamic VRAM, and take them back in the end."""
-        # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
-        missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
-        stream = comfy.ops.cast_modules_with_vbar(
-            missing, None, device, None, memory.device_supports_non_blocking(device)
-        )
-        try:
-            memory.sync_stream(device, stream)
-            for layer, parameters in zip(layers, self._images.parameters, strict=True):
-                if "_v" in vars(layer):
-                    put(parameters, self._resolved(layer, device))
-                else:
-                    convert(parameters, layer, device)
-            yield
-        finally:
-            if stream is not None:
-                stream.wait_stream(memory.current_stream(device))
-            if missing:
-                take_back(layers[0], missing)
+        with _there(dynamic) as kept:
+            # A queue of the host's may have brought some, and takes those back. Twice brought is never taken back.
+            missing = [each for each in dynamic if each not in kept and vars(each).get("_prefetch") is None]
+            stream = comfy.ops.cast_modules_with_vbar(
+                missing, None, device, None, memory.device_supports_non_blocking(device)
+            )
+            try:
+                memory.sync_stream(device, stream)
+                for layer, parameters in zip(layers, self._images.parameters, strict=True):
+                    if "_v" in vars(layer):
+                        put(parameters, kept[layer] if layer in kept else self._resolved(layer, device))
+                    else:
+                        convert(parameters, layer, device)
+                yield
+            finally:
+                if stream is not None:
+                    stream.wait_stream(memory.current_stream(device))
+                if missing:
+                    take_back(layers[0], missing)
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
@@ -174,30 +160,26 @@ class StreamedModules:
 
 
 @contextlib.contextmanager
-def _there(layers: Sequence[Any]) -> Iterator[dict[Any, tuple[Any, Any]] | None]:
-    """Yield the weight and bias of each layer in Dynamic VRAM, if all are on the device, and stay there inside.
+def _there(layers: Sequence[Any]) -> Iterator[dict[Any, tuple[Any, Any]]]:
+    """Yield the weight and bias of those layers in Dynamic VRAM that the host need not bring, and has computed with.
 
-    Yield None if the host has to bring some, or computes with something else than what it keeps. Most blocks of a model
-    that nearly fits are there in each step, and the host's own way to find that out takes it a third of a millisecond.
+    They stay on the device until the context ends. To have the host find out that they are there takes it ten times as
+    long, for each layer of each block in each step.
     """
-    if not can_pin() or not all(_is_kept_as_it_is(vars(layer)) for layer in layers):
-        yield None
-        return
     vbar, pinned = vbar_functions(), []
+    found: dict[Any, tuple[Any, Any]] = {}
     try:
-        for layer in layers:
-            signature = vbar.vbar_fault(layer._v)
-            if signature is not None:
-                pinned.append(layer._v)
-            if not vbar.vbar_signature_compare(signature, layer._v_signature):
-                break
-        else:
-            yield {layer: (layer._v_weight, layer._v_bias) for layer in layers}
-            return
+        for layer in layers if can_pin() else ():
+            if _is_kept_as_it_is(vars(layer)):
+                signature = vbar.vbar_fault(layer._v)
+                if signature is not None:
+                    pinned.append(layer._v)
+                if vbar.vbar_signature_compare(signature, layer._v_signature):
+                    found[layer] = layer._v_weight, layer._v_bias
+        yield found
     finally:
         for pages in pinned:
             vbar.vbar_unpin(pages)
-    yield None
 
 
 def _is_kept_as_it_is(state: dict[str, Any]) -> bool:
