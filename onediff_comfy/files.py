@@ -52,10 +52,11 @@ def read_regular(path: Path, limit: int, forbidden: int = 0) -> bytes:
         descriptor = os.open(path, _READ)
     except ValueError as error:
         raise OSError(message("no file can have the name {path}", path=printable(str(path)))) from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(message("{path} is not a regular file", path=path))
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(message("{path} is not a regular file", path=path))
         if forbidden:
             _refuse_rights(path, status, forbidden)
         if status.st_size > limit:
