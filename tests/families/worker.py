@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def keys(name: str, family: Family, engine: str) -> Keys:
-    """Of a small image of one step."""
+    """Of a small image of two steps: the first call of some families is ComfyUI's."""
     from onediff_comfy.capture.target.target import Target
     from onediff_comfy.host.adapters.model import accelerate
     from onediff_comfy.host.process.process import library
@@ -118,7 +118,7 @@ def keys(name: str, family: Family, engine: str) -> Keys:
     plain = family.load()
     target = Target(plain.model.diffusion_model, host_services().code)
     before = library().cache.sizes().keys()
-    image(family, accelerate(plain, engine), steps=1)
+    image(family, accelerate(plain, engine), steps=2)
     return Keys(name, engine, target.fingerprint, target.refusal, sorted(library().cache.sizes().keys() - before))
 
 
