@@ -6,13 +6,16 @@ import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import filelock
 
 from .messages import message, printable
 
-TEMPORARY_SUFFIX = ".part"
+TEMPORARY_SUFFIX = ".onediff-part"
+"""Of files that are being written. What crashed writers left is removed: nobody else's may have such a name."""
 
 _LONGEST_NAME = 200
 """Bytes of a name: file systems take 255, less what is added to it."""
@@ -36,8 +39,9 @@ class NotPrivate(PermissionError):
     """Other users of this machine own a file or folder of ours, or have rights to it."""
 
 
-def read_regular(path: Path, limit: int, forbidden: int = 0) -> bytes:
-    """Return the content of a regular file. What is opened is what is judged: nothing can be exchanged in between.
+@contextlib.contextmanager
+def open_regular(path: Path, limit: int, forbidden: int = 0) -> Iterator[tuple[BinaryIO, int]]:
+    """Yield a regular file, to be read, and its size. What is opened is what is judged: nothing can come in between.
 
     Args:
         path: of a regular file, or of a link to one.
@@ -61,8 +65,18 @@ def read_regular(path: Path, limit: int, forbidden: int = 0) -> bytes:
             _refuse_rights(path, status, forbidden)
         if status.st_size > limit:
             raise OSError(message("{path} is larger than {limit} MB", path=path, limit=limit >> 20))
-        content = file.read(status.st_size + 1)
-        if len(content) > status.st_size:  # of a file that grows without end, too
+        yield file, status.st_size
+
+
+def read_regular(path: Path, limit: int, forbidden: int = 0) -> bytes:
+    """Return the content of a regular file; as ``open_regular``.
+
+    Raises:
+        OSError: also, it was written to meanwhile.
+    """
+    with open_regular(path, limit, forbidden) as (file, size):
+        content = file.read(size + 1)
+        if len(content) > size:  # of a file that grows without end, too
             raise OSError(message("{path} was written to while it was read", path=path))
         return content
 

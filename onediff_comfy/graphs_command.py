@@ -159,7 +159,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from .files import write_atomically
-    from .store.artifact import pack
+    from .store.graph_file import pack
 
     artifacts = _artifacts(options.graph)
     for artifact in artifacts:
@@ -209,7 +209,8 @@ def _graphs_in(path: Path) -> list[Artifact]:
         OSError: it cannot be read, or holds no graphs; names the file, and says what to do.
     """
     from .files import read_regular
-    from .store.artifact import MAX_FILE, ArtifactError, unpack
+    from .store.artifact import ArtifactError
+    from .store.graph_file import MAX_FILE, unpack
 
     try:
         artifacts = unpack(read_regular(path, MAX_FILE))
@@ -239,7 +240,7 @@ def _kept(name: str) -> Entry:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    manifest = entry.artifact.manifest if entry.artifact else None
+    manifest = entry.manifest
     return {
         "key": entry.path.stem,
         "path": str(entry.path),

@@ -13,13 +13,14 @@ import torch
 from ..cache.keys import Variant, compiler
 from ..engines import choose
 from ..engines.base import EngineError
-from ..files import check_name, read_regular, write_atomically
+from ..files import check_name, write_atomically
 from ..messages import Message, joined, message, printable
 from ..model_families import ALL_SIZES, describe
 from ..serving.dispatcher import Dispatcher
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from ..settings import GRAPHS_FOLDER as FOLDER
-from ..store.artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
+from ..store.artifact import Artifact, ArtifactError
+from ..store.graph_file import open_graphs, pack
 from ..store.trust import Untrusted, VerifiedArtifact
 from .adapters.adapter import adapter_of, device_of, dispatcher_of
 from .compatibility import KINDS
@@ -136,7 +137,8 @@ def _read(name: str) -> list[VerifiedArtifact]:
         raise ValueError(message("there is no file {name} in models/{folder}", name=name, folder=FOLDER))
     path = Path(found)
     try:
-        return [store().verified(artifact, path) for artifact in unpack(read_regular(path, MAX_FILE))]
+        with open_graphs(path) as artifacts:
+            return [store().verified(artifact, path) for artifact in artifacts]
     except (ArtifactError, Untrusted, OSError) as error:
         raise ValueError(message("{name} was not loaded: {error}", name=name, error=error)) from error
 

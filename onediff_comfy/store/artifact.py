@@ -1,4 +1,4 @@
-"""The artifact: one compiled graph, or several, in one file.
+"""The artifact: one compiled graph as it stands in a file (see ``graph_file``).
 
 The file is a safetensors container, a format that can be read without running anything: a JSON
 header, then bytes. Each graph has
@@ -18,34 +18,20 @@ import functools
 import hashlib
 import json
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
-
-import safetensors
-import safetensors.torch
-import torch
 
 from ..messages import message, printable
 
 FORMAT = 2
+"""Raised when an older reader could misunderstand a newer file."""
 LONGEST_OPTION, MOST_OPTIONS = 2_000, 1_000
 """Characters of the name of what is read, and names for one reader: a manifest with more is refused."""
-"""Raised when an older reader could misunderstand a newer file."""
 
-_MARK = "onediff-comfy compiled graphs"
-
-MAX_FILE = 4 << 30
-"""Bytes that a file of graphs may have; the largest graph that was seen has some 100 MB."""
-_MAX_HEADER = 32 << 20
-_MAX_GRAPHS = 1000
 # Of arrays, objects and their members: a header of nothing but empty arrays takes twenty times its size in memory.
 _MAX_VALUES = 2_000_000
 
-_SEAL = re.compile(r"([0-9a-f]{64})?")
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 _PART_NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+(?:/[A-Za-z0-9_.+-]+)*", re.ASCII)
 _LONGEST_NAME = 250
 
@@ -142,7 +128,7 @@ class Manifest:
         except Exception as error:  # any shape of JSON may come in here
             raise ArtifactError(
                 message(
-                    "the manifest cannot be read ({kind}: {error})", kind=type(error).__name__, error=_in_short(error)
+                    "the manifest cannot be read ({kind}: {error})", kind=type(error).__name__, error=in_short(error)
                 )
             ) from error
 
@@ -193,68 +179,6 @@ class Artifact:
         return {name: self.data[name] for name in declared}
 
 
-def pack(artifacts: Sequence[Artifact]) -> bytes:
-    """Return the bytes of a file with these graphs."""
-    tensors = {}
-    entries = []
-    for number, artifact in enumerate(artifacts):
-        entries.append({"manifest": artifact.manifest_text, "seal": artifact.seal})
-        for name, data in artifact.data.items():
-            # frombuffer refuses an empty buffer
-            tensors[f"{number}/{name}"] = (
-                torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-            )
-    content = safetensors.torch.save(tensors, {"format": _MARK, "graphs": json.dumps(entries)})
-    _header(content)  # what could not be read again is not written
-    return content
-
-
-def unpack(content: bytes) -> list[Artifact]:
-    """Return the graphs in a file's bytes; reads, runs nothing.
-
-    Raises:
-        ArtifactError: this is no artifact, or it is damaged beyond reading.
-    """
-    try:
-        entries = _entries(content)
-        parts: list[dict[str, bytes]] = [{} for _ in entries]
-        for name, tensor in safetensors.deserialize(content):
-            number, part = _place(name, len(entries))
-            if tensor["dtype"] != "U8" or len(tensor["shape"]) != 1:
-                raise ArtifactError(message("part {name} is damaged", name=name))
-            parts[number][part] = bytes(tensor["data"])
-        return [Artifact(e["manifest"], e["seal"], data) for e, data in zip(entries, parts, strict=True)]
-    except ArtifactError:
-        raise
-    except Exception as error:  # damaged bytes can fail in any of the parsers above
-        raise ArtifactError(
-            message("the file is damaged ({kind}: {error})", kind=type(error).__name__, error=_in_short(error))
-        ) from error
-
-
-def manifests_in(path: Path) -> list[Manifest]:
-    """Return what a file's header says of its graphs, without reading their parts; nobody has vouched for it yet.
-
-    Raises:
-        ArtifactError: this is no artifact, or its header is damaged.
-        OSError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            (length,) = struct.unpack("<Q", start)
-            if length > _MAX_HEADER:
-                raise ArtifactError(message("the file is cut short, or is not a compiled graph"))
-            content = start + file.read(length)
-        return [Manifest.from_json(entry["manifest"]) for entry in _entries(content)]
-    except (ArtifactError, OSError):
-        raise
-    except Exception as error:  # as in unpack
-        raise ArtifactError(
-            message("the file is damaged ({kind}: {error})", kind=type(error).__name__, error=_in_short(error))
-        ) from error
-
-
 def parse_json(text: str | bytes) -> Any:
     """Read JSON of which each reader makes the same: UTF-8, no key twice, no number that is none.
 
@@ -278,44 +202,11 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-def _header(content: bytes) -> bytes:
-    (length,) = struct.unpack_from("<Q", content)
-    if length > min(_MAX_HEADER, len(content) - 8):
-        raise ArtifactError(message("the file is cut short, or is not a compiled graph"))
-    return content[8 : 8 + length]
-
-
-def _entries(content: bytes) -> list[dict[str, str]]:
-    """Return manifest and seal of each graph in a file, as they are written."""
-    metadata = parse_json(_header(content)).get("__metadata__", {})
-    if metadata.get("format") != _MARK:
-        raise ArtifactError(message("the file is not a compiled graph of onediff-comfy"))
-    entries = parse_json(metadata["graphs"])
-    if not entries:
-        raise ArtifactError(message("the file holds no graphs"))
-    if not isinstance(entries, list) or len(entries) > _MAX_GRAPHS:
-        raise ValueError("no list of graphs")
-    for entry in entries:
-        if set(entry) != {"manifest", "seal"} or not all(isinstance(text, str) for text in entry.values()):
-            raise ValueError("a graph has other fields than a manifest and a seal")
-        if not entry["manifest"].isascii() or not _SEAL.fullmatch(entry["seal"]):
-            raise ValueError("a manifest or seal has characters that none has")
-    return entries
-
-
-def _place(name: str, graphs: int) -> tuple[int, str]:
-    """Return the graph that a part belongs to, and the part's name. No part has two spellings."""
-    number, _, part = name.partition("/")
-    if not _NUMBER.fullmatch(number) or int(number) >= graphs or not is_part_name(part):
-        raise ValueError("a part has a name that none has")
-    return int(number), part
-
-
 def is_part_name(name: str) -> bool:
     """Return True if a part can have this name: it is a path that leads nowhere but down, and has one spelling."""
     return len(name) <= _LONGEST_NAME and _PART_NAME.fullmatch(name) is not None
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """Return what a parser said, which may quote what it read: in one short line that a terminal can show."""
     return printable(str(error).partition("\n")[0])[:200]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..settings import GRAPH_SUFFIX
-from .artifact import ArtifactError, Manifest, manifests_in
+from .artifact import ArtifactError, Manifest
+from .graph_file import manifests_in
 from .store import GraphStore
 
 

@@ -22,12 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import TEMPORARY_SUFFIX, private_lock, read_regular, write_atomically
+from ..files import TEMPORARY_SUFFIX, private_lock, write_atomically
 from ..folders import cache_folder, config_folder, shared_cache_folder, store_role, store_url
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES, FLEET_PACKAGES
 from ..settings import GRAPH_SUFFIX as SUFFIX
-from .artifact import MAX_FILE, Artifact, ArtifactError, pack, unpack
+from .artifact import Artifact, ArtifactError, Manifest
+from .graph_file import open_graphs, pack
 from .notes import PROVED, Notes, path_in
 from .remote.tier_counters import TierCounters
 from .trust import Trust, Untrusted, VerifiedArtifact
@@ -53,15 +54,27 @@ class Entry:
         path: where it is.
         nbytes: its size.
         used: when it was last used, seconds since the epoch.
-        artifact: what is in it, with a manifest that can be read; None if it cannot, or is of another name.
+        manifest: what is in it; None if that cannot be read, or the file is of another name.
         problem: why it cannot be read or may not be loaded, if so.
     """
 
     path: Path
     nbytes: int
     used: float
-    artifact: Artifact | None
+    manifest: Manifest | None
     problem: str | None
+
+    @property
+    def artifact(self) -> Artifact | None:
+        """Return what is in the file, read now with all its parts; None if there is no ``manifest``.
+
+        Raises:
+            ArtifactError, OSError: it is another by now.
+        """
+        if self.manifest is None:
+            return None
+        with _graph_in(self.path) as found:
+            return Artifact(found.manifest_text, found.seal, dict(found.data))
 
 
 class GraphStore:
@@ -103,7 +116,8 @@ class GraphStore:
         for folder in self.folders:
             path = path_in(folder, _GRAPHS, key)
             try:
-                artifact = self.verified(_graph_in(path), path)
+                with _graph_in(path) as found:
+                    artifact = self.verified(found, path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (ArtifactError, Untrusted, OSError) as error:
@@ -206,13 +220,14 @@ class GraphStore:
 
     def _entry(self, path: Path) -> Entry:
         status = path.lstat()
-        artifact = problem = None
+        manifest = problem = None
         try:
-            artifact = _graph_in(path)
-            self.verified(artifact, path)
+            with _graph_in(path) as artifact:
+                manifest = artifact.manifest
+                self.verified(artifact, path)
         except (ArtifactError, Untrusted, OSError) as error:
             problem = str(error)
-        return Entry(path, status.st_size, status.st_mtime, artifact, problem)
+        return Entry(path, status.st_size, status.st_mtime, manifest, problem)
 
     def prune(self, limit: int | None = None, keep: Path | None = None) -> list[Path]:
         """Remove the least recently used graphs until the rest fits ``limit`` bytes (default: the store's).
@@ -250,23 +265,25 @@ class GraphStore:
             os.utime(path, ns=(now, now))
 
 
-def _graph_in(path: Path) -> Artifact:
-    """Return the one graph in a file of the store.
+@contextlib.contextmanager
+def _graph_in(path: Path) -> Iterator[Artifact]:
+    """Yield the one graph in a file of the store; see ``open_graphs``.
 
     Raises:
         ArtifactError: it cannot be read, or is not the one that the file is named by.
         OSError: it is missing, or no file.
     """
-    artifacts = unpack(read_regular(path, MAX_FILE))
-    if [artifact.manifest.key for artifact in artifacts] != [path.stem]:
-        raise ArtifactError(message("it holds another graph than its name says"))
-    return artifacts[0]
+    with open_graphs(path) as artifacts:
+        if [artifact.manifest.key for artifact in artifacts] != [path.stem]:
+            raise ArtifactError(message("it holds another graph than its name says"))
+        yield artifacts[0]
 
 
 def _holds(path: Path, artifact: Artifact) -> bool:
     """Return True if exactly this graph is there, whoever sealed it."""
     try:
-        return _graph_in(path).digest == artifact.digest
+        with _graph_in(path) as found:
+            return found.digest == artifact.digest
     except (OSError, ArtifactError):
         return False
 

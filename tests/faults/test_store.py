@@ -16,13 +16,15 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from onediff_comfy.store import store as store_module
-from onediff_comfy.store.artifact import FORMAT, Artifact, ArtifactError, Manifest, Part, pack, unpack
+from onediff_comfy.store.artifact import FORMAT, Artifact, ArtifactError, Manifest, Part
+from onediff_comfy.store.graph_file import pack, unpack
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust, Untrusted
 
@@ -393,13 +395,84 @@ def test_a_clock_that_was_set_back_does_not_cost_the_newest_graph(
 
 def test_what_crashed_writers_left_is_cleared_away(store: GraphStore) -> None:
     path = store.save(make_artifact())
-    stale, fresh = path.with_name(".1-a.part"), path.with_name(".2-b.part")
-    stale.write_text("x")
-    fresh.write_text("x")
+    stale, fresh = path.with_name(".1-a.onediff-part"), path.with_name(".2-b.onediff-part")
+    theirs = store.folder / "Downloads" / ".debian.iso.part"  # a person's home may be the cache folder
+    theirs.parent.mkdir()
+    for file in (stale, fresh, theirs):
+        file.write_text("x")
     os.utime(stale, (0, 0))
+    os.utime(theirs, (0, 0))
     store.prune()
     assert not stale.exists()
     assert fresh.exists()  # somebody may be writing it now
+    assert theirs.exists()
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Yield what returns the bytes that Python holds now, and has held at most."""
+    tracemalloc.start()
+    try:
+        yield tracemalloc.get_traced_memory
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_nobody_vouches_for_takes_no_memory(store: GraphStore) -> None:
+    """Of a gigabyte in the header and nothing on the disk."""
+    text, large = make_artifact().manifest_text, 1 << 30
+    fields = {"format": "onediff-comfy compiled graphs", "graphs": json.dumps([{"manifest": text, "seal": ""}])}
+    part = {"dtype": "U8", "shape": [large], "data_offsets": [0, large]}
+    header = json.dumps({"__metadata__": fields, "0/constants": part}).encode()
+    path = store.folder / "graphs" / f"{KEY}.graph"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + large)
+    with _memory() as held:
+        assert store.find(KEY) is None
+        (entry,) = store.entries()
+        assert entry.problem is not None and "was not compiled by this installation" in entry.problem
+        assert held()[1] < 10 << 20
+
+
+def test_a_list_of_graphs_holds_none_of_them(store: GraphStore) -> None:
+    size = 4 << 20
+    for number in range(10):
+        store.save(make_artifact(f"{number:064x}", size))
+    with _memory() as held:
+        entries = store.entries()
+        now, most = held()
+    assert [entry.problem for entry in entries] == [None] * 10
+    assert now < size < most < 4 * size  # one at a time, to be looked at
+    artifact = entries[0].artifact
+    assert artifact is not None and len(artifact.checked_parts()["engine/artifact"]) == size
+
+
+def test_parts_that_do_not_lie_one_behind_the_other_are_damage(store: GraphStore) -> None:
+    """A part that lies in two places, or bytes that belong to none, would be read by some and not by others."""
+    good = store.save(make_artifact()).read_bytes()
+    length = int.from_bytes(good[:8], "little")
+    header, data = json.loads(good[8 : 8 + length]), good[8 + length :]
+    name = "0/engine/artifact"
+    begin, end = header[name]["data_offsets"]
+    for changed, behind in (
+        ({"data_offsets": [begin, end - 1], "shape": [end - begin - 1]}, b""),
+        ({"data_offsets": [begin + 1, end], "shape": [end - begin - 1]}, b""),
+        ({"data_offsets": [end, begin]}, b""),
+        ({"shape": [end - begin, 1]}, b""),
+        ({"dtype": "I8"}, b""),
+        ({}, b"more"),
+    ):
+        text = json.dumps({**header, name: {**header[name], **changed}}).encode()
+        content = len(text).to_bytes(8, "little") + text + data + behind
+        with pytest.raises(ArtifactError):
+            unpack(content)
+        path = store.folder / "graphs" / f"{KEY}.graph"
+        path.write_bytes(content)
+        assert store.find(KEY) is None
 
 
 # -- several processes -------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.files import write_atomically
-from onediff_comfy.store.artifact import Artifact, ArtifactError, Manifest, Part, pack, parse_json, unpack
+from onediff_comfy.store.artifact import Artifact, ArtifactError, Manifest, Part, parse_json
+from onediff_comfy.store.graph_file import pack, unpack
 from onediff_comfy.store.trust import Untrusted, VerifiedArtifact
 
 OTHER = "6" * 64

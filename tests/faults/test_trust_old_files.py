@@ -13,7 +13,8 @@ import pytest
 from test_store import KEY, SHAPES, GraphStore, Trust, assert_whole, make_artifact
 
 from onediff_comfy.files import write_atomically
-from onediff_comfy.store.artifact import FORMAT, Manifest, unpack
+from onediff_comfy.store.artifact import FORMAT, Manifest
+from onediff_comfy.store.graph_file import unpack
 
 OLD = Path(__file__).with_name("format2")
 SIGNING_KEY = bytes.fromhex("1e862a4287849a0ff3c46766d658858721d702e1ab8ed8d9dc3fc8d42bc608d3")

@@ -12,7 +12,7 @@ import pytest
 from machines import CALL, FINGERPRINT, KEY, Machine, StoreFleet, graph
 from stand_in import Bucket, client_of
 
-from onediff_comfy.store.artifact import pack
+from onediff_comfy.store.graph_file import pack
 from onediff_comfy.store.remote import upkeep
 from onediff_comfy.store.remote.tier import MAX_GRAPH
 from onediff_comfy.store.signing.key_ring import KeyRing, Signer

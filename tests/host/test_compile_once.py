@@ -13,7 +13,7 @@ from graph_files import command_line, doctored, error_of, put
 from pictures import FAMILIES, Counters, assert_same_picture, latent_of
 
 from dev.host import ComfyServer
-from onediff_comfy.store.artifact import pack, unpack
+from onediff_comfy.store.graph_file import pack, unpack
 from onediff_comfy.store.trust import Trust
 from tools.workflows import Workflow
 

@@ -15,7 +15,8 @@ from PIL import Image
 from vae_bench import BOUND
 
 from dev.host import ComfyServer, RunResult
-from onediff_comfy.store.artifact import Artifact, pack, unpack
+from onediff_comfy.store.artifact import Artifact
+from onediff_comfy.store.graph_file import pack, unpack
 from onediff_comfy.store.trust import Trust
 from tools.models.checkpoints import checkpoint_file
 from tools.workflows import Workflow

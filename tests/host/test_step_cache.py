@@ -12,7 +12,7 @@ from model_parts import LORA, install_model_parts
 from pictures import FAMILIES, Counters, TinyFamily, assert_same_picture, assert_untouched, latent_of
 
 from dev.host import ComfyServer
-from onediff_comfy.store.artifact import unpack
+from onediff_comfy.store.graph_file import unpack
 from onediff_comfy.store.trust import Trust
 from tools.models.checkpoints import checkpoint_file
 from tools.workflows import Workflow

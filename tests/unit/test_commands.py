@@ -20,7 +20,8 @@ from test_trust_docs import artifact_of
 from onediff_comfy import __version__, doctor_command, host_version
 from onediff_comfy.__main__ import main
 from onediff_comfy.doctor_command import MISSING, NOTE, OK, Finding, examine
-from onediff_comfy.store.artifact import Artifact, pack
+from onediff_comfy.store.artifact import Artifact
+from onediff_comfy.store.graph_file import pack
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 from onediff_comfy.warmup_command import Progress, _is_last, address_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,9 @@ import pytest
 from test_trust_docs import artifact_of
 
 from onediff_comfy.cache.memory import GraphCache
-from onediff_comfy.store.artifact import ArtifactError, manifests_in, pack
+from onediff_comfy.store.artifact import ArtifactError
 from onediff_comfy.store.descriptions import described
+from onediff_comfy.store.graph_file import manifests_in, pack
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -29,6 +31,13 @@ def test_a_file_is_described_without_reading_its_parts(store: GraphStore) -> Non
     (found,) = described(store)
     assert (found.manifest.target, found.removable) == ("UNetModel all sizes", True)
     assert found.nbytes == entry.path.stat().st_size
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are of POSIX")
+def test_a_pipe_among_the_graphs_holds_nobody(store: GraphStore) -> None:
+    os.mkfifo(store.folder / "graphs" / f"{'6' * 64}.graph")
+    assert len(described(store)) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish!", b"\xff" * 64, b"\x10" + b"\0" * 7 + b"{}"])

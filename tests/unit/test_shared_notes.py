@@ -25,7 +25,7 @@ from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
-from onediff_comfy.store.artifact import unpack
+from onediff_comfy.store.graph_file import unpack
 from onediff_comfy.store.notes import Notes
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust

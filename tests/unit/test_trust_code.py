@@ -17,6 +17,7 @@ from torch import nn
 from onediff_comfy.engines.base import EngineError
 from onediff_comfy.engines.inductor import code_folder
 from onediff_comfy.engines.inductor.code_folder import (
+    empty_own_folder,
     headers_are_ours,
     in_code_folder,
     in_new_code_folder,
@@ -55,7 +56,7 @@ def test_inductor_is_told_of_a_private_folder_for_a_while(folders: Path) -> None
 
     before = environment()
     with in_code_folder() as folder:
-        assert folder == folders / "cache" / "code" == Path(cache_dir())
+        assert folder == folders / "cache" / "onediff-machine-code" == Path(cache_dir())
         assert Path(triton_cache_dir(0)).is_relative_to(folder)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert environment() == before
@@ -63,6 +64,26 @@ def test_inductor_is_told_of_a_private_folder_for_a_while(folders: Path) -> None
         assert Path(cache_dir()) == passing != folder and Path(triton_cache_dir(0)).is_relative_to(passing)
         assert stat.S_IMODE(passing.stat().st_mode) == 0o700
     assert environment() == before and not passing.exists()
+
+
+def test_a_folder_of_a_persons_beside_it_stays_as_it_is(folders: Path) -> None:
+    """A person may have named the home folder, or a drive, as cache folder."""
+    theirs = folders / "cache" / "code" / "thesis.tex"
+    theirs.parent.mkdir(parents=True, mode=0o700)
+    theirs.write_text("years of work")
+    os.truncate(theirs, 5 << 30)
+    with in_code_folder():
+        pass
+    empty_own_folder()
+    assert theirs.exists()
+
+
+def test_a_full_folder_is_emptied_of_files_too(folders: Path) -> None:
+    with in_code_folder() as folder:
+        (folder / "left").write_text("")
+        (folder / "kernels").mkdir()
+    empty_own_folder()
+    assert list(folder.iterdir()) == []
 
 
 def test_other_threads_use_the_folder_meanwhile(folders: Path) -> None:
@@ -87,7 +108,7 @@ def test_what_pytorch_chose_itself_was_chosen_by_nobody(folders: Path) -> None:
     os.environ["TRITON_CACHE_DIR"] = triton_cache_dir(0)
     assert Path(cache_dir()).parent == folders / "tmp"  # which leaves it in the environment
     with in_code_folder() as folder:
-        assert folder == folders / "cache" / "code" == Path(os.environ["TRITON_CACHE_DIR"]).parent
+        assert folder == folders / "cache" / "onediff-machine-code" == Path(os.environ["TRITON_CACHE_DIR"]).parent
 
 
 @pytest.mark.parametrize("kind", ["link", "open", "file", "in an open one"])
@@ -98,12 +119,12 @@ def test_where_no_private_folder_can_be_there_is_one_for_this_process(
     cache.mkdir()
     if kind == "link":
         (folders / "elsewhere").mkdir()
-        (cache / "code").symlink_to(folders / "elsewhere")
+        (cache / "onediff-machine-code").symlink_to(folders / "elsewhere")
     elif kind == "file":
-        (cache / "code").write_text("")
+        (cache / "onediff-machine-code").write_text("")
     else:
-        (cache / "code").mkdir(mode=0o700)
-        (cache if kind == "in an open one" else cache / "code").chmod(0o777)
+        (cache / "onediff-machine-code").mkdir(mode=0o700)
+        (cache if kind == "in an open one" else cache / "onediff-machine-code").chmod(0o777)
     for _ in range(2):
         with in_code_folder() as folder:
             assert not folder.is_relative_to(cache)
@@ -233,7 +254,7 @@ def test_planted_code_does_not_run_and_code_cut_short_is_replaced(
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     assert loads_right(sealed)
-    code, mark = folders / "cache" / "code", tmp_path / "planted code has run"
+    code, mark = folders / "cache" / "onediff-machine-code", tmp_path / "planted code has run"
     files = [path for path in code.rglob("*") if path.suffix in (".py", ".so")]
     assert {path.suffix for path in files} == {".py", ".so"}
     for path in files:

@@ -14,7 +14,8 @@ import pytest
 
 from onediff_comfy.__main__ import main
 from onediff_comfy.folders import cache_folder
-from onediff_comfy.store.artifact import FORMAT, Artifact, Manifest, Part, pack
+from onediff_comfy.store.artifact import FORMAT, Artifact, Manifest, Part
+from onediff_comfy.store.graph_file import pack
 from onediff_comfy.store.store import _limit
 from onediff_comfy.store.trust import Trust
 

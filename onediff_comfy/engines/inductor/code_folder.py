@@ -23,6 +23,8 @@ from ...messages import Message, message
 
 _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 _TRITON = "TRITON_CACHE_DIR"
+_OWN = "onediff-machine-code"
+"""Its name: it is emptied without a question, and a person may have chosen a folder for the cache that has others."""
 _LARGEST = 4 << 30
 """Bytes that our own folder may take; beyond it everything goes, and what is needed is written again."""
 
@@ -116,7 +118,7 @@ def empty_own_folder() -> None:
 
 def _own_folder() -> Path:
     """Return our private folder; where there can be none, one for this process only."""
-    folder = cache_folder() / "code"
+    folder = cache_folder() / _OWN
     try:
         made = private_folder(folder)
     except OSError as error:
@@ -138,7 +140,11 @@ def _make_room(folder: Path) -> None:
 
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 @functools.cache

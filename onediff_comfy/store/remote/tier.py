@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..artifact import Artifact, ArtifactError, Manifest, pack, parse_json, unpack
+from ..artifact import Artifact, ArtifactError, Manifest, parse_json
+from ..graph_file import pack, unpack
 from ..signing.key_ring import KeyRing, Signer
 from ..signing.signed import START_BYTES, Refused, Statement, check_body, signed, statement_in
 from .lease import HELD, HeldLease, Leases, LeaseTimes, Watch
