@@ -20,12 +20,13 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..capture.call import Signature
+from ..capture.call import Signature, TensorSpec
+from ..capture.shape_range import IMAGE_AXES
 from ..engines.base import Engine
 from . import numeric_settings
 
@@ -153,6 +154,26 @@ class CallKey:
     @property
     def digest(self) -> str:
         return _digest("call", [self.target, self.signature.lines(), self.host, asdict(self.compiler)])
+
+
+def same_widths(signature: Signature) -> Signature:
+    """Return a signature with all sizes left open but channels and widths, in which no graph is general.
+
+    Calls that differ in these are of other kinds: a prompt of another text encoder, a latent of another VAE. That the
+    host cannot compute one, for a node was connected wrongly, says nothing of the others.
+    """
+    open_ = signature.any_sizes().tensors
+    kept = tuple(
+        replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1 :])) if axis else spec
+        for spec, (axis, size) in zip(open_, map(_width, signature.tensors), strict=True)
+    )
+    return replace(signature, tensors=kept)
+
+
+def _width(spec: TensorSpec) -> tuple[int, int]:
+    """Return which axis of a tensor is not of images, samples or tokens, and its size; (0, 0) if all are."""
+    axis = 1 if len(spec.shape) >= IMAGE_AXES else len(spec.shape) - 1
+    return (axis, spec.shape[axis]) if axis > 0 else (0, 0)
 
 
 def asker(target: str, signature: Signature) -> int:

@@ -19,7 +19,7 @@ class Failures:
         """No graph could be made for the calls named ``key``.
 
         Args:
-            family: the call key of calls like these of all sizes; ``key`` itself if all were wanted.
+            family: names calls like these of all sizes, but of the same widths; ``key`` itself if all were wanted.
         """
         self._reasons[key] = reason
         if key != family:

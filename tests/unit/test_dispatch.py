@@ -1343,6 +1343,33 @@ def test_a_model_that_cannot_be_captured_is_not_tried_again_by_another_node(libr
     assert RUNS["CannotBeCaptured"] - 2 * 12 <= 3
 
 
+class OfTokens(nn.Module):
+    """Takes an image of 4 channels, and a prompt of width 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.prompt = nn.Conv2d(4, 4, 1), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, **options: Any) -> torch.Tensor:
+        return self.image(x) + self.prompt(context).mean(1)[:, :, None, None]
+
+
+@pytest.mark.parametrize("wrong", ["another text encoder", "another VAE's latent"])
+def test_calls_that_the_model_itself_cannot_compute_spoil_no_others(library: GraphLibrary, wrong: str) -> None:
+    """A person connects the wrong node, twice, and mends it: every size is served by the one graph for all sizes."""
+    module = OfTokens()
+    served = Served(library, module)
+    channels, width = (4, 12) if wrong == "another text encoder" else (16, 8)
+    for tokens, side in ((5, 8), (7, 16)):
+        with pytest.raises(RuntimeError):
+            served(torch.randn(2, channels, side, side), torch.randn(2, tokens, width))
+    for again in (served, Served(library, module), Served(library, OfTokens())):
+        for tokens, side in ((5, 8), (6, 24), (7, 16)):
+            assert again.matches(torch.randn(2, 4, side, side), torch.randn(2, tokens, 8))
+    counts = library.metrics.snapshot()
+    assert (counts["compiled"], counts["served"], sum(counts["fallbacks"].values())) == (1, 9, 2)
+
+
 def test_what_a_person_can_mend_is_tried_again(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_compiler(_engine: EagerEngine, _capture: Capture) -> CompiledGraph:
         raise EngineError("no compiler")

@@ -236,6 +236,17 @@ def test_a_dispatcher_serves_in_fp8(computing: torch.device, engine: str) -> Non
 
 
 @pytest.mark.usefixtures("available")
+def test_a_call_that_fails_in_any_precision_takes_fp8_from_no_other(computing: torch.device) -> None:
+    """A person connects something that the model cannot compute, and mends it."""
+    served = Served(computing)
+    x, timestep = call(computing)
+    with pytest.raises(RuntimeError), torch.no_grad():
+        served.dispatcher(served.module, served.module.forward, (x[..., 1:], timestep), {})
+    assert 1e-3 < served.run() < 0.1
+    assert "lossless" not in served.shown[-1]
+
+
+@pytest.mark.usefixtures("available")
 def test_a_model_that_fp8_is_too_far_off_for_is_lossless_from_then_on(
     computing: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

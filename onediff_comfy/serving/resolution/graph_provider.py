@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...cache.call_index import reader_of
-from ...cache.keys import asker
+from ...cache.keys import asker, same_widths
 from ...capture.call import ChangesState, NotCovered, Signature, Structure
 from ...capture.handed_over import Functions
 from ...capture.option_probe import OptionRead
@@ -107,7 +107,8 @@ class GraphProvider:
         while True:
             target, call = request.target, request.call
             self._refuse_ever_other_values(target.fingerprint, call.signature)
-            names = maker.call_key(target, call, general=True), maker.call_key(target, call, general)
+            kind = f"{maker.call_key(target, call, general=True)} {same_widths(call.signature).lines()}"
+            names = kind, kind if general else maker.call_key(target, call, general=False)
             known = self._library.failures.reason(*names)
             if known is not None:
                 raise NotCovered(known)

@@ -6,7 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
-from ...cache.keys import LOSSLESS, Variant
+from ...cache.keys import LOSSLESS, Variant, same_widths
 from ...capture.call import ChangesState, NotCovered, Signature
 from ...compilation.compile_graph import HostServices, Maker
 from ...compilation.graph_builder import Pending
@@ -50,7 +50,7 @@ class Resolver:
     def __init__(self, library: GraphLibrary, host: HostServices, sources: Sources) -> None:
         self._library, self._host, self.sources = library, host, sources
         self.routes = RouteTable()
-        # Calls of targets that have no graph for all sizes: without sizes, or with them where it is not for these.
+        # Calls of targets that have no graph for all sizes: by their widths, or by all sizes where it is for others.
         self._only_exact: set[tuple[str, Signature]] = set()
         self._preparing = threading.RLock()
 
@@ -141,7 +141,7 @@ class Resolver:
         """
         # Before minutes of work.
         request.target.weights(tuple(request.target.specs), request.device)
-        variant = LOSSLESS
+        variant, dropped = LOSSLESS, list[Variant]()
         while True:
             try:
                 maker = self._maker(request)
@@ -164,8 +164,11 @@ class Resolver:
                     return replace(found, route=route)
                 return found
             if not self._dropped(request, variant, reason):
+                for each in dropped:  # what fails without them too is not their fault
+                    self.sources.policy.allow(request.target, each)
                 refused = self.routes[request.key] = Refused(reason)
                 return refused
+            dropped.append(variant)
 
     def _found(self, request: Request, maker: Maker, run: RunContext) -> Provided | BatchSplit | Pending:
         """Find or make a graph in one variant.
@@ -199,7 +202,7 @@ class Resolver:
             EngineError: nothing can be compiled here.
         """
         fingerprint, signature = request.target.fingerprint, request.call.signature
-        if not self._only_exact.isdisjoint({(fingerprint, signature), (fingerprint, signature.any_sizes())}):
+        if not self._only_exact.isdisjoint({(fingerprint, signature), (fingerprint, same_widths(signature))}):
             return None
         if self._library.index.is_exact_only(maker.call_key(request.target, request.call, general=True)):
             return None
@@ -209,7 +212,7 @@ class Resolver:
             if maker.variant != LOSSLESS or isinstance(refusal, ChangesState):  # nor is there one for these sizes
                 raise
             log.info("OneDiff: no graph for all sizes (%s); one for these sizes is made", refusal.reason)
-            self._only_exact.add((fingerprint, signature.any_sizes()))
+            self._only_exact.add((fingerprint, same_widths(signature)))
             return None
         if made is None:
             self._only_exact.add((fingerprint, signature))

@@ -72,6 +72,10 @@ class VariantPolicy:
             return replace(variant, fp8=False)
         return None
 
+    def allow(self, target: Target, variant: Variant) -> None:
+        """Take back that ``variant`` was dropped for ``target``."""
+        (self._no_reuse if variant.reusable else self._no_fp8).pop(target.fingerprint, None)
+
     def why_no_reuse(self, target: Target) -> str:
         """Return why no steps of ``target`` can be reused although the run may reuse some."""
         return self._no_reuse.get(target.fingerprint, message("this model has no blocks that could be left out"))
