@@ -1355,7 +1355,9 @@ class OfTokens(nn.Module):
 
 
 @pytest.mark.parametrize("wrong", ["another text encoder", "another VAE's latent"])
-def test_calls_that_the_model_itself_cannot_compute_spoil_no_others(library: GraphLibrary, wrong: str) -> None:
+def test_calls_that_the_model_itself_cannot_compute_spoil_no_others(
+    library: GraphLibrary, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A person connects the wrong node, twice, and mends it: every size is served by the one graph for all sizes."""
     module = OfTokens()
     served = Served(library, module)
@@ -1368,6 +1370,7 @@ def test_calls_that_the_model_itself_cannot_compute_spoil_no_others(library: Gra
             assert again.matches(torch.randn(2, 4, side, side), torch.randn(2, tokens, 8))
     counts = library.metrics.snapshot()
     assert (counts["compiled"], counts["served"], sum(counts["fallbacks"].values())) == (1, 9, 2)
+    assert {record.name.partition(".")[0] for record in caplog.records} == {"onediff_comfy"}, "tracebacks of a trace"
 
 
 def test_what_a_person_can_mend_is_tried_again(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from .exported_program import capture_of
 from .opaque_function import put_stand_ins
 from .trace_scopes import (
     attributes_restored,
+    failures_not_printed,
     generators_restored,
     hooks_removed,
     lines_of_code_forgotten,
@@ -230,6 +231,7 @@ def _tracing(target: Target, watch: Watch) -> Iterator[None]:
         no_gradients_wanted(target.module),
         other_threads_left_alone(),
         lines_of_code_forgotten(),
+        failures_not_printed(),
         symbols.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # equal sizes in an example are not one size
         warnings.catch_warnings(),
     ):

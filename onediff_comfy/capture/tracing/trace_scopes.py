@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,18 @@ def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
             for name in layer.__dict__.keys() - attributes.keys():
                 del layer.__dict__[name]
             layer.__dict__.update(attributes)
+
+
+@contextlib.contextmanager
+def failures_not_printed() -> Iterator[None]:
+    """Have PyTorch not print a traceback for what fails in a trace: the host goes on without, and says why."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextlib.contextmanager
