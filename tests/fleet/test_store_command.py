@@ -154,6 +154,31 @@ def test_prune_removes_the_oldest_and_what_nobody_believed_signed(
     assert left == []
 
 
+@pytest.mark.parametrize("keys", ["open to others", "damaged", "missing", "empty"])
+def test_who_cannot_tell_whom_it_believes_removes_and_replaces_nothing(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], keys: str
+) -> None:
+    """A list of keys that cannot be read, or the folder of another machine, says nothing of what others signed."""
+    folder_fleet.machine().tier().publish(graph())
+    machine = folder_fleet.machine()
+    compiled_on(machine, KEY)
+    objects = machine.tier().objects
+    objects.create(f"v1/graphs/{OTHER}", b"rubbish")
+    path = machine.folder / "config" / "store_keys.json"
+    if keys == "open to others":
+        path.chmod(0o666)
+    elif keys == "missing":
+        path.unlink()
+    else:
+        path.write_text("{" if keys == "damaged" else '{"trusted": {}, "revoked": {}}')
+    before = objects.listed("v1/")
+    status, said = on(machine)("prune", "--unbelieved")
+    assert status == 1 and said.startswith("onediff-comfy: nothing was removed: ") and str(path) in said
+    status, said = on(machine)("push")
+    assert status == 1 and str(path) in said
+    assert objects.listed("v1/") == before
+
+
 def test_probe_finds_a_good_store_good_and_leaves_nothing(
     store_fleet: StoreFleet, on: Callable[[Machine], Command]
 ) -> None:

@@ -93,7 +93,7 @@ class Tier:
         content = piece.content
         try:
             statement, begin = self._stated(path, piece)
-        except Refused as refusal:
+        except (Refused, OSError) as refusal:
             self.refusals.keep(path, piece.version, content, str(refusal))
             return None
         try:
@@ -115,8 +115,26 @@ class Tier:
         Raises:
             Unreachable: the store did not answer.
         """
-        piece = self.objects.read(_graph_path(key), 0, START_BYTES)
-        return None if piece is None else self._good(key, piece)
+        path = _graph_path(key)
+        piece = self.objects.read(path, 0, START_BYTES)
+        if piece is None:
+            return None
+        try:
+            return self._judged(path, piece)
+        except OSError as error:
+            self.refusals.keep(path, piece.version, piece.content, str(error))
+            return None
+
+    def is_refused(self, key: str) -> bool:
+        """Return True if what lies in a graph's place may be used by nobody who believes what this machine does.
+
+        Raises:
+            Unreachable: the store did not answer.
+            OSError: this machine cannot read whom it believes, or believes nobody.
+        """
+        path = _graph_path(key)
+        piece = self.objects.read(path, 0, START_BYTES)
+        return piece is not None and self._judged(path, piece) is None
 
     def publish(self, artifact: Artifact) -> bool:
         """Put a graph into the store, unless there is one that may be used. Return False if there is.
@@ -124,6 +142,7 @@ class Tier:
         Raises:
             Unreachable: the store did not answer.
             PermissionError: this machine is no builder.
+            OSError: it cannot read whom it believes, or believes nobody: so it cannot judge what is there.
         """
         if self.signer is None:
             raise PermissionError("this machine has no key to sign with")
@@ -151,7 +170,7 @@ class Tier:
             there = self.objects.read(path, 0, START_BYTES)
             if there is None:
                 continue  # it was removed meanwhile, or another upload was under way that came to nothing
-            good = self._good(key, there)
+            good = self._judged(path, there)
             if good is not None:
                 return good.nonce == statement.nonce  # the answer to our own upload may have got lost
             if self.objects.replace(path, content, there.version) is not None:
@@ -160,10 +179,7 @@ class Tier:
         raise Unreachable(f"others were writing {path}")
 
     def _stated(self, path: str, piece: Piece) -> tuple[Statement, int]:
-        try:
-            statement, begin = statement_in(piece.content, path, self.keys)
-        except OSError as error:
-            raise Refused(str(error)) from error
+        statement, begin = statement_in(piece.content, path, self.keys)
         if statement.size > MAX_GRAPH:
             raise Refused(f"it has {statement.size >> 20} MB, more than any graph")
         if piece.size != begin + statement.size:
@@ -173,11 +189,17 @@ class Tier:
             raise Refused(damage)
         return statement, begin
 
-    def _good(self, key: str, piece: Piece) -> Statement | None:
+    def _judged(self, path: str, piece: Piece) -> Statement | None:
+        """Return what a believed signer says of an object; None if it is refused, and may be replaced or removed.
+
+        Raises:
+            OSError: whom this machine believes cannot be read, or is nobody. That is no judgement of the object.
+        """
+        self.keys.check_that_anybody_is_believed()
         try:
-            return self._stated(_graph_path(key), piece)[0]
+            return self._stated(path, piece)[0]
         except Refused as refusal:
-            self.refusals.keep(_graph_path(key), piece.version, piece.content, str(refusal))
+            self.refusals.keep(path, piece.version, piece.content, str(refusal))
             return None
 
     def _whole(self, path: str, first: Piece) -> bytes:

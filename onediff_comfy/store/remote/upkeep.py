@@ -224,15 +224,17 @@ def prune(tier: Tier, days: float | None, limit: int | None, unbelieved: bool) -
 
     Raises:
         Unreachable: the store did not answer.
+        OSError: what is unbelieved cannot be told: see ``Tier.is_refused``. Nothing is removed.
     """
-    found = sorted(stated(tier), key=lambda each: each[0].written)
-    total, oldest = sum(listed.size for listed, _ in found), time.time() - (days or 0) * _DAY_S
+    found = sorted(tier.objects.listed("v1/graphs/"), key=lambda listed: listed.written)
+    keys = [listed.path.rpartition("/")[2] for listed in found]
+    refused = _refused(tier, keys) if unbelieved else set()
+    total, oldest = sum(listed.size for listed in found), time.time() - (days or 0) * _DAY_S
     removed = []
-    for listed, statement in found:
-        key = listed.path.rpartition("/")[2]
+    for key, listed in zip(keys, found, strict=True):
         too_old = days is not None and listed.written < oldest
         too_much = limit is not None and total > limit
-        if too_old or too_much or (unbelieved and statement is None):
+        if too_old or too_much or key in refused:
             tier.objects.delete(f"v1/graphs/{key}")
             tier.objects.delete(f"v1/leases/{key}")
             removed.append(key)
@@ -243,6 +245,16 @@ def prune(tier: Tier, days: float | None, limit: int | None, unbelieved: bool) -
             if key in removed:
                 tier.objects.delete(f"v1/{kind}/{name}/{key}")
     return removed
+
+
+def _refused(tier: Tier, keys: Sequence[str]) -> set[str]:
+    with ThreadPoolExecutor(_READERS) as threads:
+        try:
+            tier.keys.check_that_anybody_is_believed()
+            refused = list(threads.map(tier.is_refused, keys))
+        except OSError as error:
+            raise OSError(f"nothing was removed: {error}") from error
+    return {key for key, is_refused in zip(keys, refused, strict=True) if is_refused}
 
 
 def status(tier: Tier) -> dict[str, Any]:

@@ -182,6 +182,15 @@ class KeyRing:
         """
         return key_id in self._lists()["revoked"]
 
+    def check_that_anybody_is_believed(self) -> None:
+        """Refuse to judge what others signed where nobody is believed, as in a folder that was named wrongly.
+
+        Raises:
+            OSError: the list has no key, is damaged, or others can write to it.
+        """
+        if not self._lists()["trusted"]:
+            raise OSError(f"no key is believed here, by {self._folder / _PUBLIC}; see store trust")
+
     def check(self, key_id: str, signature: bytes, message: bytes) -> None:
         """Refuse a signature that is not by a believed key over exactly this message.
 
