@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .messages import printable
+
+_PLAIN = re.compile(r"[\w.:/\\+-]+")
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -41,5 +44,8 @@ def own_command() -> str:
 
 
 def quoted(text: str | Path) -> str:
-    """Return one argument of a command as a shell takes it."""
-    return subprocess.list2cmdline([str(text)]) if os.name == "nt" else shlex.quote(str(text))
+    """Return one argument of a command as a shell takes it: every command that is offered to a person is made so."""
+    if os.name != "nt":
+        return shlex.quote(str(text))
+    argument = subprocess.list2cmdline([str(text)])  # quotes what has spaces, and cmd.exe acts on more than these
+    return argument if argument.startswith('"') or _PLAIN.fullmatch(argument) else f'"{argument}"'

@@ -22,7 +22,7 @@ import filelock
 
 from ..files import OTHERS_ANYTHING, OTHERS_WRITE, NotPrivate, private_lock, read_regular, write_atomically
 from ..messages import message
-from ..terminal import own_command
+from ..terminal import own_command, quoted
 from .artifact import Artifact, parse_json
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Trust:
                 "{command} graphs import --trust {path}",
                 source=source,
                 command=own_command(),
-                path=json.dumps(str(source)),
+                path=quoted(source.absolute()),
             )
         )
 

@@ -23,6 +23,7 @@ from onediff_comfy.doctor_command import MISSING, NOTE, OK, Finding, examine
 from onediff_comfy.store.artifact import Artifact, pack
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
+from onediff_comfy.terminal import quoted
 from onediff_comfy.warmup_command import Progress, _is_last, address_of
 
 KEY = "5" * 64
@@ -118,16 +119,29 @@ def test_a_foreign_file_is_named_with_a_remedy(command: Command, tmp_path: Path,
     assert "run its workflow once" in printed
 
 
+@pytest.mark.parametrize(
+    "name", ["theirs.graph", "模型 图.graph", "$(true).graph", "a`true`.graph", '"; true ".graph', "it's.graph"]
+)
+@pytest.mark.parametrize("verb", ["import", "verify"])
 def test_a_file_of_another_installation_is_named_with_the_command_that_takes_it(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, verb: str
 ) -> None:
-    (tmp_path / "theirs.graph").write_bytes(pack([artifact_of("Net float32[2x4]@cpu")]))
+    """Its name is whatever somebody wrote, and a shell runs none of it."""
+    (tmp_path / name).write_bytes(pack([artifact_of("Net float32[2x4]@cpu")]))
     monkeypatch.chdir(tmp_path)
-    status, printed = command("graphs", "import", "theirs.graph")
+    status, printed = command("graphs", verb, name)
     assert status == 1 and "was not compiled by this installation" in printed
-    remedy = printed.strip().partition("trust where it came from: ")[2]
+    remedy = printed.strip().partition("trust where it came from: ")[2].splitlines()[0]
     done = subprocess.run(remedy, shell=True, cwd="/", capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"kept 1 graph from {tmp_path / 'theirs.graph'}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"kept 1 graph from {tmp_path / name}\n"), done.stderr
+
+
+@pytest.mark.parametrize("text", ["a&calc.graph", "triton-windows<3.4", "a b&c", "C:\\Users\\me\\a^b"])
+def test_cmd_acts_on_no_part_of_an_argument(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "name", "nt")
+        arguments = quoted(text), quoted("C:\\ComfyUI\\python.exe")
+    assert arguments == (f'"{text}"', "C:\\ComfyUI\\python.exe")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="shells of POSIX")

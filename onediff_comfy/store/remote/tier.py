@@ -97,7 +97,7 @@ class Tier:
             self.refusals.keep(path, piece.version, content, str(refusal))
             return None
         try:
-            content = self._whole(path, piece)
+            content = _whole(self.objects, path, piece)
             check_body(statement, content[begin:])
             artifact = _graph_in(content[begin:], key)
         except Refused as refusal:
@@ -202,15 +202,6 @@ class Tier:
             self.refusals.keep(path, piece.version, piece.content, str(refusal))
             return None
 
-    def _whole(self, path: str, first: Piece) -> bytes:
-        content = bytearray(first.content)
-        while len(content) < first.size:
-            piece = self.objects.read(path, len(content), min(len(content) + _PIECE, first.size))
-            if piece is None or piece.version != first.version or not piece.content:
-                raise Unreachable(f"{path} was changed while it was read")
-            content += piece.content
-        return bytes(content)
-
     # -- notes ---------------------------------------------------------------------------------
 
     def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -314,6 +305,16 @@ class Tier:
 
 def _graph_path(key: str) -> str:
     return f"v1/graphs/{key}"
+
+
+def _whole(objects: Objects, path: str, first: Piece) -> bytes:
+    content = bytearray(first.content)
+    while len(content) < first.size:
+        piece = objects.read(path, len(content), min(len(content) + _PIECE, first.size))
+        if piece is None or piece.version != first.version or not piece.content:
+            raise Unreachable(f"{path} was changed while it was read")
+        content += piece.content
+    return bytes(content)
 
 
 def _about(manifest: Manifest) -> dict[str, str]:
