@@ -12,6 +12,8 @@ from .folders import cache_folder, config_folder, store_role, store_url
 from .settings import FLEET_PACKAGES
 from .terminal import counted, say, say_json
 
+_LONGEST_KEY_FILE = 1 << 20
+
 if TYPE_CHECKING:
     from .store.remote.tiered_store import TieredStore
     from .store.signing.key_ring import KeyRing
@@ -87,15 +89,24 @@ def _keygen(options: argparse.Namespace) -> int:
 
 
 def _trust(options: argparse.Namespace) -> int:
-    text = options.key
-    if os.path.isfile(text):
-        text = Path(text).read_text(encoding="utf-8")[:1000]
-    key_id = _keys().trust(text, options.label)
+    key_id = _keys().trust(_public_key(options.key), options.label)
     if options.json:
         say_json({"key": key_id})
     else:
         say(f"key {key_id} is believed: what it signed is code that runs on this machine")
     return 0
+
+
+def _public_key(given: str) -> str:
+    """Return the line that a person gave, or the one in the file that they named."""
+    from .files import read_regular
+
+    if not os.path.exists(given):
+        return given
+    try:
+        return read_regular(Path(given), _LONGEST_KEY_FILE).decode("utf-8-sig", "replace")
+    except OSError as error:
+        raise OSError(f"{given} holds no public key: {error.strerror or error}") from error
 
 
 def _revoke(options: argparse.Namespace) -> int:

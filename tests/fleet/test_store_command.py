@@ -92,6 +92,26 @@ def test_a_key_is_made_believed_elsewhere_and_revoked(
     assert f"key {made['key']} REVOKED" in on(worker)("status")[1]
 
 
+@pytest.mark.parametrize("given", ["text", "not ascii", "undecodable", "folder", "pipe", "binary file"])
+def test_what_is_no_public_key_is_said_in_a_line(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], tmp_path: Path, given: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "binary file").write_bytes(b"\xff\xfe\0onediff-ed25519:")
+    texts = {"text": "x", "not ascii": "onediff-ed25519:" + "ä" * 44, "undecodable": "onediff-ed25519:\udcff"}
+    status, said = on(folder_fleet.machine())("trust", texts.get(given, str(tmp_path / given)))
+    assert status == 1 and "no public key" in said and said.count("\n") == 1
+    assert "codec" not in said and "Errno" not in said
+
+
+def test_a_file_with_the_line_that_an_editor_marked_as_utf8_is_taken(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], tmp_path: Path
+) -> None:
+    (tmp_path / "key.txt").write_text(folder_fleet.signer.public + "\r\n", encoding="utf-8-sig")
+    assert on(folder_fleet.machine())("trust", str(tmp_path / "key.txt"))[0] == 0
+
+
 def test_pull_takes_what_is_for_this_torch_and_the_named_gpus(
     store_fleet: StoreFleet, on: Callable[[Machine], Command]
 ) -> None:
