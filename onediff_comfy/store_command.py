@@ -112,10 +112,11 @@ def _public_key(given: str) -> str:
 def _revoke(options: argparse.Namespace) -> int:
     from .store.remote.upkeep import signed_by
     from .store.store import local_store
+    from .store.trust import Trust
 
     _keys().revoke(options.key)
     store = local_store()
-    removed = signed_by(store, options.key)
+    removed = signed_by(store.folder, Trust(config_folder()), options.key)
     for key in removed:
         store.remove(key)
     if options.json:

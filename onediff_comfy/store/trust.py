@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _KEY_FILE = "signing.key"
 _TRUSTED_FILE = "trusted.json"
 _KEY_BYTES = 32
+_KEY_ID_DIGITS = 16
 _MAX_KEY_FILE = 1 << 10
 _MAX_TRUSTED_FILE = 16 << 20
 _LOCK_TIMEOUT_S = 10
@@ -102,6 +103,30 @@ class Trust:
         """
         return seal.isascii() and hmac.compare_digest(self.seal(text), seal)
 
+    def seal_fetched(self, text: str, key_id: str) -> str:
+        """Return the seal over a manifest that somebody else signed: it says who did, and none of ours is like it.
+
+        Args:
+            text: the manifest.
+            key_id: name of the key that signed it, 16 hexadecimal digits.
+
+        Raises:
+            OSError: see ``seal``.
+        """
+        return key_id + self.seal(f"fetched {key_id}\n{text}")[len(key_id) :]
+
+    def fetched_from(self, artifact: Artifact) -> str | None:
+        """Return the name of the key that signed an artifact which this install fetched; None of all others.
+
+        Raises:
+            OSError: the key is damaged.
+        """
+        if not artifact.seal.isascii():
+            return None
+        key_id = artifact.seal[:_KEY_ID_DIGITS]
+        sealed = self.seal_fetched(artifact.manifest_text, key_id)
+        return key_id if hmac.compare_digest(sealed, artifact.seal) else None
+
     def check(self, artifact: Artifact, source: Path) -> None:
         """Refuse an artifact that nobody we believe vouches for.
 
@@ -109,7 +134,7 @@ class Trust:
             Untrusted: with the words that explain how to trust it.
             OSError: the key is damaged.
         """
-        if self.sealed_by_us(artifact.manifest_text, artifact.seal):
+        if self.sealed_by_us(artifact.manifest_text, artifact.seal) or self.fetched_from(artifact) is not None:
             return
         if artifact.digest in self._trusted():
             return

@@ -11,15 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...files import read_regular
+from ...settings import GRAPH_SUFFIX
+from ..artifact import MAX_FILE, ArtifactError, unpack
 from ..signing.signed import Statement
-from ..store import Entry, GraphStore
+from ..store import Entry
+from ..trust import Trust
 from .objects import Listed, Objects
 from .tier import Tier
-from .tiered_store import SIGNED_BY, TieredStore
+from .tiered_store import TieredStore
 
 _READERS = 16
 _WRITERS, _ROUNDS = 8, 5
@@ -123,8 +128,8 @@ def push(store: TieredStore, entries: Sequence[Entry]) -> dict[str, list[str]]:
         entries: graphs in it.
 
     Returns:
-        Keys: ``published``; ``there``, which the fleet has already; ``left``, which another installation compiled, or
-        which cannot be read: for those nobody here can speak.
+        Keys: ``published``; ``there``, which the fleet has already; ``left``, which another installation compiled,
+        those that were fetched among them, or which cannot be read: for those nobody here can speak.
 
     Raises:
         Unreachable: the store did not answer.
@@ -132,18 +137,13 @@ def push(store: TieredStore, entries: Sequence[Entry]) -> dict[str, list[str]]:
     done: dict[str, list[str]] = {"published": [], "there": [], "left": []}
     for entry in entries:
         artifact, key = entry.artifact, entry.path.stem
-        if artifact is None or entry.problem is not None or not store.is_ours(artifact):
+        if artifact is None or entry.problem is not None or not store.is_made_here(artifact):
             done["left"].append(key)
-        elif _came_from_the_fleet(store, key, artifact.digest) or not store.tier.publish(artifact):
+        elif not store.tier.publish(artifact):
             done["there"].append(key)
         else:
             done["published"].append(key)
     return done
-
-
-def _came_from_the_fleet(store: TieredStore, key: str, digest: str) -> bool:
-    note = store.notes.read(SIGNED_BY, key)
-    return isinstance(note, dict) and note.get("artifact") == digest
 
 
 def pull(store: TieredStore, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -187,12 +187,19 @@ def this_machine() -> dict[str, list[str]]:
     return facts
 
 
-def signed_by(store: GraphStore, key_id: str) -> list[str]:
-    """Return the keys of the graphs on this machine that were fetched with a builder's signature."""
+def signed_by(folder: Path, trust: Trust, key_id: str) -> list[str]:
+    """Return the keys of the graphs in a store's folder that were fetched with a builder's signature.
+
+    Raises:
+        OSError: the key that they are sealed with is damaged.
+    """
     found = []
-    for path in sorted((store.folder / SIGNED_BY).glob("*.json")):
-        note = store.notes.read(SIGNED_BY, path.stem)
-        if isinstance(note, dict) and note.get("key") == key_id:
+    for path in sorted((folder / "graphs").glob(f"*{GRAPH_SUFFIX}")):
+        try:
+            artifacts = unpack(read_regular(path, MAX_FILE))  # one after the other: together they may not fit in memory
+        except (ArtifactError, OSError):
+            continue  # nobody loads it
+        if any(trust.fetched_from(artifact) == key_id for artifact in artifacts):
             found.append(path.stem)
     return found
 
