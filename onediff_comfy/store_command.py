@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .folders import cache_folder, config_folder, store_role, store_url
 from .settings import FLEET_PACKAGES
-from .terminal import counted, say, say_json
+from .terminal import counted, number, say, say_json, whole_number
 
 _LONGEST_KEY_FILE = 1 << 20
 
@@ -49,8 +49,8 @@ def add_commands(store: argparse.ArgumentParser) -> None:
     pull.add_argument("--architecture", action="append", help="of a GPU, such as sm_90; may be given several times")
     pull.add_argument("--all", action="store_true", help="for every torch and machine")
     prune = of_a_store("prune", _prune, "remove graphs from the store, for every machine")
-    prune.add_argument("--days", type=float, help="remove what was published longer ago")
-    prune.add_argument("--limit-mb", type=int, help="megabytes that may remain; the oldest go first")
+    prune.add_argument("--days", type=number, help="remove what was published longer ago")
+    prune.add_argument("--limit-mb", type=whole_number, help="megabytes that may remain; the oldest go first")
     prune.add_argument("--unbelieved", action="store_true", help="remove what no key signed that is believed here")
     of_a_store("status", _status, "what is in the store, and whose signatures count here")
 
@@ -151,6 +151,8 @@ def _push(options: argparse.Namespace) -> int:
     store = _store(options, "builder")
     entries = store.entries()
     if options.graph:
+        if "" in options.graph:
+            raise LookupError("a graph's key is empty here; see graphs list")
         entries = [entry for entry in entries if entry.path.stem.startswith(tuple(options.graph))]
         if not entries:
             raise LookupError(f"no graph has a key that begins with {' or '.join(options.graph)}; see graphs list")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import re
 import shlex
@@ -36,6 +38,33 @@ def say_json(value: Any) -> None:
 def counted(number: int, thing: str) -> str:
     """Return ``1 graph``, ``2 graphs``."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def number(text: str) -> float:
+    """Return a number of a command line.
+
+    Raises:
+        argparse.ArgumentTypeError: it is below zero, without end, or no number.
+    """
+    try:
+        given = float(text)
+    except ValueError:
+        given = math.nan
+    if not 0 <= given < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
+    return given
+
+
+def whole_number(text: str) -> int:
+    """Return a number of a command line that has no fraction.
+
+    Raises:
+        argparse.ArgumentTypeError: it is below zero, without end, or no whole number.
+    """
+    given = number(text)
+    if not given.is_integer():
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    return int(given)
 
 
 def own_command() -> str:

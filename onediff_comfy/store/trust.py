@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -155,10 +156,20 @@ class Trust:
         Raises:
             OSError: the list of trusted graphs is damaged, or cannot be written.
         """
+        self._change(lambda digests: digests | {artifact.digest})
+
+    def distrust(self, artifact: Artifact) -> None:
+        """Take back ``trust``.
+
+        Raises:
+            OSError: the list of trusted graphs is damaged, or cannot be written.
+        """
+        self._change(lambda digests: digests - {artifact.digest})
+
+    def _change(self, change: Callable[[set[str]], set[str]]) -> None:
         path = self._folder / _TRUSTED_FILE
         with private_lock(path.with_suffix(".lock"), _LOCK_TIMEOUT_S):  # another process may trust another at once
-            digests = sorted({*self._trusted(), artifact.digest})
-            write_atomically(path, json.dumps(digests, indent=1).encode())
+            write_atomically(path, json.dumps(sorted(change(self._trusted())), indent=1).encode())
 
     def _trusted(self) -> set[str]:
         path = self._folder / _TRUSTED_FILE

@@ -135,6 +135,7 @@ def test_push_publishes_what_this_machine_compiled_and_nothing_else(
     for key in (OTHER, "7" * 64):
         shutil.copy(elsewhere.save(graph(key)), machine.folder / "cache" / "graphs")
     Trust(machine.folder / "config").trust(graph(OTHER))  # it may be loaded here, and is not ours to sign
+    assert on(machine)("push", "")[0] == 1  # as a script has it whose variable is not set
     done = json.loads(on(machine)("push", "--json")[1])
     assert (done["published"], sorted(done["left"])) == ([KEY], [OTHER, "7" * 64])
     status, said = on(machine)("push", "888")
@@ -197,6 +198,17 @@ def test_who_cannot_tell_whom_it_believes_removes_and_replaces_nothing(
     status, said = on(machine)("push")
     assert status == 1 and str(path) in said
     assert objects.listed("v1/") == before
+
+
+@pytest.mark.parametrize("limit", [("--days", "-1"), ("--days", "nan"), ("--days", "inf"), ("--limit-mb", "-1")])
+def test_a_limit_that_is_none_removes_nothing(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], limit: tuple[str, str]
+) -> None:
+    machine = folder_fleet.machine()
+    machine.tier().publish(graph())
+    with pytest.raises(SystemExit) as ended:
+        on(machine)("prune", *limit)
+    assert ended.value.code == 2 and machine.tier().statement(KEY) is not None
 
 
 def test_probe_finds_a_good_store_good_and_leaves_nothing(

@@ -10,11 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
 from test_trust_docs import artifact_of
 
 from onediff_comfy import __version__, doctor_command, host_version
@@ -86,6 +89,97 @@ def test_what_a_shared_folder_holds_is_not_removed(
     status, printed = command("graphs", "remove", KEY)
     assert status == 1 and "is in a shared folder" in printed
     assert len(store.entries()) == 1
+
+
+def test_a_graph_that_is_named_twice_is_removed_once(store: GraphStore, command: Command) -> None:
+    status, printed = command("graphs", "remove", KEY, KEY[:2])
+    assert (status, store.entries()) == (0, []), printed
+    assert printed.startswith("removed 1 graph;")
+
+
+def test_a_graph_that_is_here_and_in_a_shared_folder_is_one_graph(
+    store: GraphStore, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tmp_path / "cache", tmp_path / "shared")
+    monkeypatch.setenv("ONEDIFF_SHARED_CACHE_DIR", str(tmp_path / "shared"))
+    for arguments in (["show", KEY], ["verify", KEY], ["export", KEY, str(tmp_path / "out.graph")], ["remove", KEY]):
+        status, printed = command("graphs", *arguments)
+        assert status == 0, printed
+    assert store.entries() == [] and list((tmp_path / "shared" / "graphs").iterdir()) != []
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan", "inf", "1.5", "9" * 5000, "x"])
+def test_a_limit_that_is_none_removes_nothing(store: GraphStore, command: Command, limit: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command("graphs", "prune", "--limit-mb", limit)
+    assert ended.value.code == 2 and len(store.entries()) == 1
+
+
+def test_a_graph_is_written_over_a_graph_and_over_nothing_else(
+    store: GraphStore, command: Command, tmp_path: Path
+) -> None:
+    ours, model, folder = tmp_path / "ours.graph", tmp_path / "my_model.safetensors", tmp_path / "folder"
+    os.mkfifo(tmp_path / "pipe")
+    folder.mkdir()
+    model.write_bytes(save({"weight": torch.zeros(4)}))
+    (tmp_path / "empty").touch()
+    for _ in range(2):
+        assert command("graphs", "export", KEY, str(ours))[0] == 0
+    for path in (model, tmp_path / "empty", tmp_path / "pipe", folder, Path()):
+        before = path.read_bytes() if path.is_file() else None
+        status, printed = command("graphs", "export", KEY, "" if path == Path() else str(path))
+        assert status == 1 and printed.startswith(f"onediff-comfy: {path} cannot be written: it is ")
+        assert before is None or path.read_bytes() == before
+    status, printed = command("graphs", "export", KEY, str(ours / "in a file.graph"))
+    assert status == 1 and "Errno" not in printed and str(ours) in printed
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
+@pytest.mark.parametrize("bytes_that_fit", [0, 100, 1000])
+def test_what_could_not_be_kept_is_not_trusted(store: GraphStore, tmp_path: Path, bytes_that_fit: int) -> None:
+    theirs = tmp_path / "theirs.graph"
+    theirs.write_bytes(pack([artifact_of("Net float32[2x4]@cpu")]))
+    assert theirs.stat().st_size > bytes_that_fit
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_that_fit}, {bytes_that_fit}));"
+        "from onediff_comfy.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    environment = {
+        **os.environ,
+        "ONEDIFF_CACHE_DIR": str(tmp_path / "cache"),
+        "ONEDIFF_CONFIG_DIR": str(tmp_path / "config"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, "graphs", "import", "--trust", str(theirs)],
+        cwd=Path(host_version.__file__).parent.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"onediff-comfy: {theirs}: {KEY} was not kept in {tmp_path / 'cache'}: File too large"
+    )
+    trusted = tmp_path / "config" / "trusted.json"
+    assert not trusted.exists() or json.loads(trusted.read_text()) == []
+    assert [entry.problem for entry in store.entries()] == [None]
+
+
+def test_of_a_file_of_several_graphs_what_was_kept_is_said(command: Command, tmp_path: Path) -> None:
+    first, second = artifact_of("Net"), replaced_key(artifact_of("Net"), "6" * 64)
+    (tmp_path / "two.graph").write_bytes(pack([first, second]))
+    (tmp_path / "cache" / "graphs" / f"{'6' * 64}.graph").mkdir(parents=True)
+    assert command("graphs", "import", str(tmp_path / "two.graph"))[0] == 1
+    assert not (tmp_path / "cache" / "graphs" / f"{KEY}.graph").exists(), "none is kept of which one is not believed"
+    status, printed = command("graphs", "import", "--trust", str(tmp_path / "two.graph"))
+    assert status == 1 and f"{'6' * 64} was not kept" in printed and f"kept of 2 graphs: {KEY}" in printed
+    assert json.loads((tmp_path / "config" / "trusted.json").read_text()) == [first.digest]
+
+
+def replaced_key(artifact: Artifact, key: str) -> Artifact:
+    return Artifact(replace(artifact.manifest, key=key).to_json(), "", artifact.data)
 
 
 def test_a_file_is_verified_and_shown_as_a_kept_graph_is(store: GraphStore, command: Command, tmp_path: Path) -> None:
