@@ -77,7 +77,7 @@ class Trust:
         self._folder = folder
         self._key: bytes | None = None
         self._lock = threading.Lock()
-        self._only_here = False
+        self._only_here: str | None = None
 
     @property
     def outlives_process(self) -> bool:
@@ -86,7 +86,7 @@ class Trust:
             self._install_key()
         except OSError:
             return False
-        return not self._only_here
+        return self._only_here is None
 
     def seal(self, text: str) -> str:
         """Return the seal of this install over ``text``.
@@ -139,6 +139,16 @@ class Trust:
             return
         if artifact.digest in self._trusted():
             return
+        if self._only_here is not None:  # it may be our own: nobody is to be asked to trust it
+            raise Untrusted(
+                message(
+                    "nobody can tell who compiled the graph in {source}, for the signing key {path} can be neither "
+                    "read nor made ({error}); let this user read it, or set ONEDIFF_CONFIG_DIR to its folder",
+                    source=source,
+                    path=self._folder / _KEY_FILE,
+                    error=self._only_here,
+                )
+            )
         raise Untrusted(
             message(
                 "the graph in {source} was not compiled by this installation, and a compiled graph is code that runs "
@@ -208,7 +218,7 @@ class Trust:
         except NotPrivate:
             raise  # others may have read it: what it seals is worth nothing
         except (OSError, NotImplementedError) as error:
-            self._only_here = True
+            self._only_here = str(error)
             log.warning(
                 "OneDiff: the signing key %s can be neither read nor made (%s). Graphs are used until ComfyUI ends and "
                 "compiled again at the next start, never in the background; to keep them, set ONEDIFF_CONFIG_DIR to a "

@@ -274,6 +274,37 @@ def test_a_server_is_named_by_host_and_port_or_by_url(given: str, url: str) -> N
     assert address_of(given) == url
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "is not a regular file"),
+        (b"[" * 100_000, "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"[]", "is no workflow in API form"),
+    ],
+    ids=["pipe", "deep", "not UTF-8", "list"],
+)
+@pytest.mark.timeout(20)
+def test_a_file_that_is_no_workflow_is_said_in_a_line(
+    command: Command, tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    path = tmp_path / "workflow.json"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    status, printed = command("warmup", "--workflow", str(path))
+    assert status == 1 and printed.startswith(f"onediff-comfy: {path} {why}") and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("server", ["me:secret@127.0.0.1:1", "http://me:sec/ret@127.0.0.1:1", "http://me:secret@[bad"])
+def test_a_password_in_an_address_is_not_printed(command: Command, tmp_path: Path, server: str) -> None:
+    (tmp_path / "workflow.json").write_text('{"1": {"class_type": "OneDiffWarmUp", "inputs": {}}}')
+    status, printed = command("warmup", "--workflow", str(tmp_path / "workflow.json"), "--server", server)
+    assert status == 1 and "sec" not in printed and "me:" not in printed
+    assert printed.startswith("onediff-comfy: ") and printed.count("\n") == 1
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

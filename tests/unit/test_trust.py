@@ -54,6 +54,26 @@ def test_where_no_key_can_be_kept_there_is_one_for_this_process(
     assert not later.sealed_by_us("text", trust.seal("text"))
 
 
+@pytest.mark.parametrize("key", ["a folder", "a pipe", "a link to nowhere", "larger than any"])
+def test_where_the_key_cannot_be_read_nobody_is_asked_to_trust_what_may_be_their_own(tmp_path: Path, key: str) -> None:
+    text, path = artifact_of("Net").manifest_text, tmp_path / "signing.key"
+    own = Artifact(text, Trust(tmp_path).seal(text), {})
+    kept = path.read_bytes()
+    path.unlink()
+    if key == "a folder":
+        path.mkdir()
+    elif key == "a pipe":
+        os.mkfifo(path, 0o600)
+    elif key == "a link to nowhere":
+        path.symlink_to(tmp_path / "nowhere" / "key")
+    else:
+        path.write_bytes(kept * 100)
+        path.chmod(0o600)
+    with pytest.raises(Untrusted, match="nobody can tell who compiled") as refused:
+        Trust(tmp_path).check(own, tmp_path / "own.graph")
+    assert str(path) in str(refused.value) and "--trust" not in str(refused.value)
+
+
 def test_threads_share_the_key_of_their_process(unwritable: Path, caplog: pytest.LogCaptureFixture) -> None:
     trust, seals, together = Trust(unwritable), set(), threading.Barrier(8)
 
