@@ -141,7 +141,10 @@ def _remove(options: argparse.Namespace) -> int:
         if folder not in entry.path.parents:
             raise LookupError(f"{entry.path} is in a shared folder, which is only read; remove it where it is written")
     for entry in entries:
-        entry.path.unlink(missing_ok=True)  # another process may have been quicker
+        try:
+            entry.path.unlink(missing_ok=True)  # another process may have been quicker
+        except OSError as error:
+            raise OSError(f"{entry.path} cannot be removed: {error.strerror or error}") from error
     if options.json:
         say_json([str(entry.path) for entry in entries])
     else:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .messages import printable
+from .terminal import say, say_json
 
 NODE = "OneDiffWarmUp"
 DEFAULT_SERVER = "http://127.0.0.1:8188"
@@ -90,12 +91,12 @@ def warm_up(options: argparse.Namespace) -> int:
         _say("stopped; what was prepared by then is kept")
         return 1
     if options.json:
-        print(json.dumps(prepared, indent=1))  # noqa: T201
+        say_json(prepared)
     else:
         for bucket in prepared:
             outcome = "ready" if bucket["problem"] is None else f"NOT READY: {bucket['problem']}"
             made = f"{bucket['compiled']} compiled, {bucket['loaded']} loaded"
-            print(f"{bucket['bucket']:24} {bucket['seconds']:8.1f} s  {made}  {outcome}")  # noqa: T201
+            say(f"{bucket['bucket']:24} {bucket['seconds']:8.1f} s  {made}  {outcome}")
     return 1 if any(bucket["problem"] is not None for bucket in prepared) else 0
 
 
@@ -294,4 +295,6 @@ async def _stop(session: Any, server: str, prompt_id: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    for line in text.splitlines():  # what a server says is in it
+        say(line, sys.stderr)
+    sys.stderr.flush()

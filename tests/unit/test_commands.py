@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 from test_trust_docs import artifact_of
 
-from onediff_comfy import __version__, doctor_command, host_version
+from onediff_comfy import __version__, doctor_command, host_version, warmup_command
 from onediff_comfy.__main__ import main
 from onediff_comfy.doctor_command import MISSING, NOTE, OK, Finding, examine
 from onediff_comfy.store.artifact import Artifact, pack
@@ -95,6 +95,13 @@ def test_a_graph_that_is_named_twice_is_removed_once(store: GraphStore, command:
     status, printed = command("graphs", "remove", KEY, KEY[:2])
     assert (status, store.entries()) == (0, []), printed
     assert printed.startswith("removed 1 graph;")
+
+
+def test_what_cannot_be_removed_is_said(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "graphs" / f"{KEY}.graph"
+    folder.mkdir(parents=True)
+    status, printed = command("graphs", "remove", KEY)
+    assert status == 1 and printed.startswith(f"onediff-comfy: {folder} cannot be removed: ")
 
 
 def test_a_graph_that_is_here_and_in_a_shared_folder_is_one_graph(
@@ -331,6 +338,18 @@ def test_on_a_terminal_a_bar_shows_how_far_a_warm_up_is(monkeypatch: pytest.Monk
     assert "2/3 |#" in shown or "2/3 |█" in shown
     assert "3 of 3: 64x64 b2" in shown and "3/3" not in shown
     assert "\n3 of 3" not in shown
+
+
+def test_what_a_server_says_moves_no_cursor(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_server: str, _workflow: object, progress: Progress) -> list[dict[str, object]]:
+        progress.say("\x1b[2Jpreparing")
+        return [{"bucket": "\x1b]0;x\x07", "seconds": 1.0, "compiled": 1, "loaded": 0, "problem": "\x1b[1A"}]
+
+    monkeypatch.setattr(warmup_command, "_run", run)
+    (tmp_path / "workflow.json").write_text('{"1": {"class_type": "OneDiffWarmUp", "inputs": {}}}')
+    for options in ([], ["--json"]):
+        status, printed = command("warmup", *options, "--workflow", str(tmp_path / "workflow.json"))
+        assert status == 1 and "preparing" in printed and printed.replace("\n", "").isprintable()
 
 
 def test_elsewhere_each_bucket_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

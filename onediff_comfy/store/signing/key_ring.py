@@ -267,7 +267,7 @@ def _raw(public: str) -> bytes:
     if not text.startswith(_PREFIX) or len(raw) != _RAW_BYTES:
         raise ValueError(f"this is no public key; give the line {_PREFIX}… that store keygen printed, or its file")
     if raw[:-1] + bytes([raw[-1] & 0x7F]) in _OF_LOW_ORDER:
-        raise ValueError(f"nobody has the private half of key {text}: with it everything counts as signed")
+        raise ValueError(f"{text} is a key by which anything counts as signed; give the line that store keygen printed")
     return raw
 
 
