@@ -13,6 +13,7 @@ from typing import BinaryIO
 import filelock
 
 from .messages import message, printable
+from .terminal import quoted
 
 TEMPORARY_SUFFIX = ".onediff-part"
 """Of files that are being written. What crashed writers left is removed: nobody else's may have such a name."""
@@ -90,9 +91,10 @@ def _refuse_rights(path: Path, status: os.stat_result, forbidden: int) -> None:
     if status.st_mode & forbidden:
         raise NotPrivate(
             message(
-                "other users of this machine have access to {path} (mode {mode}); run: chmod go-rwx {path}",
+                "other users of this machine have access to {path} (mode {mode}); run: {command}",
                 path=path,
                 mode=f"{stat.S_IMODE(status.st_mode):o}",
+                command=f"chmod go-rwx {quoted(path.absolute())}",
             )
         )
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .terminal import counted, say, say_json
+from .folders import config_folder
+from .terminal import counted, say, say_json, whole_number
 
 if TYPE_CHECKING:
     from .model_families import GraphWords
@@ -36,7 +38,7 @@ def add_commands(graphs: argparse.ArgumentParser) -> None:
     remove = command("remove", _remove, "remove kept graphs; what is needed again is compiled again")
     remove.add_argument("graph", nargs="+", help="keys, or their beginnings")
     prune = command("prune", _prune, "remove the least recently used graphs")
-    prune.add_argument("--limit-mb", type=int, required=True, help="megabytes that may remain; 0 removes all")
+    prune.add_argument("--limit-mb", type=whole_number, required=True, help="megabytes that may remain; 0 removes all")
     export = command("export", _export, "copy a kept graph into a file to share")
     export.add_argument("graph", help="a key or its beginning")
     export.add_argument("file", type=Path)
@@ -68,7 +70,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    manifests = [artifact.manifest for artifact in _artifacts(options.graph)]
+    with _artifacts(options.graph) as artifacts:
+        manifests = [artifact.manifest for artifact in artifacts]
     if options.json:
         say_json([json.loads(manifest.to_json()) for manifest in manifests])
         return 0
@@ -123,24 +126,28 @@ def _verified(name: str) -> list[dict[str, Any]]:
     if not _is_file(name):
         return [_row(_kept(name))]
     rows = []
-    for artifact in _graphs_in(Path(name)):
-        row = _described(artifact.manifest) | {"key": artifact.manifest.key, "path": name, "problem": None}
-        try:
-            _store().verified(artifact, Path(name))
-        except (ArtifactError, Untrusted, OSError) as error:
-            row["problem"] = str(error)
-        rows.append(row)
+    with _graphs_in(Path(name)) as artifacts:
+        for artifact in artifacts:
+            row = _described(artifact.manifest) | {"key": artifact.manifest.key, "path": name, "problem": None}
+            try:
+                _store().verified(artifact, Path(name))
+            except (ArtifactError, Untrusted, OSError) as error:
+                row["problem"] = str(error)
+            rows.append(row)
     return rows
 
 
 def _remove(options: argparse.Namespace) -> int:
     folder = _store().folder
-    entries = [_kept(name) for name in options.graph]
+    entries = list({entry.path: entry for entry in map(_kept, options.graph)}.values())
     for entry in entries:
         if folder not in entry.path.parents:
             raise LookupError(f"{entry.path} is in a shared folder, which is only read; remove it where it is written")
     for entry in entries:
-        entry.path.unlink()
+        try:
+            entry.path.unlink(missing_ok=True)  # another process may have been quicker
+        except OSError as error:
+            raise OSError(f"{entry.path} cannot be removed: {error.strerror or error}") from error
     if options.json:
         say_json([str(entry.path) for entry in entries])
     else:
@@ -159,69 +166,125 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from .files import write_atomically
+    from .store.artifact import Artifact
     from .store.graph_file import pack
 
-    artifacts = _artifacts(options.graph)
-    for artifact in artifacts:
-        artifact.checked_parts()
-    write_atomically(options.file, pack(artifacts))
+    with _artifacts(options.graph) as artifacts:
+        keys = [artifact.manifest.key for artifact in artifacts]
+        content = pack([Artifact(each.manifest_text, each.seal, each.checked_parts()) for each in artifacts])
+    try:
+        _refuse_to_replace(options.file)
+        write_atomically(options.file, content)
+    except OSError as error:
+        raise OSError(f"{options.file} cannot be written: {error.strerror or error}") from error
     if options.json:
-        say_json({"file": str(options.file), "graphs": [artifact.manifest.key for artifact in artifacts]})
+        say_json({"file": str(options.file), "graphs": keys})
     else:
         say(f"wrote {options.file}, {options.file.stat().st_size / 2**20:.1f} MB")
     return 0
 
 
+def _refuse_to_replace(path: Path) -> None:
+    """Refuse to write a graph over what is none: where a name was mistyped, that is a person's own file.
+
+    Raises:
+        OSError: says what is there.
+    """
+    from .store.artifact import ArtifactError
+    from .store.graph_file import manifests_in
+
+    if path.is_dir():
+        raise OSError("it is a folder; give the name of a file, such as shared.graph")
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
+        raise OSError("it is no regular file; give another name")
+    try:
+        manifests_in(path)
+    except ArtifactError as error:
+        raise OSError(f"it is there, and is no graph ({error}); give another name, or remove it first") from error
+
+
 def _import(options: argparse.Namespace) -> int:
     store = _store()
-    artifacts = _graphs_in(options.file)
-    for artifact in artifacts:
-        artifact.checked_parts()
-    for artifact in artifacts:
-        if options.trust:
-            store.trust(artifact)
-        store.adopt(artifact, options.file.absolute())
+    with _graphs_in(options.file) as artifacts:
+        for artifact in artifacts:  # all of them, before any is kept
+            _ = artifact.checked_parts() if options.trust else store.verified(artifact, options.file.absolute())
+        keys = [artifact.manifest.key for artifact in artifacts]
+        for number, artifact in enumerate(artifacts):
+            try:
+                _keep(store, artifact, options)
+            except OSError as error:
+                kept = f"; kept of {counted(len(keys), 'graph')}: {', '.join(keys[:number])}" if number else ""
+                why = error.strerror or error
+                raise OSError(f"{options.file}: {keys[number]} was not kept in {store.folder}: {why}{kept}") from error
     if options.json:
-        say_json([artifact.manifest.key for artifact in artifacts])
+        say_json(keys)
     else:
-        say(f"kept {counted(len(artifacts), 'graph')} from {options.file}")
+        say(f"kept {counted(len(keys), 'graph')} from {options.file}")
     return 0
 
 
-def _artifacts(name: str) -> list[Artifact]:
-    """Return the graphs in the file ``name``, or the kept one whose key begins with ``name``."""
-    if _is_file(name):
-        return _graphs_in(Path(name))
-    entry = _kept(name)
-    if entry.artifact is None:
-        raise LookupError(f"{entry.path}: {entry.problem}")
-    return [entry.artifact]
+def _keep(store: GraphStore, artifact: Artifact, options: argparse.Namespace) -> None:
+    """Keep a graph of a file; believe it if a person said so, and only if it is kept.
+
+    Raises:
+        ArtifactError, Untrusted, OSError: see ``GraphStore.adopt``.
+    """
+    from .store.trust import Trust, Untrusted
+
+    source, trust = options.file.absolute(), None
+    if options.trust:
+        try:
+            store.verified(artifact, source)
+        except Untrusted:
+            store.trust(artifact)
+            trust = Trust(config_folder())
+    try:
+        store.adopt(artifact, source)
+    except BaseException:
+        if trust is not None:
+            trust.distrust(artifact)
+        raise
+
+
+@contextlib.contextmanager
+def _artifacts(name: str) -> Iterator[list[Artifact]]:
+    """Yield the graphs in the file ``name``, or the kept one whose key begins with ``name``; as ``_graphs_in``."""
+    path = Path(name)
+    if not _is_file(name):
+        entry = _kept(name)
+        if entry.manifest is None:
+            raise LookupError(f"{entry.path}: {entry.problem}")
+        path = entry.path
+    with _graphs_in(path) as artifacts:
+        yield artifacts
 
 
 def _is_file(name: str) -> bool:
     return os.path.lexists(name) and not Path(name).is_dir()
 
 
-def _graphs_in(path: Path) -> list[Artifact]:
-    """Return the graphs in a file.
+@contextlib.contextmanager
+def _graphs_in(path: Path) -> Iterator[list[Artifact]]:
+    """Yield the graphs in a file; see ``open_graphs``.
 
     Raises:
         OSError: it cannot be read, or holds no graphs; names the file, and says what to do.
     """
-    from .files import read_regular
     from .store.artifact import ArtifactError
-    from .store.graph_file import MAX_FILE, unpack
+    from .store.graph_file import open_graphs
 
     try:
-        artifacts = unpack(read_regular(path, MAX_FILE))
-        for artifact in artifacts:
-            _ = artifact.manifest  # it is read when it is first asked for
+        with open_graphs(path) as artifacts:
+            for artifact in artifacts:
+                _ = artifact.manifest  # it is read when it is first asked for
+            yield artifacts
     except ArtifactError as error:
         raise OSError(
             f"{path}: {error}. Give a file that OneDiff Save Compiled Graph or graphs export wrote; for anything else, "
             "such as a graph file of the earlier OneDiff, run its workflow once: it is compiled here and kept"
         ) from error
-    return artifacts
 
 
 def _kept(name: str) -> Entry:
@@ -232,11 +295,15 @@ def _kept(name: str) -> Entry:
     """
     if not name:
         raise LookupError("a graph's key is empty here; see graphs list")
-    found = [entry for entry in _store().entries() if entry.path.stem.startswith(name)]
+    store = _store()
+    found: dict[str, Entry] = {}
+    for entry in store.entries():  # where a key is in several folders, the one that is used is the one of our own
+        if entry.path.stem.startswith(name) and (entry.path.stem not in found or store.folder in entry.path.parents):
+            found[entry.path.stem] = entry
     if len(found) != 1:
         have = "graphs have keys that begin" if found else "graph has a key that begins"
         raise LookupError(f"{len(found) or 'no'} {have} with {name}, and there is no such file; see graphs list")
-    return found[0]
+    return next(iter(found.values()))
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -6,6 +6,8 @@ A wheel has the parts of the pack that are no Python package of their own (``__i
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import shutil
 from pathlib import Path
 
@@ -43,17 +45,15 @@ def install(comfyui: Path) -> Path:
         OSError: it could not be written; what was there is still there.
     """
     folder = _folder(comfyui)
-    if folder.is_symlink() or folder.exists():
-        _make_sure_it_is_ours(folder)
-    new = folder.with_name(f"{PACK_NAME}-new{_NOT_LOADED}")
-    shutil.rmtree(new, ignore_errors=True)
+    _make_sure_it_is_ours(folder)
+    new, old = _beside(folder), _beside(folder)
     try:
         _copy_to(new)
-        if folder.exists():
-            shutil.rmtree(folder)
-        new.rename(folder)
+        while not _takes_the_place(new, folder, old):  # another install was quicker: ours comes in place of that one
+            shutil.rmtree(old)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
@@ -68,8 +68,35 @@ def uninstall(comfyui: Path) -> Path:
     if not folder.is_symlink() and not folder.exists():
         raise FileNotFoundError(f"there is no {folder}; nothing was removed")
     _make_sure_it_is_ours(folder)
-    shutil.rmtree(folder)
+    old = _beside(folder)
+    folder.rename(old)  # no moment in which half a pack is there
+    shutil.rmtree(old)
     return folder
+
+
+def _beside(folder: Path) -> Path:
+    """Return a name for a folder that ComfyUI does not load, and that no other process has."""
+    return folder.with_name(f"{folder.name}-{secrets.token_hex(4)}{_NOT_LOADED}")
+
+
+def _takes_the_place(new: Path, folder: Path, old: Path) -> bool:
+    """Put ``new`` in the place of ``folder``, and that to ``old``. Return False if another came in between.
+
+    Raises:
+        OSError: it cannot be done; what was there is still there.
+    """
+    _make_sure_it_is_ours(folder)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        if folder.exists():
+            return False
+        if old.exists():
+            old.rename(folder)
+        raise
+    return True
 
 
 def _folder(comfyui: Path) -> Path:
@@ -80,8 +107,18 @@ def _folder(comfyui: Path) -> Path:
 
 
 def _make_sure_it_is_ours(folder: Path) -> None:
-    if folder.is_symlink() or not (folder / _MARK).is_file():
-        raise FileExistsError(f"{folder} was not put there by this command; remove it yourself, then try again")
+    """Refuse a pack that ``install`` did not put there. None at all is in nobody's way."""
+    while (found := _identity(folder)) is not None and (folder.is_symlink() or not (folder / _MARK).is_file()):
+        if found == _identity(folder):  # and not what another process put there in between
+            raise FileExistsError(f"{folder} was not put there by this command; remove it yourself, then try again")
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _copy_to(folder: Path) -> None:

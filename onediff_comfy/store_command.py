@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from .folders import cache_folder, config_folder, store_role, store_url
 from .settings import FLEET_PACKAGES
-from .terminal import counted, say, say_json
+from .terminal import counted, number, say, say_json, whole_number
+
+_LONGEST_KEY_FILE = 1 << 20
 
 if TYPE_CHECKING:
     from .store.remote.tiered_store import TieredStore
@@ -47,8 +49,8 @@ def add_commands(store: argparse.ArgumentParser) -> None:
     pull.add_argument("--architecture", action="append", help="of a GPU, such as sm_90; may be given several times")
     pull.add_argument("--all", action="store_true", help="for every torch and machine")
     prune = of_a_store("prune", _prune, "remove graphs from the store, for every machine")
-    prune.add_argument("--days", type=float, help="remove what was published longer ago")
-    prune.add_argument("--limit-mb", type=int, help="megabytes that may remain; the oldest go first")
+    prune.add_argument("--days", type=number, help="remove what was published longer ago")
+    prune.add_argument("--limit-mb", type=whole_number, help="megabytes that may remain; the oldest go first")
     prune.add_argument("--unbelieved", action="store_true", help="remove what no key signed that is believed here")
     of_a_store("status", _status, "what is in the store, and whose signatures count here")
 
@@ -87,10 +89,7 @@ def _keygen(options: argparse.Namespace) -> int:
 
 
 def _trust(options: argparse.Namespace) -> int:
-    text = options.key
-    if os.path.isfile(text):
-        text = Path(text).read_text(encoding="utf-8")[:1000]
-    key_id = _keys().trust(text, options.label)
+    key_id = _keys().trust(_public_key(options.key), options.label)
     if options.json:
         say_json({"key": key_id})
     else:
@@ -98,13 +97,26 @@ def _trust(options: argparse.Namespace) -> int:
     return 0
 
 
+def _public_key(given: str) -> str:
+    """Return the line that a person gave, or the one in the file that they named."""
+    from .files import read_regular
+
+    if not os.path.exists(given):
+        return given
+    try:
+        return read_regular(Path(given), _LONGEST_KEY_FILE).decode("utf-8-sig", "replace")
+    except OSError as error:
+        raise OSError(f"{given} holds no public key: {error.strerror or error}") from error
+
+
 def _revoke(options: argparse.Namespace) -> int:
     from .store.remote.upkeep import signed_by
     from .store.store import local_store
+    from .store.trust import Trust
 
     _keys().revoke(options.key)
     store = local_store()
-    removed = signed_by(store, options.key)
+    removed = signed_by(store.folder, Trust(config_folder()), options.key)
     for key in removed:
         store.remove(key)
     if options.json:
@@ -139,6 +151,8 @@ def _push(options: argparse.Namespace) -> int:
     store = _store(options, "builder")
     entries = store.entries()
     if options.graph:
+        if "" in options.graph:
+            raise LookupError("a graph's key is empty here; see graphs list")
         entries = [entry for entry in entries if entry.path.stem.startswith(tuple(options.graph))]
         if not entries:
             raise LookupError(f"no graph has a key that begins with {' or '.join(options.graph)}; see graphs list")

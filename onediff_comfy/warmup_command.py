@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 import struct
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .messages import printable
+from .terminal import say, say_json
 
 NODE = "OneDiffWarmUp"
 DEFAULT_SERVER = "http://127.0.0.1:8188"
@@ -89,18 +91,23 @@ def warm_up(options: argparse.Namespace) -> int:
         _say("stopped; what was prepared by then is kept")
         return 1
     if options.json:
-        print(json.dumps(prepared, indent=1))  # noqa: T201
+        say_json(prepared)
     else:
         for bucket in prepared:
             outcome = "ready" if bucket["problem"] is None else f"NOT READY: {bucket['problem']}"
             made = f"{bucket['compiled']} compiled, {bucket['loaded']} loaded"
-            print(f"{bucket['bucket']:24} {bucket['seconds']:8.1f} s  {made}  {outcome}")  # noqa: T201
+            say(f"{bucket['bucket']:24} {bucket['seconds']:8.1f} s  {made}  {outcome}")
     return 1 if any(bucket["problem"] is not None for bucket in prepared) else 0
 
 
 def address_of(server: str) -> str:
     """Return the URL of a server that is given as one, or as ``host:port``."""
     return (server if "://" in server else f"http://{server}").rstrip("/")
+
+
+def shown(server: str) -> str:
+    """Return the URL of a server without what may be a password in it."""
+    return re.sub(r"//.*@", "//", server)
 
 
 def read_workflow(path: Path) -> dict[str, Any]:
@@ -110,10 +117,12 @@ def read_workflow(path: Path) -> dict[str, Any]:
         WarmupError: it cannot be read, is not in API form, or has no Warm Up node.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe that nobody writes to would hold us for ever
+            raise WarmupError(f"{path} is not a regular file; export a workflow from ComfyUI")
         workflow = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WarmupError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WarmupError(f"{path} is no JSON ({error}); export the workflow from ComfyUI again") from error
     if isinstance(workflow, dict) and isinstance(workflow.get("nodes"), list):
         raise WarmupError(
@@ -156,14 +165,14 @@ async def _run(server: str, workflow: Mapping[str, Any], progress: Progress) -> 
                 raise
             outputs = (await _get(session, f"{server}/history/{prompt_id}"))[prompt_id]["outputs"]
     except aiohttp.InvalidURL as error:
-        raise WarmupError(f"{server} is no address of a server; write it like {DEFAULT_SERVER}") from error
+        raise WarmupError(f"{shown(server)} is no address of a server; write it like {DEFAULT_SERVER}") from error
     except aiohttp.ClientConnectionError as error:
         raise WarmupError(
-            f"no ComfyUI answers at {server}. Start it, with `python main.py` in ComfyUI's folder, or name the right "
-            "address with --server"
+            f"no ComfyUI answers at {shown(server)}. Start it, with `python main.py` in ComfyUI's folder, or name the "
+            "right address with --server"
         ) from error
     except aiohttp.ClientError as error:
-        raise WarmupError(f"{server} does not answer like a ComfyUI ({error})") from error
+        raise WarmupError(f"{shown(server)} does not answer like a ComfyUI ({error})") from error
     prepared = [bucket for name in _warm_up_nodes(workflow) for bucket in outputs.get(name, {}).get("warm_up", ())]
     if not prepared:
         raise WarmupError("ComfyUI ran the workflow but says nothing of buckets; is its onediff-comfy up to date?")
@@ -286,4 +295,6 @@ async def _stop(session: Any, server: str, prompt_id: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    for line in text.splitlines():  # what a server says is in it
+        say(line, sys.stderr)
+    sys.stderr.flush()

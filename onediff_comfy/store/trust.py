@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +23,7 @@ import filelock
 
 from ..files import OTHERS_ANYTHING, OTHERS_WRITE, NotPrivate, private_lock, read_regular, write_atomically
 from ..messages import message
-from ..terminal import own_command
+from ..terminal import own_command, quoted
 from .artifact import Artifact, parse_json
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 _KEY_FILE = "signing.key"
 _TRUSTED_FILE = "trusted.json"
 _KEY_BYTES = 32
+_KEY_ID_DIGITS = 16
 _MAX_KEY_FILE = 1 << 10
 _MAX_TRUSTED_FILE = 16 << 20
 _LOCK_TIMEOUT_S = 10
@@ -75,7 +77,7 @@ class Trust:
         self._folder = folder
         self._key: bytes | None = None
         self._lock = threading.Lock()
-        self._only_here = False
+        self._only_here: str | None = None
 
     @property
     def outlives_process(self) -> bool:
@@ -84,7 +86,7 @@ class Trust:
             self._install_key()
         except OSError:
             return False
-        return not self._only_here
+        return self._only_here is None
 
     def seal(self, text: str) -> str:
         """Return the seal of this install over ``text``.
@@ -102,6 +104,30 @@ class Trust:
         """
         return seal.isascii() and hmac.compare_digest(self.seal(text), seal)
 
+    def seal_fetched(self, text: str, key_id: str) -> str:
+        """Return the seal over a manifest that somebody else signed: it says who did, and none of ours is like it.
+
+        Args:
+            text: the manifest.
+            key_id: name of the key that signed it, 16 hexadecimal digits.
+
+        Raises:
+            OSError: see ``seal``.
+        """
+        return key_id + self.seal(f"fetched {key_id}\n{text}")[len(key_id) :]
+
+    def fetched_from(self, artifact: Artifact) -> str | None:
+        """Return the name of the key that signed an artifact which this install fetched; None of all others.
+
+        Raises:
+            OSError: the key is damaged.
+        """
+        if not artifact.seal.isascii():
+            return None
+        key_id = artifact.seal[:_KEY_ID_DIGITS]
+        sealed = self.seal_fetched(artifact.manifest_text, key_id)
+        return key_id if hmac.compare_digest(sealed, artifact.seal) else None
+
     def check(self, artifact: Artifact, source: Path) -> None:
         """Refuse an artifact that nobody we believe vouches for.
 
@@ -109,10 +135,20 @@ class Trust:
             Untrusted: with the words that explain how to trust it.
             OSError: the key is damaged.
         """
-        if self.sealed_by_us(artifact.manifest_text, artifact.seal):
+        if self.sealed_by_us(artifact.manifest_text, artifact.seal) or self.fetched_from(artifact) is not None:
             return
         if artifact.digest in self._trusted():
             return
+        if self._only_here is not None:  # it may be our own: nobody is to be asked to trust it
+            raise Untrusted(
+                message(
+                    "nobody can tell who compiled the graph in {source}, for the signing key {path} can be neither "
+                    "read nor made ({error}); let this user read it, or set ONEDIFF_CONFIG_DIR to its folder",
+                    source=source,
+                    path=self._folder / _KEY_FILE,
+                    error=self._only_here,
+                )
+            )
         raise Untrusted(
             message(
                 "the graph in {source} was not compiled by this installation, and a compiled graph is code that runs "
@@ -120,7 +156,7 @@ class Trust:
                 "{command} graphs import --trust {path}",
                 source=source,
                 command=own_command(),
-                path=json.dumps(str(source)),
+                path=quoted(source.absolute()),
             )
         )
 
@@ -130,10 +166,20 @@ class Trust:
         Raises:
             OSError: the list of trusted graphs is damaged, or cannot be written.
         """
+        self._change(lambda digests: digests | {artifact.digest})
+
+    def distrust(self, artifact: Artifact) -> None:
+        """Take back ``trust``.
+
+        Raises:
+            OSError: the list of trusted graphs is damaged, or cannot be written.
+        """
+        self._change(lambda digests: digests - {artifact.digest})
+
+    def _change(self, change: Callable[[set[str]], set[str]]) -> None:
         path = self._folder / _TRUSTED_FILE
         with private_lock(path.with_suffix(".lock"), _LOCK_TIMEOUT_S):  # another process may trust another at once
-            digests = sorted({*self._trusted(), artifact.digest})
-            write_atomically(path, json.dumps(digests, indent=1).encode())
+            write_atomically(path, json.dumps(sorted(change(self._trusted())), indent=1).encode())
 
     def _trusted(self) -> set[str]:
         path = self._folder / _TRUSTED_FILE
@@ -172,7 +218,7 @@ class Trust:
         except NotPrivate:
             raise  # others may have read it: what it seals is worth nothing
         except (OSError, NotImplementedError) as error:
-            self._only_here = True
+            self._only_here = str(error)
             log.warning(
                 "OneDiff: the signing key %s can be neither read nor made (%s). Graphs are used until ComfyUI ends and "
                 "compiled again at the next start, never in the background; to keep them, set ONEDIFF_CONFIG_DIR to a "

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import CALL, FINGERPRINT, KEY, Machine, StoreFleet, graph
+from machines import CALL, FINGERPRINT, KEY, Machine, StoreFleet, graph, until
 from stand_in import Bucket, client_of
 
+from onediff_comfy.store.artifact import Artifact
 from onediff_comfy.store.graph_file import pack
 from onediff_comfy.store.remote import upkeep
+from onediff_comfy.store.remote.objects import Unreachable
 from onediff_comfy.store.remote.tier import MAX_GRAPH
 from onediff_comfy.store.signing.key_ring import KeyRing, Signer
 from onediff_comfy.store.signing.signed import signed
+from onediff_comfy.store.store import Superseded
+from onediff_comfy.store.trust import Trust
 
 GRAPH = f"v1/graphs/{KEY}"
 OTHER = "6" * 64
@@ -238,6 +245,53 @@ def test_a_key_that_is_revoked_takes_its_graphs_along_those_that_were_fetched_to
     assert worker.store().find(KEY) is None
     assert not list((worker.folder / "cache" / "graphs").glob("*.graph"))
     assert store.tier.counters.snapshot()["refusals"] == 2, "the one that was here, and the one in the store"
+
+
+def test_what_another_builder_signed_never_counts_as_made_here(
+    store_fleet: StoreFleet, builder: Machine, tmp_path: Path
+) -> None:
+    """Whatever is lost beside it: nobody publishes it as their own, and it goes with the key that signed it."""
+    own = store_fleet.machine()
+    new = own.keys.make("its own", rotate=True)
+    assert own.store().find(KEY) is not None
+    for path in (own.folder / "cache").iterdir():
+        if path.name != "graphs":
+            shutil.rmtree(path)
+    builder.tier().objects.delete(GRAPH)
+    store = own.store()
+    assert upkeep.push(store, store.entries()) == {"published": [], "there": [], "left": [KEY]}
+    own.keys.revoke(store_fleet.signer.key_id)
+    assert upkeep.signed_by(store.folder, Trust(own.folder / "config"), store_fleet.signer.key_id) == [KEY]
+    assert upkeep.signed_by(store.folder, Trust(own.folder / "config"), new.key_id) == []
+    assert own.store().find(KEY) is None
+    assert not list((store.folder / "graphs").glob("*.graph"))
+
+
+def test_what_was_to_be_published_again_is_not_what_was_fetched_meanwhile(
+    store_fleet: StoreFleet, builder: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = store_fleet.machine()
+    own.keys.make("its own", rotate=True)
+    monkeypatch.setattr("onediff_comfy.store.remote.tiered_store._TRY_AGAIN_S", 0.1)
+    store = own.store()
+    publish, published = store.tier.publish, threading.Event()
+
+    def unreachable(artifact: Artifact) -> bool:
+        raise Unreachable("not now")
+
+    def publish_again(artifact: Artifact) -> bool:
+        published.set()
+        return publish(artifact)
+
+    monkeypatch.setattr(store.tier, "publish", unreachable)
+    with contextlib.suppress(Superseded):
+        store.save(graph(mark=b"of its own"))
+    store.remove(KEY)
+    assert store.find(KEY) is not None, "fetched"
+    builder.tier().objects.delete(GRAPH)
+    monkeypatch.setattr(store.tier, "publish", publish_again)
+    until(lambda: store.tier.counters.snapshot()["unpublished"] == 0, "given up")
+    assert not published.is_set()
 
 
 def test_a_revoked_key_is_not_believed_again(store_fleet: StoreFleet, worker: Machine) -> None:

@@ -92,6 +92,26 @@ def test_a_key_is_made_believed_elsewhere_and_revoked(
     assert f"key {made['key']} REVOKED" in on(worker)("status")[1]
 
 
+@pytest.mark.parametrize("given", ["text", "not ascii", "undecodable", "folder", "pipe", "binary file"])
+def test_what_is_no_public_key_is_said_in_a_line(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], tmp_path: Path, given: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "binary file").write_bytes(b"\xff\xfe\0onediff-ed25519:")
+    texts = {"text": "x", "not ascii": "onediff-ed25519:" + "ä" * 44, "undecodable": "onediff-ed25519:\udcff"}
+    status, said = on(folder_fleet.machine())("trust", texts.get(given, str(tmp_path / given)))
+    assert status == 1 and "no public key" in said and said.count("\n") == 1
+    assert "codec" not in said and "Errno" not in said
+
+
+def test_a_file_with_the_line_that_an_editor_marked_as_utf8_is_taken(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], tmp_path: Path
+) -> None:
+    (tmp_path / "key.txt").write_text(folder_fleet.signer.public + "\r\n", encoding="utf-8-sig")
+    assert on(folder_fleet.machine())("trust", str(tmp_path / "key.txt"))[0] == 0
+
+
 def test_pull_takes_what_is_for_this_torch_and_the_named_gpus(
     store_fleet: StoreFleet, on: Callable[[Machine], Command]
 ) -> None:
@@ -115,6 +135,7 @@ def test_push_publishes_what_this_machine_compiled_and_nothing_else(
     for key in (OTHER, "7" * 64):
         shutil.copy(elsewhere.save(graph(key)), machine.folder / "cache" / "graphs")
     Trust(machine.folder / "config").trust(graph(OTHER))  # it may be loaded here, and is not ours to sign
+    assert on(machine)("push", "")[0] == 1  # as a script has it whose variable is not set
     done = json.loads(on(machine)("push", "--json")[1])
     assert (done["published"], sorted(done["left"])) == ([KEY], [OTHER, "7" * 64])
     status, said = on(machine)("push", "888")
@@ -152,6 +173,42 @@ def test_prune_removes_the_oldest_and_what_nobody_believed_signed(
         for listed in machine.tier().objects.listed(f"v1/{kind}/")
     ]
     assert left == []
+
+
+@pytest.mark.parametrize("keys", ["open to others", "damaged", "missing", "empty"])
+def test_who_cannot_tell_whom_it_believes_removes_and_replaces_nothing(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], keys: str
+) -> None:
+    """A list of keys that cannot be read, or the folder of another machine, says nothing of what others signed."""
+    folder_fleet.machine().tier().publish(graph())
+    machine = folder_fleet.machine()
+    compiled_on(machine, KEY)
+    objects = machine.tier().objects
+    objects.create(f"v1/graphs/{OTHER}", b"rubbish")
+    path = machine.folder / "config" / "store_keys.json"
+    if keys == "open to others":
+        path.chmod(0o666)
+    elif keys == "missing":
+        path.unlink()
+    else:
+        path.write_text("{" if keys == "damaged" else '{"trusted": {}, "revoked": {}}')
+    before = objects.listed("v1/")
+    status, said = on(machine)("prune", "--unbelieved")
+    assert status == 1 and said.startswith("onediff-comfy: nothing was removed: ") and str(path) in said
+    status, said = on(machine)("push")
+    assert status == 1 and str(path) in said
+    assert objects.listed("v1/") == before
+
+
+@pytest.mark.parametrize("limit", [("--days", "-1"), ("--days", "nan"), ("--days", "inf"), ("--limit-mb", "-1")])
+def test_a_limit_that_is_none_removes_nothing(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], limit: tuple[str, str]
+) -> None:
+    machine = folder_fleet.machine()
+    machine.tier().publish(graph())
+    with pytest.raises(SystemExit) as ended:
+        on(machine)("prune", *limit)
+    assert ended.value.code == 2 and machine.tier().statement(KEY) is not None
 
 
 def test_probe_finds_a_good_store_good_and_leaves_nothing(

@@ -10,20 +10,24 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
 from test_trust_docs import artifact_of
 
-from onediff_comfy import __version__, doctor_command, host_version
+from onediff_comfy import __version__, doctor_command, host_version, warmup_command
 from onediff_comfy.__main__ import main
 from onediff_comfy.doctor_command import MISSING, NOTE, OK, Finding, examine
 from onediff_comfy.store.artifact import Artifact
 from onediff_comfy.store.graph_file import pack
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
+from onediff_comfy.terminal import quoted
 from onediff_comfy.warmup_command import Progress, _is_last, address_of
 
 KEY = "5" * 64
@@ -88,6 +92,104 @@ def test_what_a_shared_folder_holds_is_not_removed(
     assert len(store.entries()) == 1
 
 
+def test_a_graph_that_is_named_twice_is_removed_once(store: GraphStore, command: Command) -> None:
+    status, printed = command("graphs", "remove", KEY, KEY[:2])
+    assert (status, store.entries()) == (0, []), printed
+    assert printed.startswith("removed 1 graph;")
+
+
+def test_what_cannot_be_removed_is_said(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "graphs" / f"{KEY}.graph"
+    folder.mkdir(parents=True)
+    status, printed = command("graphs", "remove", KEY)
+    assert status == 1 and printed.startswith(f"onediff-comfy: {folder} cannot be removed: ")
+
+
+def test_a_graph_that_is_here_and_in_a_shared_folder_is_one_graph(
+    store: GraphStore, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tmp_path / "cache", tmp_path / "shared")
+    monkeypatch.setenv("ONEDIFF_SHARED_CACHE_DIR", str(tmp_path / "shared"))
+    for arguments in (["show", KEY], ["verify", KEY], ["export", KEY, str(tmp_path / "out.graph")], ["remove", KEY]):
+        status, printed = command("graphs", *arguments)
+        assert status == 0, printed
+    assert store.entries() == [] and list((tmp_path / "shared" / "graphs").iterdir()) != []
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan", "inf", "1.5", "9" * 5000, "x"])
+def test_a_limit_that_is_none_removes_nothing(store: GraphStore, command: Command, limit: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command("graphs", "prune", "--limit-mb", limit)
+    assert ended.value.code == 2 and len(store.entries()) == 1
+
+
+def test_a_graph_is_written_over_a_graph_and_over_nothing_else(
+    store: GraphStore, command: Command, tmp_path: Path
+) -> None:
+    ours, model, folder = tmp_path / "ours.graph", tmp_path / "my_model.safetensors", tmp_path / "folder"
+    os.mkfifo(tmp_path / "pipe")
+    folder.mkdir()
+    model.write_bytes(save({"weight": torch.zeros(4)}))
+    (tmp_path / "empty").touch()
+    for _ in range(2):
+        assert command("graphs", "export", KEY, str(ours))[0] == 0
+    for path in (model, tmp_path / "empty", tmp_path / "pipe", folder, Path()):
+        before = path.read_bytes() if path.is_file() else None
+        status, printed = command("graphs", "export", KEY, "" if path == Path() else str(path))
+        assert status == 1 and printed.startswith(f"onediff-comfy: {path} cannot be written: it is ")
+        assert before is None or path.read_bytes() == before
+    status, printed = command("graphs", "export", KEY, str(ours / "in a file.graph"))
+    assert status == 1 and "Errno" not in printed and str(ours) in printed
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
+@pytest.mark.parametrize("bytes_that_fit", [0, 100, 1000])
+def test_what_could_not_be_kept_is_not_trusted(store: GraphStore, tmp_path: Path, bytes_that_fit: int) -> None:
+    theirs = tmp_path / "theirs.graph"
+    theirs.write_bytes(pack([artifact_of("Net float32[2x4]@cpu")]))
+    assert theirs.stat().st_size > bytes_that_fit
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_that_fit}, {bytes_that_fit}));"
+        "from onediff_comfy.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    environment = {
+        **os.environ,
+        "ONEDIFF_CACHE_DIR": str(tmp_path / "cache"),
+        "ONEDIFF_CONFIG_DIR": str(tmp_path / "config"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, "graphs", "import", "--trust", str(theirs)],
+        cwd=Path(host_version.__file__).parent.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"onediff-comfy: {theirs}: {KEY} was not kept in {tmp_path / 'cache'}: File too large"
+    )
+    trusted = tmp_path / "config" / "trusted.json"
+    assert not trusted.exists() or json.loads(trusted.read_text()) == []
+    assert [entry.problem for entry in store.entries()] == [None]
+
+
+def test_of_a_file_of_several_graphs_what_was_kept_is_said(command: Command, tmp_path: Path) -> None:
+    first, second = artifact_of("Net"), replaced_key(artifact_of("Net"), "6" * 64)
+    (tmp_path / "two.graph").write_bytes(pack([first, second]))
+    (tmp_path / "cache" / "graphs" / f"{'6' * 64}.graph").mkdir(parents=True)
+    assert command("graphs", "import", str(tmp_path / "two.graph"))[0] == 1
+    assert not (tmp_path / "cache" / "graphs" / f"{KEY}.graph").exists(), "none is kept of which one is not believed"
+    status, printed = command("graphs", "import", "--trust", str(tmp_path / "two.graph"))
+    assert status == 1 and f"{'6' * 64} was not kept" in printed and f"kept of 2 graphs: {KEY}" in printed
+    assert json.loads((tmp_path / "config" / "trusted.json").read_text()) == [first.digest]
+
+
+def replaced_key(artifact: Artifact, key: str) -> Artifact:
+    return Artifact(replace(artifact.manifest, key=key).to_json(), "", artifact.data)
+
+
 def test_a_file_is_verified_and_shown_as_a_kept_graph_is(store: GraphStore, command: Command, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.graph", tmp_path / "theirs.graph"
     assert command("graphs", "export", KEY, str(ours))[0] == 0
@@ -119,16 +221,29 @@ def test_a_foreign_file_is_named_with_a_remedy(command: Command, tmp_path: Path,
     assert "run its workflow once" in printed
 
 
+@pytest.mark.parametrize(
+    "name", ["theirs.graph", "模型 图.graph", "$(true).graph", "a`true`.graph", '"; true ".graph', "it's.graph"]
+)
+@pytest.mark.parametrize("verb", ["import", "verify"])
 def test_a_file_of_another_installation_is_named_with_the_command_that_takes_it(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, verb: str
 ) -> None:
-    (tmp_path / "theirs.graph").write_bytes(pack([artifact_of("Net float32[2x4]@cpu")]))
+    """Its name is whatever somebody wrote, and a shell runs none of it."""
+    (tmp_path / name).write_bytes(pack([artifact_of("Net float32[2x4]@cpu")]))
     monkeypatch.chdir(tmp_path)
-    status, printed = command("graphs", "import", "theirs.graph")
+    status, printed = command("graphs", verb, name)
     assert status == 1 and "was not compiled by this installation" in printed
-    remedy = printed.strip().partition("trust where it came from: ")[2]
+    remedy = printed.strip().partition("trust where it came from: ")[2].splitlines()[0]
     done = subprocess.run(remedy, shell=True, cwd="/", capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"kept 1 graph from {tmp_path / 'theirs.graph'}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"kept 1 graph from {tmp_path / name}\n"), done.stderr
+
+
+@pytest.mark.parametrize("text", ["a&calc.graph", "triton-windows<3.4", "a b&c", "C:\\Users\\me\\a^b"])
+def test_cmd_acts_on_no_part_of_an_argument(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "name", "nt")
+        arguments = quoted(text), quoted("C:\\ComfyUI\\python.exe")
+    assert arguments == (f'"{text}"', "C:\\ComfyUI\\python.exe")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="shells of POSIX")
@@ -167,6 +282,37 @@ def test_a_server_is_named_by_host_and_port_or_by_url(given: str, url: str) -> N
     assert address_of(given) == url
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "is not a regular file"),
+        (b"[" * 100_000, "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"[]", "is no workflow in API form"),
+    ],
+    ids=["pipe", "deep", "not UTF-8", "list"],
+)
+@pytest.mark.timeout(20)
+def test_a_file_that_is_no_workflow_is_said_in_a_line(
+    command: Command, tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    path = tmp_path / "workflow.json"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    status, printed = command("warmup", "--workflow", str(path))
+    assert status == 1 and printed.startswith(f"onediff-comfy: {path} {why}") and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("server", ["me:secret@127.0.0.1:1", "http://me:sec/ret@127.0.0.1:1", "http://me:secret@[bad"])
+def test_a_password_in_an_address_is_not_printed(command: Command, tmp_path: Path, server: str) -> None:
+    (tmp_path / "workflow.json").write_text('{"1": {"class_type": "OneDiffWarmUp", "inputs": {}}}')
+    status, printed = command("warmup", "--workflow", str(tmp_path / "workflow.json"), "--server", server)
+    assert status == 1 and "sec" not in printed and "me:" not in printed
+    assert printed.startswith("onediff-comfy: ") and printed.count("\n") == 1
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -193,6 +339,18 @@ def test_on_a_terminal_a_bar_shows_how_far_a_warm_up_is(monkeypatch: pytest.Monk
     assert "2/3 |#" in shown or "2/3 |█" in shown
     assert "3 of 3: 64x64 b2" in shown and "3/3" not in shown
     assert "\n3 of 3" not in shown
+
+
+def test_what_a_server_says_moves_no_cursor(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_server: str, _workflow: object, progress: Progress) -> list[dict[str, object]]:
+        progress.say("\x1b[2Jpreparing")
+        return [{"bucket": "\x1b]0;x\x07", "seconds": 1.0, "compiled": 1, "loaded": 0, "problem": "\x1b[1A"}]
+
+    monkeypatch.setattr(warmup_command, "_run", run)
+    (tmp_path / "workflow.json").write_text('{"1": {"class_type": "OneDiffWarmUp", "inputs": {}}}')
+    for options in ([], ["--json"]):
+        status, printed = command("warmup", *options, "--workflow", str(tmp_path / "workflow.json"))
+        assert status == 1 and "preparing" in printed and printed.replace("\n", "").isprintable()
 
 
 def test_elsewhere_each_bucket_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

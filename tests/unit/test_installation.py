@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
+from onediff_comfy import installation
 from onediff_comfy.__main__ import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -67,6 +70,49 @@ def test_a_folder_that_is_not_comfyuis_is_named(tmp_path: Path, command: str, ca
     assert capsys.readouterr().err == (
         f"onediff-comfy: {tmp_path} has no folder custom_nodes; give --comfyui the folder of ComfyUI\n"
     )
+
+
+def _install_at_once(comfyui: Path, together: Barrier) -> None:
+    together.wait()
+    installation.install(comfyui)
+
+
+def test_several_installs_at_once_leave_one_whole_pack(
+    comfyui: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = tmp_path_factory.mktemp("small") / "onediff_comfy"
+    for number in range(100):
+        (small / str(number)).mkdir(parents=True)
+        (small / str(number) / "module.py").touch()
+    monkeypatch.setattr(installation, "_CORE", small)
+    context, pack = multiprocessing.get_context("fork"), comfyui / "custom_nodes" / "onediff-comfy"
+    for _ in range(20):
+        together = context.Barrier(3)
+        processes = [context.Process(target=_install_at_once, args=(comfyui, together)) for _ in range(3)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+        assert list(pack.parent.iterdir()) == [pack]
+        assert len(list(pack.rglob("module.py"))) == 100 and (pack / ".installed-by-onediff-comfy").is_file()
+
+
+def test_an_install_that_fails_leaves_what_was_there(comfyui: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = installation.install(comfyui)
+    rename = Path.rename
+
+    def rename_all_but_the_new_one(path: Path, target: Path) -> Path:
+        if target == pack and not (path / "of before").exists():
+            raise PermissionError("in use")
+        return rename(path, target)
+
+    (pack / "of before").touch()
+    monkeypatch.setattr(Path, "rename", rename_all_but_the_new_one)
+    with pytest.raises(PermissionError):
+        installation.install(comfyui)
+    assert (pack / "of before").is_file() and (pack / "__init__.py").is_file()
+    assert list(pack.parent.iterdir()) == [pack]
 
 
 def test_there_may_be_nothing_to_remove(comfyui: Path, capsys: pytest.CaptureFixture) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_trust_docs import artifact_of
 
 from onediff_comfy.files import write_atomically
+from onediff_comfy.store.artifact import Artifact
 from onediff_comfy.store.store import GraphStore
-from onediff_comfy.store.trust import Trust
+from onediff_comfy.store.trust import Trust, Untrusted
 
 KEY = "5" * 64
 
@@ -50,6 +52,26 @@ def test_where_no_key_can_be_kept_there_is_one_for_this_process(
     assert "compiled again at the next start" in warning and "ONEDIFF_CONFIG_DIR" in warning
     later = Trust(unwritable)
     assert not later.sealed_by_us("text", trust.seal("text"))
+
+
+@pytest.mark.parametrize("key", ["a folder", "a pipe", "a link to nowhere", "larger than any"])
+def test_where_the_key_cannot_be_read_nobody_is_asked_to_trust_what_may_be_their_own(tmp_path: Path, key: str) -> None:
+    text, path = artifact_of("Net").manifest_text, tmp_path / "signing.key"
+    own = Artifact(text, Trust(tmp_path).seal(text), {})
+    kept = path.read_bytes()
+    path.unlink()
+    if key == "a folder":
+        path.mkdir()
+    elif key == "a pipe":
+        os.mkfifo(path, 0o600)
+    elif key == "a link to nowhere":
+        path.symlink_to(tmp_path / "nowhere" / "key")
+    else:
+        path.write_bytes(kept * 100)
+        path.chmod(0o600)
+    with pytest.raises(Untrusted, match="nobody can tell who compiled") as refused:
+        Trust(tmp_path).check(own, tmp_path / "own.graph")
+    assert str(path) in str(refused.value) and "--trust" not in str(refused.value)
 
 
 def test_threads_share_the_key_of_their_process(unwritable: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,6 +157,19 @@ def test_a_damaged_key_costs_the_notes_and_nothing_else(tmp_path: Path) -> None:
     store = GraphStore(tmp_path / "cache", Trust(tmp_path / "config"))
     store.notes.add_call("call", KEY, {})
     assert store.notes.calls("call") == []
+
+
+def test_a_seal_says_whose_signature_what_was_fetched_had(tmp_path: Path) -> None:
+    trust, text = Trust(tmp_path), artifact_of("Net").manifest_text
+    key_id, other = "0123456789abcdef", "f" * 16
+    fetched = Artifact(text, trust.seal_fetched(text, key_id), {})
+    assert len(fetched.seal) == len(trust.seal(text)) and Trust(tmp_path).fetched_from(fetched) == key_id
+    trust.check(fetched, tmp_path)
+    assert not trust.sealed_by_us(text, fetched.seal)
+    for seal in ("", trust.seal(text), other + fetched.seal[16:], fetched.seal[:-1] + "x", "é" * 64, "\ud800" * 64):
+        assert trust.fetched_from(Artifact(text, seal, {})) is None
+    with pytest.raises(Untrusted):
+        Trust(tmp_path / "another").check(fetched, tmp_path)
 
 
 def test_two_that_trust_at_once_lose_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +127,16 @@ def test_a_key_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, m
     assert not trust.outlives_process
     (tmp_path / "signing.key").chmod(0o600)
     assert Trust(tmp_path).sealed_by_us("text", seal)
+
+
+def test_the_remedy_for_what_is_open_to_others_is_what_a_shell_takes(tmp_path: Path) -> None:
+    folder = tmp_path / "my config; true"
+    Trust(folder).seal("text")
+    (folder / "signing.key").chmod(0o644)
+    with pytest.raises(NotPrivate) as refused:
+        Trust(folder).seal("text")
+    subprocess.run(str(refused.value).partition("run: ")[2], shell=True, check=True)
+    assert (folder / "signing.key").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "a\nb", "\u202egpj", "x" * 300, "图" * 100, f"folder/{'x' * 300}"])

@@ -94,11 +94,11 @@ class Tier:
         content = piece.content
         try:
             statement, begin = self._stated(path, piece)
-        except Refused as refusal:
+        except (Refused, OSError) as refusal:
             self.refusals.keep(path, piece.version, content, str(refusal))
             return None
         try:
-            content = self._whole(path, piece)
+            content = _whole(self.objects, path, piece)
             check_body(statement, content[begin:])
             artifact = _graph_in(content[begin:], key)
         except Refused as refusal:
@@ -116,8 +116,26 @@ class Tier:
         Raises:
             Unreachable: the store did not answer.
         """
-        piece = self.objects.read(_graph_path(key), 0, START_BYTES)
-        return None if piece is None else self._good(key, piece)
+        path = _graph_path(key)
+        piece = self.objects.read(path, 0, START_BYTES)
+        if piece is None:
+            return None
+        try:
+            return self._judged(path, piece)
+        except OSError as error:
+            self.refusals.keep(path, piece.version, piece.content, str(error))
+            return None
+
+    def is_refused(self, key: str) -> bool:
+        """Return True if what lies in a graph's place may be used by nobody who believes what this machine does.
+
+        Raises:
+            Unreachable: the store did not answer.
+            OSError: this machine cannot read whom it believes, or believes nobody.
+        """
+        path = _graph_path(key)
+        piece = self.objects.read(path, 0, START_BYTES)
+        return piece is not None and self._judged(path, piece) is None
 
     def publish(self, artifact: Artifact) -> bool:
         """Put a graph into the store, unless there is one that may be used. Return False if there is.
@@ -125,6 +143,7 @@ class Tier:
         Raises:
             Unreachable: the store did not answer.
             PermissionError: this machine is no builder.
+            OSError: it cannot read whom it believes, or believes nobody: so it cannot judge what is there.
         """
         if self.signer is None:
             raise PermissionError("this machine has no key to sign with")
@@ -152,7 +171,7 @@ class Tier:
             there = self.objects.read(path, 0, START_BYTES)
             if there is None:
                 continue  # it was removed meanwhile, or another upload was under way that came to nothing
-            good = self._good(key, there)
+            good = self._judged(path, there)
             if good is not None:
                 return good.nonce == statement.nonce  # the answer to our own upload may have got lost
             if self.objects.replace(path, content, there.version) is not None:
@@ -161,10 +180,7 @@ class Tier:
         raise Unreachable(f"others were writing {path}")
 
     def _stated(self, path: str, piece: Piece) -> tuple[Statement, int]:
-        try:
-            statement, begin = statement_in(piece.content, path, self.keys)
-        except OSError as error:
-            raise Refused(str(error)) from error
+        statement, begin = statement_in(piece.content, path, self.keys)
         if statement.size > MAX_GRAPH:
             raise Refused(f"it has {statement.size >> 20} MB, more than any graph")
         if piece.size != begin + statement.size:
@@ -174,21 +190,18 @@ class Tier:
             raise Refused(damage)
         return statement, begin
 
-    def _good(self, key: str, piece: Piece) -> Statement | None:
-        try:
-            return self._stated(_graph_path(key), piece)[0]
-        except Refused as refusal:
-            self.refusals.keep(_graph_path(key), piece.version, piece.content, str(refusal))
-            return None
+    def _judged(self, path: str, piece: Piece) -> Statement | None:
+        """Return what a believed signer says of an object; None if it is refused, and may be replaced or removed.
 
-    def _whole(self, path: str, first: Piece) -> bytes:
-        content = bytearray(first.content)
-        while len(content) < first.size:
-            piece = self.objects.read(path, len(content), min(len(content) + _PIECE, first.size))
-            if piece is None or piece.version != first.version or not piece.content:
-                raise Unreachable(f"{path} was changed while it was read")
-            content += piece.content
-        return bytes(content)
+        Raises:
+            OSError: whom this machine believes cannot be read, or is nobody. That is no judgement of the object.
+        """
+        self.keys.check_that_anybody_is_believed()
+        try:
+            return self._stated(path, piece)[0]
+        except Refused as refusal:
+            self.refusals.keep(path, piece.version, piece.content, str(refusal))
+            return None
 
     # -- notes ---------------------------------------------------------------------------------
 
@@ -293,6 +306,16 @@ class Tier:
 
 def _graph_path(key: str) -> str:
     return f"v1/graphs/{key}"
+
+
+def _whole(objects: Objects, path: str, first: Piece) -> bytes:
+    content = bytearray(first.content)
+    while len(content) < first.size:
+        piece = objects.read(path, len(content), min(len(content) + _PIECE, first.size))
+        if piece is None or piece.version != first.version or not piece.content:
+            raise Unreachable(f"{path} was changed while it was read")
+        content += piece.content
+    return bytes(content)
 
 
 def _about(manifest: Manifest) -> dict[str, str]:

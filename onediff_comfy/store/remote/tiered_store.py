@@ -1,7 +1,7 @@
 """The local store with a fleet's tier above it: what is missing here is fetched, what is made here is published.
 
 The local folder stays the one that graphs are loaded from. A graph that was fetched is checked, sealed with this
-machine's own key and kept there, with a note of whose signature it had. Where the store does not answer, everything is
+machine's own key and kept there; the seal says whose signature it had. Where the store does not answer, everything is
 as without one: that is counted, and tried again.
 """
 
@@ -31,8 +31,6 @@ from .tier_counters import TierCounters
 log = logging.getLogger(__name__)
 
 ROLES = ("worker", "builder")
-SIGNED_BY = "signed_by"
-"""The kind of the notes on which fetched graphs were signed with which keys."""
 _ASK_AGAIN_S = 20.0
 """What the store had no answer to is not asked again for so long: a call that no graph serves is asked for often."""
 _WAIT_FOR_UPLOAD_S = 5.0
@@ -115,7 +113,7 @@ class TieredStore(GraphStore):
         self.tier, self.counters = tier, tier.counters
         self.notes = TieredNotes([folder, *read_only], trust, tier)
         self._sealed_with = trust
-        self._publisher = Publisher(tier, super().find, self._fetched, _TRY_AGAIN_S)
+        self._publisher = Publisher(tier, self._made_here, self._fetched, _TRY_AGAIN_S)
         self._leased: set[str] = set()
 
     def find(self, key: str) -> VerifiedArtifact | None:
@@ -160,9 +158,13 @@ class TieredStore(GraphStore):
         """Return True if a graph lies on this machine, whether it may be loaded or not."""
         return path_in(self.folder, "graphs", key).exists()
 
-    def is_ours(self, artifact: Artifact) -> bool:
-        """Return True if this machine sealed a graph: it compiled it, or fetched it from the fleet."""
+    def is_made_here(self, artifact: Artifact) -> bool:
+        """Return True if this installation compiled a graph, and did not fetch it from the fleet."""
         return self._sealed_with.sealed_by_us(artifact.manifest_text, artifact.seal)
+
+    def _made_here(self, key: str) -> Artifact | None:
+        found = super().find(key)
+        return found if found is not None and self.is_made_here(found) else None
 
     def _turn(self, key: str) -> HeldLease | None:
         try:
@@ -173,17 +175,15 @@ class TieredStore(GraphStore):
 
     def _was_revoked(self, found: Artifact) -> bool:
         """Return True, and remove the graph, if it came from a builder whose key is revoked."""
-        note = self.notes.read(SIGNED_BY, found.manifest.key)
-        if not isinstance(note, dict) or note.get("artifact") != found.digest:
-            return False
         try:
-            if not self.tier.keys.is_revoked(str(note.get("key"))):
+            signed_with = self._sealed_with.fetched_from(found)
+            if signed_with is None or not self.tier.keys.is_revoked(signed_with):
                 return False
         except OSError as error:
             log.warning("OneDiff: not using the fetched graph %.12s: %s", found.manifest.key, error)
             return True
         self.tier.counters.count("refusals")
-        log.warning("OneDiff: %.12s is removed: it was signed with key %s, revoked", found.manifest.key, note["key"])
+        log.warning("OneDiff: %.12s is removed: it was signed with key %s, revoked", found.manifest.key, signed_with)
         self.remove(found.manifest.key)
         return True
 
@@ -198,8 +198,7 @@ class TieredStore(GraphStore):
             return None
         text, data, source = fetched.artifact.manifest_text, fetched.artifact.data, path_in(self.folder, "graphs", key)
         try:
-            sealed = Artifact(text, self._sealed_with.seal(text), data)
-            self.notes.write(SIGNED_BY, key, {"key": fetched.key_id, "artifact": sealed.digest})
+            sealed = Artifact(text, self._sealed_with.seal_fetched(text, fetched.key_id), data)
             verified = self.verified(sealed, source)
         except (ArtifactError, Untrusted, OSError) as error:
             log.warning("OneDiff: not using the graph %.12s of the store: %s", key, error)

@@ -11,15 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...settings import GRAPH_SUFFIX
+from ..artifact import Artifact, ArtifactError
+from ..graph_file import open_graphs
 from ..signing.signed import Statement
-from ..store import Entry, GraphStore
+from ..store import Entry
+from ..trust import Trust
 from .objects import Listed, Objects
 from .tier import Tier
-from .tiered_store import SIGNED_BY, TieredStore
+from .tiered_store import TieredStore
 
 _READERS = 16
 _WRITERS, _ROUNDS = 8, 5
@@ -123,8 +128,8 @@ def push(store: TieredStore, entries: Sequence[Entry]) -> dict[str, list[str]]:
         entries: graphs in it.
 
     Returns:
-        Keys: ``published``; ``there``, which the fleet has already; ``left``, which another installation compiled, or
-        which cannot be read: for those nobody here can speak.
+        Keys: ``published``; ``there``, which the fleet has already; ``left``, which another installation compiled,
+        those that were fetched among them, or which cannot be read: for those nobody here can speak.
 
     Raises:
         Unreachable: the store did not answer.
@@ -132,18 +137,13 @@ def push(store: TieredStore, entries: Sequence[Entry]) -> dict[str, list[str]]:
     done: dict[str, list[str]] = {"published": [], "there": [], "left": []}
     for entry in entries:
         artifact, key = entry.artifact, entry.path.stem
-        if artifact is None or entry.problem is not None or not store.is_ours(artifact):
+        if artifact is None or entry.problem is not None or not store.is_made_here(artifact):
             done["left"].append(key)
-        elif _came_from_the_fleet(store, key, artifact.digest) or not store.tier.publish(artifact):
+        elif not store.tier.publish(artifact):
             done["there"].append(key)
         else:
             done["published"].append(key)
     return done
-
-
-def _came_from_the_fleet(store: TieredStore, key: str, digest: str) -> bool:
-    note = store.notes.read(SIGNED_BY, key)
-    return isinstance(note, dict) and note.get("artifact") == digest
 
 
 def pull(store: TieredStore, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -187,14 +187,26 @@ def this_machine() -> dict[str, list[str]]:
     return facts
 
 
-def signed_by(store: GraphStore, key_id: str) -> list[str]:
-    """Return the keys of the graphs on this machine that were fetched with a builder's signature."""
+def signed_by(folder: Path, trust: Trust, key_id: str) -> list[str]:
+    """Return the keys of the graphs in a store's folder that were fetched with a builder's signature.
+
+    Raises:
+        OSError: the key that they are sealed with is damaged.
+    """
     found = []
-    for path in sorted((store.folder / SIGNED_BY).glob("*.json")):
-        note = store.notes.read(SIGNED_BY, path.stem)
-        if isinstance(note, dict) and note.get("key") == key_id:
+    for path in sorted((folder / "graphs").glob(f"*{GRAPH_SUFFIX}")):
+        if any(trust.fetched_from(artifact) == key_id for artifact in _manifests_of(path)):
             found.append(path.stem)
     return found
+
+
+def _manifests_of(path: Path) -> list[Artifact]:
+    """Return the graphs in a file without their parts; none where it cannot be read, for nobody loads it either."""
+    try:
+        with open_graphs(path) as artifacts:
+            return [Artifact(each.manifest_text, each.seal, {}) for each in artifacts]
+    except (ArtifactError, OSError):
+        return []
 
 
 def stated(tier: Tier) -> list[tuple[Listed, Statement | None]]:
@@ -224,15 +236,17 @@ def prune(tier: Tier, days: float | None, limit: int | None, unbelieved: bool) -
 
     Raises:
         Unreachable: the store did not answer.
+        OSError: what is unbelieved cannot be told: see ``Tier.is_refused``. Nothing is removed.
     """
-    found = sorted(stated(tier), key=lambda each: each[0].written)
-    total, oldest = sum(listed.size for listed, _ in found), time.time() - (days or 0) * _DAY_S
+    found = sorted(tier.objects.listed("v1/graphs/"), key=lambda listed: listed.written)
+    keys = [listed.path.rpartition("/")[2] for listed in found]
+    refused = _refused(tier, keys) if unbelieved else set()
+    total, oldest = sum(listed.size for listed in found), time.time() - (days or 0) * _DAY_S
     removed = []
-    for listed, statement in found:
-        key = listed.path.rpartition("/")[2]
+    for key, listed in zip(keys, found, strict=True):
         too_old = days is not None and listed.written < oldest
         too_much = limit is not None and total > limit
-        if too_old or too_much or (unbelieved and statement is None):
+        if too_old or too_much or key in refused:
             tier.objects.delete(f"v1/graphs/{key}")
             tier.objects.delete(f"v1/leases/{key}")
             removed.append(key)
@@ -243,6 +257,16 @@ def prune(tier: Tier, days: float | None, limit: int | None, unbelieved: bool) -
             if key in removed:
                 tier.objects.delete(f"v1/{kind}/{name}/{key}")
     return removed
+
+
+def _refused(tier: Tier, keys: Sequence[str]) -> set[str]:
+    with ThreadPoolExecutor(_READERS) as threads:
+        try:
+            tier.keys.check_that_anybody_is_believed()
+            refused = list(threads.map(tier.is_refused, keys))
+        except OSError as error:
+            raise OSError(f"nothing was removed: {error}") from error
+    return {key for key, is_refused in zip(keys, refused, strict=True) if is_refused}
 
 
 def status(tier: Tier) -> dict[str, Any]:

@@ -10,13 +10,13 @@ hexadecimal digits of sha256.
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime
 import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,30 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from ...files import OTHERS_ANYTHING, OTHERS_WRITE, read_regular, write_atomically
+from ...files import OTHERS_ANYTHING, OTHERS_WRITE, private_lock, read_regular, write_atomically
 from ..artifact import parse_json
 
 _PRIVATE = "store_builder.key"
 _PUBLIC = "store_keys.json"
 _MAX_PRIVATE, _MAX_PUBLIC = 1 << 12, 1 << 20
+_LOCK_TIMEOUT_S = 10
 _PREFIX = "onediff-ed25519:"
 _KEY_ID = re.compile(r"[0-9a-f]{16}")
 _RAW_BYTES = 32
+# Points of order 1, 2, 4 and 8, without the bit of the sign, in every spelling that is decoded. As a key, each verifies
+# what nobody signed: RFC 8032 and OpenSSL let it, libsodium refuses the same list.
+_OF_LOW_ORDER = frozenset(
+    bytes.fromhex(point)
+    for point in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
 
 
 class NotBelieved(Exception):
@@ -126,11 +141,13 @@ class KeyRing:
             FileExistsError: there is one.
             OSError: it cannot be written.
         """
-        if self.private_file.exists() and not rotate:
-            raise FileExistsError(f"{self.private_file} is there; --rotate makes another in its place")
-        signer = Signer(Ed25519PrivateKey.generate())
-        self.trust(signer.public, label)
-        write_atomically(self.private_file, signer.pem())
+        with self._locked():
+            if self.private_file.exists() and not rotate:
+                raise FileExistsError(f"{self.private_file} is there; --rotate makes another in its place")
+            signer, lists = Signer(Ed25519PrivateKey.generate()), self._lists()
+            lists["trusted"][signer.key_id] = _entry(signer.public, label)
+            self._write(lists)
+            write_atomically(self.private_file, signer.pem())
         return signer
 
     def trust(self, public: str, label: str) -> str:
@@ -140,11 +157,13 @@ class KeyRing:
             ValueError: the text is no public key, or one that was revoked.
             OSError: the list is damaged, or cannot be written.
         """
-        key_id, lists = key_id_of(public), self._lists()
-        if key_id in lists["revoked"]:
-            raise ValueError(f"key {key_id} was revoked and is not believed again; make another with store keygen")
-        lists["trusted"][key_id] = {"key": public.strip(), "label": label, "since": _now()}
-        self._write(lists)
+        key_id = key_id_of(public)
+        with self._locked():
+            lists = self._lists()
+            if key_id in lists["revoked"]:
+                raise ValueError(f"key {key_id} was revoked and is not believed again; make another with store keygen")
+            lists["trusted"][key_id] = _entry(public.strip(), label)
+            self._write(lists)
         return key_id
 
     def revoke(self, key_id: str, label: str = "") -> None:
@@ -156,10 +175,11 @@ class KeyRing:
         """
         if not _KEY_ID.fullmatch(key_id):
             raise ValueError(f"{key_id} is not the name of a key, which is 16 hexadecimal digits; see store status")
-        lists = self._lists()
-        known = lists["trusted"].pop(key_id, {"key": "", "label": label})
-        lists["revoked"][key_id] = {**known, "since": _now()}
-        self._write(lists)
+        with self._locked():
+            lists = self._lists()
+            known = lists["trusted"].pop(key_id, _entry("", label))
+            lists["revoked"][key_id] = {**known, "since": _now()}
+            self._write(lists)
 
     def known(self) -> list[KnownKey]:
         """Return every key in the list, those that are believed first.
@@ -181,6 +201,15 @@ class KeyRing:
             OSError: the list is damaged, or others can write to it.
         """
         return key_id in self._lists()["revoked"]
+
+    def check_that_anybody_is_believed(self) -> None:
+        """Refuse to judge what others signed where nobody is believed, as in a folder that was named wrongly.
+
+        Raises:
+            OSError: the list has no key, is damaged, or others can write to it.
+        """
+        if not self._lists()["trusted"]:
+            raise OSError(f"no key is believed here, by {self._folder / _PUBLIC}; see store trust")
 
     def check(self, key_id: str, signature: bytes, message: bytes) -> None:
         """Refuse a signature that is not by a believed key over exactly this message.
@@ -212,6 +241,10 @@ class KeyRing:
             raise OSError(f"the list of keys {path} is damaged; delete it, and trust again the keys that you trust")
         return lists
 
+    def _locked(self) -> AbstractContextManager[object]:
+        """Keep other processes from changing the keys: what is read is what is changed, and nothing is lost."""
+        return private_lock((self._folder / _PUBLIC).with_suffix(".lock"), _LOCK_TIMEOUT_S)
+
     def _write(self, lists: Mapping[str, Any]) -> None:
         write_atomically(self._folder / _PUBLIC, json.dumps(lists, indent=1, sort_keys=True).encode())
 
@@ -229,10 +262,12 @@ def _raw(public: str) -> bytes:
     text = public.strip()
     try:
         raw = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
-    except binascii.Error:
+    except ValueError:
         raw = b""
     if not text.startswith(_PREFIX) or len(raw) != _RAW_BYTES:
-        raise ValueError(f"this is no public key; give the line {_PREFIX}… that store keygen printed")
+        raise ValueError(f"this is no public key; give the line {_PREFIX}… that store keygen printed, or its file")
+    if raw[:-1] + bytes([raw[-1] & 0x7F]) in _OF_LOW_ORDER:
+        raise ValueError(f"{text} is a key by which anything counts as signed; give the line that store keygen printed")
     return raw
 
 
@@ -262,6 +297,10 @@ def _names_itself(key_id: str, entry: Mapping[str, str]) -> bool:
         return key_id_of(entry["key"]) == key_id
     except ValueError:
         return False
+
+
+def _entry(public: str, label: str) -> dict[str, str]:
+    return {"key": public, "label": label, "since": _now()}
 
 
 def _now() -> str:
