@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import gateway_attacked
+import gateway_lied_to
 from aiohttp import web
 from misbehaving import WORKFLOW, Server, patient, register, served, slow
 
@@ -103,7 +104,7 @@ async def unwritable(folder: Path) -> dict[str, Any]:
 
 async def main() -> None:
     outcomes = {}
-    for happens in (race, poison, unwritable, silence, *gateway_attacked.ATTACKS):
+    for happens in (race, poison, unwritable, silence, *gateway_attacked.ATTACKS, *gateway_lied_to.LIES):
         folder = Path(sys.argv[1]) / happens.__name__
         folder.mkdir()
         patient()

@@ -6,52 +6,24 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from aiohttp import web
-from misbehaving import WORKFLOW, Server, register, served, slow
+from misbehaving import SOON_S, WORKFLOW, Server, hand_in, register, slow, until, visited
 
 from onediff_comfy.fleet.gateway import carrier, clients, journal, link
-from onediff_comfy.fleet.gateway.api import Gateway
-from onediff_comfy.fleet.gateway.journal import Journal
 from onediff_comfy.fleet.gateway.prompt import parse
-
-_SOON_S = 20.0
-
-
-@contextlib.asynccontextmanager
-async def _client(folder: Path) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession, str]]:
-    """A gateway on a journal in a folder, a client's session, and the gateway's address."""
-    gateway = Gateway(Journal(folder.as_uri()), {})
-    runner, url = await served(gateway)
-    async with aiohttp.ClientSession() as session:
-        yield gateway, session, url
-    await runner.cleanup()
-
-
-async def _until(condition: Callable[[], object]) -> bool:
-    with contextlib.suppress(asyncio.TimeoutError):
-        async with asyncio.timeout(_SOON_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    return bool(condition())
-
-
-async def _hand_in(session: aiohttp.ClientSession, url: str, **more: Any) -> int:
-    async with session.post(f"{url}/prompt", json={"prompt": WORKFLOW, **more}) as answer:
-        return answer.status
 
 
 async def collision(folder: Path) -> dict[str, Any]:
     """Ten clients hand in a prompt of one id at once, while two workers are free."""
-    async with _client(folder) as (gateway, session, url), Server(slow) as one, Server(slow) as two:
+    async with visited(folder) as (gateway, session, url), Server(slow) as one, Server(slow) as two:
         register(gateway, "one", one)
         register(gateway, "two", two)
         name = uuid.uuid4()
-        statuses = await asyncio.gather(*(_hand_in(session, url, prompt_id=str(name)) for _ in range(10)))
+        statuses = await asyncio.gather(*(hand_in(session, url, prompt_id=str(name)) for _ in range(10)))
         handed = [*one.asked, *two.asked].count("/prompt")
         loads = sum(worker.load for worker in gateway.carrier.links.values())
     return {"statuses": sorted(set(statuses)), "handed": handed, "loads": loads}
@@ -60,8 +32,8 @@ async def collision(folder: Path) -> dict[str, Any]:
 async def linked(folder: Path) -> dict[str, Any]:
     """The checkpoint's name comes from another node."""
     loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": ["text", 0]}}
-    async with _client(folder) as (_, session, url):
-        return {"status": await _hand_in(session, url, prompt={**WORKFLOW, "loader": loader})}
+    async with visited(folder) as (_, session, url):
+        return {"status": await hand_in(session, url, prompt={**WORKFLOW, "loader": loader})}
 
 
 async def damaged(folder: Path) -> dict[str, Any]:
@@ -76,7 +48,7 @@ async def damaged(folder: Path) -> dict[str, Any]:
         for text in texts:
             (folder / "v1" / kind / str(uuid.uuid4())).write_text(text)
         (folder / "v1" / kind / whole["id"]).write_text(json.dumps(whole))
-    async with _client(folder) as (gateway, session, url):
+    async with visited(folder) as (gateway, session, url):
         async with session.get(f"{url}/history/{kept['id']}") as answer:
             found = await answer.json()
         for damaged_one in (folder / "v1" / "results").iterdir():
@@ -88,7 +60,7 @@ async def damaged(folder: Path) -> dict[str, Any]:
 async def requests(folder: Path) -> dict[str, Any]:
     """What no client of ComfyUI sends. Each is answered, none with 500, and nothing is lost by it."""
     kept, file = str(uuid.uuid4()), folder / "v1" / "files" / "a"
-    async with _client(folder) as (gateway, session, url):
+    async with visited(folder) as (gateway, session, url):
         await gateway.ledger.journal.finish(kept, {"id": kept, "entry": {"outputs": {}}})
         await gateway.ledger.journal.keep_file("a", b"a person's")
         prompt, deep = {"prompt": WORKFLOW}, "[" * 100_000
@@ -127,14 +99,14 @@ async def requests(folder: Path) -> dict[str, Any]:
 async def flood(folder: Path) -> dict[str, Any]:
     """One client sends too much, one reads nothing of what it is told; a third one is served."""
     clients._TOO_MANY = 100
-    async with _client(folder) as (gateway, session, url):
+    async with visited(folder) as (gateway, session, url):
         large = await session.ws_connect(f"{url}/ws?clientId=large")
         deaf = await session.ws_connect(f"{url}/ws?clientId=deaf")
         assert deaf._response.connection is not None
         deaf._response.connection.transport.pause_reading()
         with contextlib.suppress(ConnectionError):
             await large.send_str("x" * (8 << 20))
-        gone = await _until(lambda: "large" not in gateway.clients)
+        gone = await until(lambda: "large" not in gateway.clients)
         one = gateway.clients.get("deaf")
         while "deaf" in gateway.clients and one is not None:
             one.event("status", "x" * 100_000)
@@ -151,12 +123,12 @@ async def unheard(folder: Path) -> dict[str, Any]:
         return await slow(server, request) if request.path != "/prompt" else web.json_response({}, status=400)
 
     carrier._LOOK_EVERY_S = 0.1
-    async with _client(folder) as (gateway, session, url), Server(refuse) as worker:
+    async with visited(folder) as (gateway, session, url), Server(refuse) as worker:
         register(gateway, "worker", worker)
         for number in range(20):
-            assert await _hand_in(session, url, client_id=str(number)) == 400
+            assert await hand_in(session, url, client_id=str(number)) == 400
         most = worker.asked.count("/ws")
-        await _until(lambda: not worker.sockets)
+        await until(lambda: not worker.sockets)
         return {"connections": most, "left": len(worker.sockets)}
 
 
@@ -164,17 +136,17 @@ async def frozen(folder: Path) -> dict[str, Any]:
     """A worker takes connections and says nothing, as one that was stopped. Another is there."""
 
     async def nothing(_server: Server, _request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(_SOON_S)
+        await asyncio.sleep(SOON_S)
         return web.Response()
 
     link._ANSWER_S = 0.3
-    async with _client(folder) as (gateway, session, url), Server(nothing) as stopped, Server(slow) as other:
+    async with visited(folder) as (gateway, session, url), Server(nothing) as stopped, Server(slow) as other:
         register(gateway, "stopped", stopped)
-        handing_in = asyncio.create_task(_hand_in(session, url))
+        handing_in = asyncio.create_task(hand_in(session, url))
         await asyncio.sleep(0.1)
         register(gateway, "other", other)
-        status = await asyncio.wait_for(handing_in, _SOON_S)
-        moved = await _until(lambda: other.queue)
+        status = await asyncio.wait_for(handing_in, SOON_S)
+        moved = await until(lambda: other.queue)
     return {"status": status, "moved": moved}
 
 
@@ -189,7 +161,7 @@ async def half_done(folder: Path) -> dict[str, Any]:
                 shown = {"filename": "x.png", "type": "output", "subfolder": ""}
                 return web.json_response({name: {"prompt": [], "outputs": {"n": {"images": [shown]}}, "status": {}}})
             if request.path == "/view":
-                await asyncio.sleep(2 * _SOON_S if freezes else 0)
+                await asyncio.sleep(2 * SOON_S if freezes else 0)
                 return web.Response(body=b"picture")
             if request.path == "/queue":
                 return web.json_response({"queue_running": []})
@@ -197,16 +169,16 @@ async def half_done(folder: Path) -> dict[str, Any]:
 
         return answer
 
-    async with _client(folder) as (gateway, session, url), Server(done(True)) as one, Server(done(False)) as two:
+    async with visited(folder) as (gateway, session, url), Server(done(True)) as one, Server(done(False)) as two:
         register(gateway, "one", one)
-        await _hand_in(session, url)
-        await _until(lambda: "/view" in one.asked)
+        await hand_in(session, url)
+        await until(lambda: "/view" in one.asked)
 
         def finished() -> bool:
             register(gateway, "two", two)
             return not gateway.ledger.open
 
-        await _until(finished)
+        await until(finished)
         written = [json.loads(path.read_text())["worker"] for path in (folder / "v1" / "results").iterdir()]
         return {"open": len(gateway.ledger.open), "written": written}
 
@@ -220,13 +192,13 @@ async def liar(folder: Path) -> dict[str, Any]:
             return web.json_response({name: {"prompt": [], "outputs": {}, "status": {"status_str": "success"}}})
         return await slow(server, request)
 
-    async with _client(folder) as (gateway, session, url), Server(slow) as honest, Server(lie) as other:
+    async with visited(folder) as (gateway, session, url), Server(slow) as honest, Server(lie) as other:
         register(gateway, "honest", honest)
-        await _hand_in(session, url)
+        await hand_in(session, url)
         (name,) = gateway.ledger.open
         register(gateway, "other", other)
         await gateway.carrier.links["other"].listening.to("somebody")
-        await _until(lambda: other.sockets)
+        await until(lambda: other.sockets)
         for socket in other.sockets:
             for data in ({"node": None, "prompt_id": name}, {"node": None, "prompt_id": [name]}, [], None):
                 await socket.send_json({"type": "executing", "data": data})
@@ -240,13 +212,13 @@ async def heirs(folder: Path) -> dict[str, Any]:
     """A gateway takes a prompt while another one runs on the same journal, and ends without it."""
     journal.LIFE_S = carrier.LIFE_S = 0.1
     journal._DEAD_AFTER_S = 1.0
-    async with _client(folder) as (heir, _, _):
-        async with _client(folder) as (first, session, url):
-            await _hand_in(session, url)
+    async with visited(folder) as (heir, _, _):
+        async with visited(folder) as (first, session, url):
+            await hand_in(session, url)
             (name,) = first.ledger.open
             await asyncio.sleep(2.5)
             early = list(heir.ledger.open)
-        late = await _until(lambda: name in heir.ledger.open)
+        late = await until(lambda: name in heir.ledger.open)
         done = await heir.ledger.finish(heir.ledger.open[name], {"outputs": {}})
         await asyncio.sleep(0.5)
         return {"early": early, "late": late, "done": done, "again": list(heir.ledger.open)}

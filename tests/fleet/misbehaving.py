@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from onediff_comfy.fleet.gateway import carrier, clients, journal, link
 from onediff_comfy.fleet.gateway.api import Gateway
+from onediff_comfy.fleet.gateway.journal import Journal
+
+SOON_S = 20.0
+"""How long something may take that is to happen."""
 
 WORKFLOW = {"text": {"class_type": "PrimitiveString", "inputs": {"value": "x"}}}
 
@@ -95,3 +103,28 @@ def patient() -> None:
 def register(gateway: Gateway, name: str, server: Server) -> None:
     """Have a worker say that it is ready."""
     gateway.carrier.register({"name": name, "run": name, "url": server.url, "state": "ready"})
+
+
+@contextlib.asynccontextmanager
+async def visited(folder: Path) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession, str]]:
+    """A gateway on a journal in a folder, a client's session, and the gateway's address."""
+    gateway = Gateway(Journal(folder.as_uri()), {})
+    runner, url = await served(gateway)
+    async with aiohttp.ClientSession() as session:
+        yield gateway, session, url
+    await runner.cleanup()
+
+
+async def until(condition: Callable[[], object]) -> bool:
+    """Wait until something is so. Return False if it does not become so."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        async with asyncio.timeout(SOON_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+    return bool(condition())
+
+
+async def hand_in(session: aiohttp.ClientSession, url: str, **more: Any) -> int:
+    """Hand a prompt in. Return the answer's status."""
+    async with session.post(f"{url}/prompt", json={"prompt": WORKFLOW, **more}) as answer:
+        return answer.status

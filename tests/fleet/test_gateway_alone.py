@@ -98,6 +98,17 @@ def test_a_worker_answers_for_its_own_prompts_alone(outcomes: dict[str, Any]) ->
     assert outcomes["liar"] == {"open": True, "worker": True}
 
 
+# -- lies ------------------------------------------------------------------------------------------
+
+
+def test_files_are_kept_whatever_a_worker_calls_them(outcomes: dict[str, Any]) -> None:
+    assert outcomes["names"] == {"ended": True, "load": 0, "lost": ["x" * 20]}, "a folder takes no name so long"
+
+
+def test_a_prompt_ends_whatever_its_worker_reports(outcomes: dict[str, Any]) -> None:
+    assert outcomes["reports"] == {"ended": [[True, 0]]}
+
+
 # -- who takes a prompt ----------------------------------------------------------------------------
 
 A, B = ("a.safetensors",), ("b.safetensors",)

@@ -231,6 +231,12 @@ class Told:
             held, client = list(prompt.heard.end), prompt.client
             if not await self._ledger.finish(prompt, entry):
                 return True  # another worker was quicker, and its end is told
+        except WorkerLost:
+            raise
+        except Exception as error:  # whatever a worker reports, the prompt ends
+            log.exception("what %s reports of %s was not understood", link.name, prompt.id)
+            await self.fail(prompt, f"{link.name} was done with it, and its result could not be read: {error}")
+            return True
         finally:
             self._completing.discard(tag)
         self._tell(client, *held, last or _end_of(prompt))
@@ -245,15 +251,16 @@ class Told:
         self._tell(client, _end_of(prompt))
 
     async def _keep_files(self, prompt: Prompt, link: Link, entry: dict[str, Any]) -> None:
-        journal = self._ledger.journal
         for shown in made_files(entry["outputs"]):
-            content = await link.file(shown)
             try:
+                content = await link.file(shown)
                 if content is not None:
-                    await journal.keep_file(kept_name(link.tag(prompt), shown), content)
-            except journal.errors as error:
+                    await self._ledger.journal.keep_file(kept_name(link.tag(prompt), shown), content)
+            except WorkerLost:
+                raise
+            except Exception as error:  # the journal's, or of a name that cannot even be asked for: all else is kept
                 self._ledger.counts["journal_errors"] += 1
-                log.error("%s is with %s alone: %s", shown["filename"], link.name, error)
+                log.error("the file %r of %s is with %s alone: %s", shown["filename"], prompt.id, link.name, error)
 
 
 def _end_of(prompt: Prompt) -> str:

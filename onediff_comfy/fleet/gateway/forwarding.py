@@ -153,7 +153,7 @@ def _file_headers(name: str) -> dict[str, str]:
     """Return headers for a file that nobody has looked into: what could run scripts is downloaded, never shown."""
     kind = mimetypes.guess_type(name)[0] or ""
     shown = kind.startswith(_SHOWN_IN_A_PAGE) and kind != _SCRIPTED
-    quoted = name.replace("\\", "").replace('"', "")
+    quoted = "".join(character for character in name if character.isprintable() and character not in '\\"')
     return {
         "Content-Type": kind if shown else "application/octet-stream",
         "Content-Disposition": f'{"" if shown else "attachment; "}filename="{quoted}"',

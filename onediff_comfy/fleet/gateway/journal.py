@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
-from .prompt import BadPrompt, Prompt, is_id
+from .prompt import BadPrompt, Prompt, is_id, outcome
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class Ledger:
         self.history[prompt.id] = result["entry"]
         if len(self.history) > KEPT_IN_VIEW:
             del self.history[next(iter(self.history))]
-        self.counts[(result["entry"].get("status") or {}).get("status_str") or "success"] += 1
+        self.counts[outcome(result["entry"])] += 1
         self.seconds(time.monotonic() - prompt.since)
         prompt.take_back()
         self.changed()

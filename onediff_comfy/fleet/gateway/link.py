@@ -113,7 +113,7 @@ class Link:
             raise WorkerLost(f"{self.name} does not answer ({error})") from error
         try:
             return response.status, json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return response.status, None
 
     async def history(self, prompt_id: str) -> dict[str, Any] | None:
@@ -126,7 +126,12 @@ class Link:
     async def queued(self) -> dict[str, bool]:
         """Return the ids of the prompts that the worker has, and whether it runs them now."""
         _, queue = await self.ask("GET", "/queue", seconds=_PING_S)
-        return {item[1]: name == "queue_running" for name, items in (queue or {}).items() for item in items}
+        return {
+            item[1]: name == "queue_running"
+            for name, items in (queue.items() if isinstance(queue, dict) else ())
+            for item in (items if isinstance(items, list) else ())
+            if isinstance(item, list) and len(item) > 1 and isinstance(item[1], str)
+        }
 
     async def answers(self) -> bool:
         """Return True if the worker's server is there."""
@@ -150,8 +155,15 @@ class Link:
                 response.release()
                 return None
             if (response.content_length or 0) > _WHOLE_FILE:
-                return response.content.iter_chunked(_CHUNK)
+                return self._pieces(response)
             return await response.read()
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            raise WorkerLost(f"{self.name} does not answer ({error})") from error
+
+    async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            async for piece in response.content.iter_chunked(_CHUNK):
+                yield piece
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise WorkerLost(f"{self.name} does not answer ({error})") from error
 

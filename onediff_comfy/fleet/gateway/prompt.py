@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
 """What ComfyUI keeps out of its queue and history (``execution.SENSITIVE_EXTRA_DATA_KEYS``): the journal too."""
@@ -238,6 +239,12 @@ def failed(prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = No
     return {"prompt": queue_item(prompt), "outputs": {}, "status": status}
 
 
+def outcome(entry: Mapping[str, Any]) -> str:
+    """Return ``success`` or ``error``, whatever form a history entry has."""
+    status = entry.get("status")
+    return "error" if isinstance(status, dict) and status.get("status_str") == "error" else "success"
+
+
 def open_job(prompt: Prompt) -> dict[str, Any]:
     """Return an unfinished prompt as ``GET /api/jobs`` shows it."""
     status = "in_progress" if prompt.started else "pending"
@@ -312,6 +319,21 @@ def tagged(outputs: Mapping[str, Any], tag: str) -> dict[str, Any]:
 
 
 def kept_name(tag: str, shown: Mapping[str, Any]) -> str:
-    """Return the journal's name for a file that a worker lists."""
-    parts = (*tag.split("."), shown.get("type"), shown.get("subfolder"), shown["filename"])
-    return "/".join(str(part).strip("/") for part in parts if part)
+    """Return the journal's name for a file that a worker lists: one that every store takes, whatever is listed."""
+    listed = (*tag.split("."), shown.get("type"), shown.get("subfolder"), shown["filename"])
+    return "/".join(_step(step) for part in listed if part for step in str(part).split("/") if step)
+
+
+def _step(text: str) -> str:
+    """Return one step of an object's name, in which ``%41`` stands for what some store does not take.
+
+    A folder numbers what is being written with ``#``; some stores read ``\\`` as ``/``.
+    """
+    if not text.strip("."):
+        return text.replace(".", "%2E")
+    return "".join(
+        character
+        if character.isprintable() and character not in "%#\\"
+        else quote(character, safe="", errors="surrogatepass")
+        for character in text
+    )
