@@ -14,9 +14,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from .entries import failed, kept_name, made_files, tagged
 from .journal import Ledger
 from .link import Link, WorkerLost
-from .prompt import Prompt, failed, kept_name, made_files, tagged
+from .prompt import Prompt
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from .entries import kept_name
 from .journal import Journal
 from .link import Link, WorkerLost
-from .prompt import kept_name
 
 log = logging.getLogger(__name__)
 

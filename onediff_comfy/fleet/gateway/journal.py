@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
-from .prompt import BadPrompt, Prompt, is_id, outcome
+from .entries import outcome
+from .prompt import BadPrompt, Prompt, is_id
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class Journal:
         return await self.objects.values(sorted(found, key=found.__getitem__)[-KEPT_IN_VIEW:])
 
     async def keep_file(self, path: str, content: bytes | AsyncIterator[bytes]) -> None:
-        """Keep a file of a result under a name of ``prompt.kept_name``."""
+        """Keep a file of a result under a name of ``entries.kept_name``."""
         await self.objects.put(f"{_FILES}/{path}", content)
 
     async def file(self, path: str) -> bytes | None:
