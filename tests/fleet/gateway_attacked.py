@@ -224,4 +224,27 @@ async def heirs(folder: Path) -> dict[str, Any]:
         return {"early": early, "late": late, "done": done, "again": list(heir.ledger.open)}
 
 
-ATTACKS = (heirs, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)
+async def strangers(folder: Path) -> dict[str, Any]:
+    """Clients call themselves what fits into no address, or hand in what makes a connection break."""
+
+    async def breaks(server: Server, request: web.Request) -> web.StreamResponse:
+        if request.path == "/prompt" and b"poison" in await request.read():
+            assert request.transport is not None
+            request.transport.close()
+        return await slow(server, request)
+
+    carrier._LOOK_EVERY_S = 0.05
+    names, outcomes = ("x" * 9000, "\ud800", "\r\nX: y", "\0", "poison"), []
+    for number, name in enumerate(names):
+        async with visited(folder / str(number)) as (gateway, session, url), Server(breaks) as worker:
+            register(gateway, "worker", worker)
+            assert await hand_in(session, url, client_id="honest") == 200
+            (honest,) = gateway.ledger.open.values()
+            workflow = {**WORKFLOW, "more": {"class_type": "PrimitiveString", "inputs": {"value": name}}}
+            assert await hand_in(session, url, prompt=workflow, client_id=name) == 200
+            await asyncio.sleep(0.5)
+            outcomes.append([gateway.ledger.counts["workers_lost"], honest.attempts, len(worker.queue)])
+    return {"outcomes": outcomes}
+
+
+ATTACKS = (heirs, strangers, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)

@@ -48,7 +48,7 @@ async def _ended(gateway: Gateway, session: aiohttp.ClientSession, url: str, wor
     """Hand a prompt in. Return its history entry, if it ends."""
     carrier._LOOK_EVERY_S = 0.05
     register(gateway, "worker", worker)
-    async with session.post(f"{url}/prompt", json={"prompt": WORKFLOW}) as answer:
+    async with session.post(f"{url}/prompt", json={"prompt": WORKFLOW, "client_id": "person"}) as answer:
         name = (await answer.json())["prompt_id"]
 
     def ends() -> bool:
@@ -99,4 +99,36 @@ async def reports(folder: Path) -> dict[str, Any]:
     return {"ended": sorted(set(outcomes))}
 
 
-LIES = (names, reports)
+async def deaf(folder: Path) -> dict[str, Any]:
+    """A worker answers what it is asked, and refuses whoever wants to listen to it."""
+
+    async def refuses(server: Server, request: web.Request) -> web.StreamResponse:
+        return web.json_response({}, status=403) if request.path == "/ws" else await done(WHOLE)(server, request)
+
+    async with visited(folder) as (gateway, session, url), Server(refuses) as worker:
+        entry = await _ended(gateway, session, url, worker)
+        lost = gateway.ledger.counts["workers_lost"]
+    return {"ended": entry is not None, "lost": lost, "client": entry and entry["prompt"][3].get("client_id")}
+
+
+async def refusals(folder: Path) -> dict[str, Any]:
+    """A worker refuses what has waited, in forms that ComfyUI does not have."""
+    outcomes: list[Any] = []
+    answers: list[tuple[int, Any]] = [(400, ["no"]), (400, {"error": "no"}), (500, "no"), (500, {"error": 5})]
+    for number, (status, answer) in enumerate(answers):
+
+        async def refuses(server: Server, request: web.Request, status: int = status, answer: Any = answer) -> Any:
+            found = request.path == "/prompt"
+            return web.json_response(answer, status=status) if found else await slow(server, request)
+
+        async with visited(folder / str(number)) as (gateway, session, url), Server(refuses) as worker:
+            async with session.post(f"{url}/prompt", json={"prompt": WORKFLOW}) as taken:
+                name = (await taken.json())["prompt_id"]
+            register(gateway, "worker", worker)
+            await until(lambda gateway=gateway: not gateway.ledger.open)
+            entry = await gateway.ledger.entry(name)
+            outcomes.append(entry and entry["status"]["messages"][-1][1]["exception_message"])
+    return {"said": outcomes}
+
+
+LIES = (deaf, refusals, names, reports)

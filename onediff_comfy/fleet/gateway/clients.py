@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from .entries import failed, kept_name, made_files, tagged
+from .entries import as_handed_in, failed, kept_name, made_files, tagged
 from .journal import Ledger
 from .link import Link, WorkerLost
 from .prompt import Prompt
@@ -228,6 +228,7 @@ class Told:
             if entry is None:
                 return False
             await self._keep_files(prompt, link, entry)
+            entry["prompt"] = as_handed_in(prompt, entry["prompt"])
             entry["outputs"] = tagged(entry["outputs"], tag)
             held, client = list(prompt.heard.end), prompt.client
             if not await self._ledger.finish(prompt, entry):

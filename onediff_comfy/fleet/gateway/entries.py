@@ -16,6 +16,15 @@ def queue_item(prompt: Prompt) -> list[Any]:
     return [prompt.number, prompt.id, prompt.body["prompt"], prompt.extra_data, targets]
 
 
+def as_handed_in(prompt: Prompt, item: Any) -> list[Any]:
+    """Return the prompt in a worker's history entry with the client's own id, which the worker does not know."""
+    if not (isinstance(item, list) and len(item) > 3 and item[1] == prompt.id and isinstance(item[3], dict)):
+        return queue_item(prompt)
+    extra = {name: value for name, value in item[3].items() if name != "client_id"}
+    extra |= {"client_id": prompt.client} if prompt.client is not None else {}
+    return [*item[:3], extra, *item[4:]]
+
+
 def failed(prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a history entry that says why there is no result."""
     now = int(time.time() * 1000)

@@ -17,6 +17,9 @@ SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
 MOST_IN_FLIGHT = 2
 """Prompts handed to one worker at a time: while one runs, the next is there already."""
 
+_MOST_NESTED = 200
+"""Levels of lists and objects in each other. Of copying some hundreds the thread dies that runs ComfyUI's prompts."""
+
 _CHECKPOINT_INPUTS = ("ckpt_name", "unet_name", "model_name")
 
 
@@ -136,6 +139,8 @@ def parse(body: Any, counter: int) -> Prompt:
     workflow = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(workflow, dict):
         raise BadPrompt("no_prompt", "No prompt provided")
+    if _is_nested(body):
+        raise BadPrompt("invalid_prompt", f"The prompt has more than {_MOST_NESTED} lists and objects in each other")
     extra = body.get("extra_data") or {}
     if not isinstance(extra, dict):
         raise BadPrompt("invalid_extra_data", "extra_data must be an object")
@@ -145,6 +150,14 @@ def parse(body: Any, counter: int) -> Prompt:
     number = _number(body["number"]) if "number" in body else float(-counter if body.get("front") else counter)
     kept = {name: body[name] for name in ("prompt", "client_id", "partial_execution_targets") if name in body}
     return Prompt(_id(body.get("prompt_id")), number, {**kept, "extra_data": extra}, secrets)
+
+
+def _is_nested(body: Any) -> bool:
+    level = [body]
+    for _ in range(_MOST_NESTED):
+        below = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for values in below for value in values if isinstance(value, dict | list)]
+    return bool(level)
 
 
 def is_id(given: Any) -> bool:
