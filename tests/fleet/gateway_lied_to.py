@@ -17,6 +17,7 @@ from onediff_comfy.fleet.gateway.api import Gateway
 Answer = Callable[[Server, web.Request], Awaitable[web.StreamResponse]]
 
 PICTURE = {"filename": "x.png", "subfolder": "", "type": "output"}
+BREAKS = "a line feed, which ComfyUI puts into a header"
 WHOLE = {"outputs": {"n": {"images": [PICTURE]}}, "status": {"status_str": "success", "messages": []}}
 
 
@@ -36,6 +37,9 @@ def done(entry: Any, **others: Any) -> Answer:
             item = [0, last, WORKFLOW, {}, []]
             return web.json_response({last: {"prompt": item, **entry} if isinstance(entry, dict) else entry})
         if request.path == "/view":
+            if request.query["filename"] == BREAKS:
+                assert request.transport is not None
+                request.transport.close()
             return web.Response(body=b"picture")
         if request.path == "/queue":
             return web.json_response({"queue_running": [], "queue_pending": []})
@@ -64,7 +68,7 @@ async def names(folder: Path) -> dict[str, Any]:
     """A worker lists files by names that no store takes as they are. Each is kept, and found when it is gone."""
     folders = ("cat\n", "\t", ".", "..", "a//b", "a/../b", "./2026", "a%0Ab", "x#1", "a\\b", "日本", "\x7f")
     files = [{**PICTURE, "subfolder": name} for name in folders]
-    files += [{**PICTURE, "filename": name} for name in ("cat\n.png", "...", "\0", "\ud800", "x" * 300)]
+    files += [{**PICTURE, "filename": name} for name in ("cat\n.png", "...", "\0", "\ud800", "x" * 300, BREAKS)]
     reported = {"outputs": {"n": {"images": files}}, "status": {"status_str": "success", "messages": []}}
     async with visited(folder) as (gateway, session, url):
         async with Server(done(reported)) as worker:

@@ -106,7 +106,8 @@ def test_what_clients_call_themselves_or_hand_in_ends_no_worker(outcomes: dict[s
 
 
 def test_files_are_kept_whatever_a_worker_calls_them(outcomes: dict[str, Any]) -> None:
-    assert outcomes["names"] == {"ended": True, "load": 0, "lost": ["x" * 20]}, "a folder takes no name so long"
+    too_long, unread = "x" * 20, "a line feed, which C"
+    assert outcomes["names"] == {"ended": True, "load": 0, "lost": [too_long, unread]}
 
 
 def test_a_prompt_ends_whatever_its_worker_reports(outcomes: dict[str, Any]) -> None:

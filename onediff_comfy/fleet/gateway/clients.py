@@ -258,9 +258,9 @@ class Told:
                 content = await link.file(shown)
                 if content is not None:
                     await self._ledger.journal.keep_file(kept_name(link.tag(prompt), shown), content)
-            except WorkerLost:
-                raise
             except Exception as error:  # the journal's, or of a name that cannot even be asked for: all else is kept
+                if isinstance(error, WorkerLost) and not await link.answers():
+                    raise
                 self._ledger.counts["journal_errors"] += 1
                 log.error("the file %r of %s is with %s alone: %s", shown["filename"], prompt.id, link.name, error)
 
