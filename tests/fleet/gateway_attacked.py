@@ -247,4 +247,36 @@ async def strangers(folder: Path) -> dict[str, Any]:
     return {"outcomes": outcomes}
 
 
-ATTACKS = (heirs, strangers, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)
+async def jobs(folder: Path) -> dict[str, Any]:
+    """Clients write what they like beside their prompts, and the journal has results of odd forms. All are listed."""
+    item: list[Any] = [0, "x", {}, {}, []]
+    odd: list[Any] = [{}, {"prompt": 5}, {"prompt": [1, 2, 3, 4]}, {"prompt": item, "outputs": 5, "status": "ok"}]
+    odd += [{"prompt": item, "outputs": {"n": [5]}, "status": {"messages": told}} for told in (5, [5], [[[], 5]])]
+    odd += [
+        {"prompt": item, "status": {"messages": [["execution_start", 5], ["execution_success", {"timestamp": "x"}]]}}
+    ]
+    odd += [{"prompt": [0, "x", {}, {"create_time": created}, []]} for created in ("yesterday", 10**400, [])]
+    (folder / "v1" / "results").mkdir(parents=True)
+    for entry in odd:
+        name = str(uuid.uuid4())
+        (folder / "v1" / "results" / name).write_text(json.dumps({"id": name, "entry": entry}))
+    extras = [
+        {"create_time": "yesterday"},
+        {"create_time": []},
+        {"extra_pnginfo": "x"},
+        {"extra_pnginfo": {"workflow": 5}},
+    ]
+    statuses = []
+    async with visited(folder) as (gateway, session, url):
+        for extra in extras:
+            assert await hand_in(session, url, extra_data=extra) == 200
+        for order in ("", "?sort_by=execution_duration", "?workflow_id=x", "?status=completed"):
+            async with session.get(f"{url}/api/jobs{order}") as answer:
+                statuses.append([answer.status, len((await answer.json()).get("jobs", ()))])
+        for name in gateway.ledger.history:
+            async with session.get(f"{url}/api/jobs/{name}") as answer:
+                assert answer.status == 200, gateway.ledger.history[name]
+    return {"listed": statuses, "known": [len(odd), len(extras)]}
+
+
+ATTACKS = (heirs, jobs, strangers, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)

@@ -102,6 +102,11 @@ def test_what_clients_call_themselves_or_hand_in_ends_no_worker(outcomes: dict[s
     assert outcomes["strangers"] == {"outcomes": [[0, 1, 2]] * 5}, "workers lost, the other's attempts, prompts there"
 
 
+def test_no_job_keeps_the_others_from_being_listed(outcomes: dict[str, Any]) -> None:
+    every, some = 11 + 4, 11
+    assert outcomes["jobs"] == {"listed": [[200, every], [200, every], [200, 0], [200, some]], "known": [11, 4]}
+
+
 # -- lies ------------------------------------------------------------------------------------------
 
 

@@ -135,7 +135,7 @@ class ResultRoutes:
         if unknown := [state for state in wanted if state not in _JOB_STATES]:
             return web.json_response({"error": f"Invalid status value(s): {', '.join(unknown)}"}, status=400)
         jobs = [open_job(prompt) for prompt in self._ledger.open.values()]
-        jobs += [finished_job(entry) for entry in self._ledger.history.values()]
+        jobs += [finished_job(name, entry) for name, entry in self._ledger.history.items()]
         jobs = [job for job in jobs if not wanted or job["status"] in wanted]
         if "workflow_id" in query:
             jobs = [job for job in jobs if job.get("workflow_id") == query["workflow_id"]]
@@ -156,7 +156,7 @@ class ResultRoutes:
         entry = await self._ledger.entry(name)
         if entry is None:
             return web.json_response({"error": "Job not found"}, status=404)
-        return web.json_response(finished_job(entry, whole=True))
+        return web.json_response(finished_job(name, entry, whole=True))
 
     async def _cancel(self, request: web.Request) -> web.Response:
         name = request.match_info.get("id")

@@ -48,39 +48,60 @@ def open_job(prompt: Prompt) -> dict[str, Any]:
     return _job(queue_item(prompt), {"status": status, "outputs_count": 0})
 
 
-def finished_job(entry: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
-    """Return a history entry as ``GET /api/jobs`` shows it; ``whole`` as ``GET /api/jobs/{id}`` does."""
-    status = entry.get("status") or {}
-    told = {item[0]: item[1] for item in status.get("messages", ())}
+def finished_job(name: str, entry: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
+    """Return a history entry, whatever form it has, as ``GET /api/jobs`` shows it.
+
+    Args:
+        name: the prompt's id.
+        whole: show it as ``GET /api/jobs/{id}`` does.
+    """
+    messages, item = _at(entry, "status", "messages"), entry.get("prompt")
+    told = dict(pair for pair in messages if _is_message(pair)) if isinstance(messages, list) else {}
     ends = [told[name] for name in ("execution_success", "execution_error", "execution_interrupted") if name in told]
     failure = "cancelled" if "execution_interrupted" in told else "failed"
-    files = list(shown_files(entry.get("outputs") or {}))
+    files = list(shown_files(entry.get("outputs")))
     saved = [file for file in files if file.get("type") == "output"]
     job = {
-        "status": failure if status.get("status_str") == "error" else "completed",
-        "execution_start_time": told.get("execution_start", {}).get("timestamp"),
-        "execution_end_time": ends[-1].get("timestamp") if ends else None,
+        "status": failure if outcome(entry) == "error" else "completed",
+        "execution_start_time": _time(_at(told, "execution_start", "timestamp")),
+        "execution_end_time": _time(_at(ends[-1], "timestamp")) if ends else None,
         "execution_error": told.get("execution_error"),
         "outputs_count": len(files),
         "preview_output": next(iter([*saved, *files]), None),
     }
+    number, _, workflow, extra = item[:4] if isinstance(item, list) and len(item) > 3 else (None, name, {}, {})
     if whole:
-        _, _, workflow, extra, *_ = entry["prompt"]
-        job |= {"outputs": entry["outputs"], "execution_status": status}
+        job |= {"outputs": entry.get("outputs", {}), "execution_status": entry.get("status") or {}}
         job["workflow"] = {"prompt": workflow, "extra_data": extra}
-    return _job(entry["prompt"], job)
+    return _job([number, name, workflow, extra], job)
 
 
 def _job(item: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
     number, name, _, extra, *_ = item
-    workflow = ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
-    job = {"id": name, "priority": number, "create_time": extra.get("create_time"), "workflow_id": workflow, **more}
+    created, workflow = _time(_at(extra, "create_time")), _at(extra, "extra_pnginfo", "workflow", "id")
+    job = {"id": name, "priority": number, "create_time": created, "workflow_id": workflow, **more}
     return {key: value for key, value in job.items() if value is not None}
 
 
-def shown_files(outputs: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _at(value: Any, *names: str) -> Any:
+    """Return what is there by these names, each in what the one before has; None if there is nothing."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and isinstance(found[0], str)
+
+
+def _time(found: Any) -> float | None:
+    """Return a number that jobs can be sorted by, or None: a client or a worker wrote it."""
+    return found if isinstance(found, int | float) and abs(found) < 1 << 63 else None
+
+
+def shown_files(outputs: Any) -> Iterable[dict[str, Any]]:
     """Find the files in a prompt's outputs, each with the node and the kind that it was listed under."""
-    for node, output in outputs.items():
+    for node, output in outputs.items() if isinstance(outputs, dict) else ():
         for kind, items in output.items() if isinstance(output, dict) else ():
             for item in items if isinstance(items, list) else ():
                 if isinstance(item, dict) and isinstance(item.get("filename"), str):

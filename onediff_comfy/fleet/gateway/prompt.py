@@ -117,7 +117,10 @@ class Prompt:
         body = kept.get("body")
         if not isinstance(body, dict) or not is_id(kept.get("id")):
             raise BadPrompt("invalid_prompt", "this is no prompt that a gateway wrote")
-        return parse({**body, "prompt_id": kept["id"], "number": kept.get("number")}, 0)
+        prompt = parse({**body, "prompt_id": kept["id"], "number": kept.get("number")}, 0)
+        created = (body.get("extra_data") or {}).get("create_time")
+        prompt.body["extra_data"].update({"create_time": created} if isinstance(created, int) else {})
+        return prompt
 
     def take_back(self) -> None:
         """Part from the worker that has it."""
@@ -146,7 +149,7 @@ def parse(body: Any, counter: int) -> Prompt:
         raise BadPrompt("invalid_extra_data", "extra_data must be an object")
     extra = dict(extra)
     secrets = {name: extra.pop(name) for name in SECRETS if name in extra}
-    extra.setdefault("create_time", int(time.time() * 1000))
+    extra["create_time"] = int(time.time() * 1000)  # whatever the client says, as in ComfyUI
     number = _number(body["number"]) if "number" in body else float(-counter if body.get("front") else counter)
     kept = {name: body[name] for name in ("prompt", "client_id", "partial_execution_targets") if name in body}
     return Prompt(_id(body.get("prompt_id")), number, {**kept, "extra_data": extra}, secrets)
