@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -279,4 +280,54 @@ async def jobs(folder: Path) -> dict[str, Any]:
     return {"listed": statuses, "known": [len(odd), len(extras)]}
 
 
-ATTACKS = (heirs, jobs, strangers, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)
+async def undone(folder: Path) -> dict[str, Any]:
+    """A machine lost power while a result was written: it is empty, and the prompt is still there."""
+    prompt = parse({"prompt": WORKFLOW}, 3)
+    for kind, text in (("prompts", json.dumps(prompt.to_journal())), ("results", "")):
+        (folder / "v1" / kind).mkdir(parents=True)
+        (folder / "v1" / kind / prompt.id).write_text(text)
+    async with visited(folder) as (gateway, _, _):
+        taken = list(gateway.ledger.open) == [prompt.id]
+        done = taken and await gateway.ledger.finish(gateway.ledger.open[prompt.id], {"outputs": {"n": {}}})
+    async with visited(folder) as (gateway, _, _):
+        return {"taken": taken, "done": done, "kept": await gateway.ledger.entry(prompt.id)}
+
+
+async def litter(folder: Path) -> dict[str, Any]:
+    """The journal's folders have what no gateway puts there beside a prompt and a result."""
+    prompt, kept = parse({"prompt": WORKFLOW}, 3), {"id": str(uuid.uuid4()), "entry": {"outputs": {}}}
+    for kind, whole in (("prompts", prompt.to_journal()), ("results", kept), ("gateways", {"id": "x"})):
+        there = folder / "v1" / kind
+        there.mkdir(parents=True)
+        (there / str(whole["id"])).write_text(json.dumps(whole))
+        (there / "a\nb").touch()
+        (there / os.fsdecode(b"\xff\xfe")).touch()
+        (there / str(uuid.uuid4())).symlink_to("/nowhere")
+        (there / "loop").symlink_to(there)
+        (there / "a\nfolder").mkdir()
+        (there / str(uuid.uuid4())).mkdir()
+        os.mkfifo(there / str(uuid.uuid4()))
+    async with visited(folder) as (gateway, _, _):
+        await journal.Succession(gateway.ledger).look()
+        return {
+            "open": list(gateway.ledger.open) == [prompt.id],
+            "history": list(gateway.ledger.history) == [kept["id"]],
+        }
+
+
+ATTACKS = (
+    heirs,
+    undone,
+    litter,
+    jobs,
+    strangers,
+    collision,
+    linked,
+    damaged,
+    requests,
+    flood,
+    unheard,
+    frozen,
+    half_done,
+    liar,
+)

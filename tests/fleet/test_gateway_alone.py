@@ -107,6 +107,14 @@ def test_no_job_keeps_the_others_from_being_listed(outcomes: dict[str, Any]) -> 
     assert outcomes["jobs"] == {"listed": [[200, every], [200, every], [200, 0], [200, some]], "known": [11, 4]}
 
 
+def test_a_prompt_whose_result_is_damaged_is_done_again(outcomes: dict[str, Any]) -> None:
+    assert outcomes["undone"] == {"taken": True, "done": True, "kept": {"outputs": {"n": {}}}}
+
+
+def test_what_no_gateway_puts_into_a_journals_folder_keeps_none_from_starting(outcomes: dict[str, Any]) -> None:
+    assert outcomes["litter"] == {"open": True, "history": True}
+
+
 # -- lies ------------------------------------------------------------------------------------------
 
 
