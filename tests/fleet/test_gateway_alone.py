@@ -115,6 +115,18 @@ def test_what_no_gateway_puts_into_a_journals_folder_keeps_none_from_starting(ou
     assert outcomes["litter"] == {"open": True, "history": True}
 
 
+def test_pages_of_other_sites_are_refused_by_whatever_name_they_reach_this_machine(outcomes: dict[str, Any]) -> None:
+    assert outcomes["origins"] == {"mine": [403], "own": [200], "proxied": [200], "odd": [400, 400]}
+
+
+def test_no_path_leads_past_the_gateway(outcomes: dict[str, Any]) -> None:
+    assert outcomes["detours"] == {"statuses": [404], "cleared": 200, "asked": ["/onediff/panel/clear"]}
+
+
+def test_what_is_packed_arrives(outcomes: dict[str, Any]) -> None:
+    assert outcomes["packed"] == {"found": [200, "a file"]}
+
+
 # -- lies ------------------------------------------------------------------------------------------
 
 

@@ -191,12 +191,12 @@ class Gateway:
         await self.carrier.start()
         self.ledger.watchers.append(self.clients.tell_status)
         self.figures.watch(self.ledger, self.carrier.links, self.clients)
-        app = web.Application(middlewares=[same_origin, self._words], client_max_size=_MOST_BYTES)
+        app = web.Application(middlewares=[self._words, same_origin], client_max_size=_MOST_BYTES)
         results = ResultRoutes(self.ledger, self.carrier)
         own: Answers = {
             ("GET", "/ws"): self.clients.serve,
             ("POST", "/free"): self._forwarding.everywhere,
-            ("POST", "/onediff/panel/{what}"): self._forwarding.everywhere,
+            ("POST", r"/onediff/panel/{what:\w+}"): self._forwarding.everywhere,
             ("GET", "/view"): self._forwarding.view,
             **PromptRoutes(self.ledger, self.carrier).answers(),
             **results.answers(),
