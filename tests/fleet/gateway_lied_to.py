@@ -135,4 +135,25 @@ async def refusals(folder: Path) -> dict[str, Any]:
     return {"said": outcomes}
 
 
-LIES = (deaf, refusals, names, reports)
+async def boasts(folder: Path) -> dict[str, Any]:
+    """A worker's report of itself is of an odd form. Another one's is shown all the same."""
+    lies: list[Any] = [5, [], {"graphs": "abc"}, {"graphs": [5, {"how": "compiled"}]}, {"fallbacks": [1]}]
+    lies += [{"a-b": 1, "é": 2, "": 3}, {"x": {"a-b": 1}}, {"x": 10**400, "y": float("nan"), "z": {"w": -(10**400)}}]
+    outcomes = []
+    async with visited(folder) as (gateway, session, url), Server(slow) as worker:
+        for name in ("honest", "liar"):
+            register(gateway, name, worker)
+        gateway.carrier.links["honest"].report = {"served": 7, "graphs": [{"how": "loaded"}], "times": {"mean": 2.5}}
+        for lie in lies:
+            gateway.carrier.links["liar"].report = lie if isinstance(lie, dict) else {}
+            async with session.get(f"{url}/fleet/status") as answer:
+                shown = [len(each["graphs"]) for each in (await answer.json()).get("workers", ())]
+                outcomes.append([answer.status, *shown[:1]])
+            async with session.get(f"{url}/metrics") as answer:
+                outcomes.append(
+                    [answer.status, 'onediff_worker_times_mean{worker="honest"} 2.5' in await answer.text()]
+                )
+    return {"shown": [each for each in outcomes if each not in ([200, 1], [200, True])]}
+
+
+LIES = (boasts, deaf, refusals, names, reports)

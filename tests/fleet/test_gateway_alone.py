@@ -147,6 +147,10 @@ def test_a_refusal_ends_a_prompt_whatever_form_it_has(outcomes: dict[str, Any]) 
     assert outcomes["refusals"] == {"said": ["the worker answered 400", "no", "the worker answered 500", "5"]}
 
 
+def test_what_one_worker_says_of_itself_keeps_no_other_from_being_shown(outcomes: dict[str, Any]) -> None:
+    assert outcomes["boasts"] == {"shown": []}
+
+
 # -- who takes a prompt ----------------------------------------------------------------------------
 
 A, B = ("a.safetensors",), ("b.safetensors",)
