@@ -77,6 +77,11 @@ def warm_up(options: argparse.Namespace) -> int:
     """
     try:
         workflow = read_workflow(options.workflow)
+        if not _warm_up_nodes(workflow):
+            raise WarmupError(
+                f"{options.workflow} has no OneDiff Warm Up node: add one behind OneDiff Model Speedup, connect its "
+                "buckets to OneDiff Shape Bucket, and export the workflow again"
+            )
         progress = Progress()
         try:
             prepared = asyncio.run(_run(address_of(options.server), workflow, progress))
@@ -107,13 +112,13 @@ def read_workflow(path: Path) -> dict[str, Any]:
     """Return the workflow in a file, node id → node.
 
     Raises:
-        WarmupError: it cannot be read, is not in API form, or has no Warm Up node.
+        WarmupError: it cannot be read, or is not in API form.
     """
     try:
         workflow = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WarmupError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WarmupError(f"{path} is no JSON ({error}); export the workflow from ComfyUI again") from error
     if isinstance(workflow, dict) and isinstance(workflow.get("nodes"), list):
         raise WarmupError(
@@ -124,11 +129,6 @@ def read_workflow(path: Path) -> dict[str, Any]:
         isinstance(node, dict) and "class_type" in node for node in workflow.values()
     ):
         raise WarmupError(f"{path} is no workflow in API form: in ComfyUI choose Workflow > Export (API)")
-    if not _warm_up_nodes(workflow):
-        raise WarmupError(
-            f"{path} has no OneDiff Warm Up node: add one behind OneDiff Model Speedup, connect its buckets to OneDiff "
-            "Shape Bucket, and export the workflow again"
-        )
     return workflow
 
 
