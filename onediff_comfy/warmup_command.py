@@ -79,6 +79,11 @@ def warm_up(options: argparse.Namespace) -> int:
     """
     try:
         workflow = read_workflow(options.workflow)
+        if not _warm_up_nodes(workflow):
+            raise WarmupError(
+                f"{options.workflow} has no OneDiff Warm Up node: add one behind OneDiff Model Speedup, connect its "
+                "buckets to OneDiff Shape Bucket, and export the workflow again"
+            )
         progress = Progress()
         try:
             prepared = asyncio.run(_run(address_of(options.server), workflow, progress))
@@ -114,7 +119,7 @@ def read_workflow(path: Path) -> dict[str, Any]:
     """Return the workflow in a file, node id → node.
 
     Raises:
-        WarmupError: it cannot be read, is not in API form, or has no Warm Up node.
+        WarmupError: it cannot be read, or is not in API form.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe that nobody writes to would hold us for ever
@@ -133,11 +138,6 @@ def read_workflow(path: Path) -> dict[str, Any]:
         isinstance(node, dict) and "class_type" in node for node in workflow.values()
     ):
         raise WarmupError(f"{path} is no workflow in API form: in ComfyUI choose Workflow > Export (API)")
-    if not _warm_up_nodes(workflow):
-        raise WarmupError(
-            f"{path} has no OneDiff Warm Up node: add one behind OneDiff Model Speedup, connect its buckets to OneDiff "
-            "Shape Bucket, and export the workflow again"
-        )
     return workflow
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.util
 import json
 import os
@@ -11,14 +12,15 @@ import shutil
 import signal
 import sys
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..messages import printable
 from ..terminal import say, say_json
+from ..warmup_command import address_of
 from .fleet_options import GATEWAY_PORT, FleetOptions
 
 NEEDED = ("ray", "aiohttp", "obstore", "prometheus_client")
@@ -145,25 +147,33 @@ def serve(given: argparse.Namespace) -> int:
 
 def status(given: argparse.Namespace) -> int:
     """Print what a fleet is doing. Return 0 if a worker is ready, 1 otherwise."""
-    gateway = given.gateway.rstrip("/")
+    gateway = address_of(given.gateway)
     try:
         with urllib.request.urlopen(f"{gateway}/fleet/status", timeout=_ASK_S) as answer:
             found = json.loads(answer.read())
-    except (urllib.error.URLError, ValueError, OSError) as error:
-        return _failed(
-            f"no fleet answers at {gateway} ({error}); start one with fleet serve, or name it with --gateway"
-        )
+    except (http.client.HTTPException, ValueError, OSError, RecursionError) as error:
+        why = str(error).strip() or type(error).__name__
+        return _failed(f"no fleet answers at {gateway} ({why}); start one with fleet serve, or name it with --gateway")
+    try:
+        ready = any(worker["state"] == "ready" for worker in found["workers"])
+        rows, lines = _rows(found), _lines(found)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return _failed(f"what answers at {gateway} is no fleet's gateway, or one of another version; see --gateway")
     if given.json:
         say_json(found)
     else:
-        _print_tables(found)
-    return 0 if any(worker["state"] == "ready" for worker in found["workers"]) else 1
+        _print_table(_HEAD, rows)
+        for line in lines:
+            say(line)
+    return 0 if ready else 1
 
 
-def _print_tables(found: dict[str, Any]) -> None:
-    head = ("worker", "state", "GPU", "prompts", "compiled", "loaded", "served", "eager", "weights")
+_HEAD = ("worker", "state", "GPU", "prompts", "compiled", "loaded", "served", "eager", "weights")
+
+
+def _rows(found: dict[str, Any]) -> list[list[str]]:
     rows = [
-        (
+        [
             worker["name"],
             worker["state"] + (f": {worker['detail']}" if worker.get("detail") else ""),
             worker.get("gpu") or "",
@@ -171,13 +181,15 @@ def _print_tables(found: dict[str, Any]) -> None:
             *(str(sum(graph["how"] == how for graph in worker["graphs"])) for how in ("compiled", "loaded")),
             *(f"{worker['report'].get(name, 0):.0f}" for name in ("served", "eager")),
             ", ".join(worker["checkpoint"]),
-        )
+        ]
         for worker in found["workers"]
     ]
-    _print_table(head, rows)
-    lines = (found["queue"], {name: number for name, number in found["counts"].items() if number})
-    for line in lines:
-        say(" · ".join(f"{number} {name}" for name, number in line.items()))
+    return [[printable(text) for text in row] for row in rows]  # clients name files, and a terminal obeys
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    counts = {name: number for name, number in found["counts"].items() if number}
+    return [" · ".join(f"{number} {name}" for name, number in line.items()) for line in (found["queue"], counts)]
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

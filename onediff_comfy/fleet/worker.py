@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import http.client
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..warmup_command import NODE as WARM_UP_NODE
+from ..warmup_command import WarmupError, read_workflow
 from .fleet_options import FleetOptions
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ _START_S = 600.0
 _STOP_S = 10.0
 _ASK_S = 30.0
 _LOOK_EVERY_S = 0.25
+_STANDS_S = 60.0
+"""How long prompts may wait while none runs: then the thread that runs them has died, and the server answers on."""
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG
 # Of the environment that Ray runs in, and not for ComfyUI's interpreter.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_NUM_THREADS")
@@ -101,6 +105,8 @@ class Worker:
         self._options, self._host = options, host
         self._log = self.place.folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._waiting: list[str] = []
+        self._waiting_since = time.monotonic()
 
     @property
     def url(self) -> str:
@@ -158,11 +164,16 @@ class Worker:
             raise WorkerError(f"ComfyUI ended (exit status {status}); the end of {self._log}:\n{self._tail()}")
 
     def unfinished(self) -> int | None:
-        """Return how many prompts run or wait; None if ComfyUI does not answer."""
+        """Return how many prompts run or wait; None if ComfyUI does not answer, or runs none of those that wait."""
         try:
-            return int(self._ask("/prompt")["exec_info"]["queue_remaining"])
-        except OSError:
+            queue = self._ask("/queue")
+            running, waiting = len(queue["queue_running"]), [item[1] for item in queue["queue_pending"]]
+        except (OSError, ValueError, LookupError, TypeError):
             return None
+        now = time.monotonic()
+        if running or waiting != self._waiting or not waiting:
+            self._waiting, self._waiting_since = waiting, now
+        return None if now - self._waiting_since > _STANDS_S else running + len(waiting)
 
     def stop(self) -> None:
         """End ComfyUI and give up its place."""
@@ -190,10 +201,13 @@ class Worker:
         for path in sorted(Path(self._options.warm_up).glob("*.json")) if self._options.warm_up else ():
             say(path.name)
             try:
-                problem = self._run_workflow(json.loads(path.read_text(encoding="utf-8")))
-            except (OSError, ValueError, TypeError, KeyError) as error:
+                problem = self._run_workflow(read_workflow(path))
+            except (OSError, WarmupError) as error:
                 self.check()
                 problem = str(error)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                self.check()
+                problem = f"ComfyUI's answer was not understood ({type(error).__name__}: {error})"
             if problem is not None:
                 problems.append(f"{path.name}: {problem}")
                 log.warning("warm-up: %s", problems[-1])
@@ -223,6 +237,8 @@ class Worker:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise OSError(f"ComfyUI answered {error.code}: {error.read()[:500].decode(errors='replace')}") from error
+        except http.client.HTTPException as error:
+            raise OSError(f"ComfyUI's answer broke off ({error})") from error
 
     def _tail(self, lines: int = 20) -> str:
         try:

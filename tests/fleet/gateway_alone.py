@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import gateway_asked
 import gateway_attacked
 import gateway_lied_to
 from aiohttp import web
@@ -104,7 +105,15 @@ async def unwritable(folder: Path) -> dict[str, Any]:
 
 async def main() -> None:
     outcomes = {}
-    for happens in (race, poison, unwritable, silence, *gateway_attacked.ATTACKS, *gateway_lied_to.LIES):
+    for happens in (
+        race,
+        poison,
+        unwritable,
+        silence,
+        *gateway_attacked.ATTACKS,
+        *gateway_lied_to.LIES,
+        *gateway_asked.REQUESTS,
+    ):
         folder = Path(sys.argv[1]) / happens.__name__
         folder.mkdir()
         patient()

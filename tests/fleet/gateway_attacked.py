@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -224,4 +225,109 @@ async def heirs(folder: Path) -> dict[str, Any]:
         return {"early": early, "late": late, "done": done, "again": list(heir.ledger.open)}
 
 
-ATTACKS = (heirs, collision, linked, damaged, requests, flood, unheard, frozen, half_done, liar)
+async def strangers(folder: Path) -> dict[str, Any]:
+    """Clients call themselves what fits into no address, or hand in what makes a connection break."""
+
+    async def breaks(server: Server, request: web.Request) -> web.StreamResponse:
+        if request.path == "/prompt" and b"poison" in await request.read():
+            assert request.transport is not None
+            request.transport.close()
+        return await slow(server, request)
+
+    carrier._LOOK_EVERY_S = 0.05
+    names, outcomes = ("x" * 9000, "\ud800", "\r\nX: y", "\0", "poison"), []
+    for number, name in enumerate(names):
+        async with visited(folder / str(number)) as (gateway, session, url), Server(breaks) as worker:
+            register(gateway, "worker", worker)
+            assert await hand_in(session, url, client_id="honest") == 200
+            (honest,) = gateway.ledger.open.values()
+            workflow = {**WORKFLOW, "more": {"class_type": "PrimitiveString", "inputs": {"value": name}}}
+            assert await hand_in(session, url, prompt=workflow, client_id=name) == 200
+            await asyncio.sleep(0.5)
+            outcomes.append([gateway.ledger.counts["workers_lost"], honest.attempts, len(worker.queue)])
+    return {"outcomes": outcomes}
+
+
+async def jobs(folder: Path) -> dict[str, Any]:
+    """Clients write what they like beside their prompts, and the journal has results of odd forms. All are listed."""
+    item: list[Any] = [0, "x", {}, {}, []]
+    odd: list[Any] = [{}, {"prompt": 5}, {"prompt": [1, 2, 3, 4]}, {"prompt": item, "outputs": 5, "status": "ok"}]
+    odd += [{"prompt": item, "outputs": {"n": [5]}, "status": {"messages": told}} for told in (5, [5], [[[], 5]])]
+    odd += [
+        {"prompt": item, "status": {"messages": [["execution_start", 5], ["execution_success", {"timestamp": "x"}]]}}
+    ]
+    odd += [{"prompt": [0, "x", {}, {"create_time": created}, []]} for created in ("yesterday", 10**400, [])]
+    (folder / "v1" / "results").mkdir(parents=True)
+    for entry in odd:
+        name = str(uuid.uuid4())
+        (folder / "v1" / "results" / name).write_text(json.dumps({"id": name, "entry": entry}))
+    extras = [
+        {"create_time": "yesterday"},
+        {"create_time": []},
+        {"extra_pnginfo": "x"},
+        {"extra_pnginfo": {"workflow": 5}},
+    ]
+    statuses = []
+    async with visited(folder) as (gateway, session, url):
+        for extra in extras:
+            assert await hand_in(session, url, extra_data=extra) == 200
+        for order in ("", "?sort_by=execution_duration", "?workflow_id=x", "?status=completed"):
+            async with session.get(f"{url}/api/jobs{order}") as answer:
+                statuses.append([answer.status, len((await answer.json()).get("jobs", ()))])
+        for name in gateway.ledger.history:
+            async with session.get(f"{url}/api/jobs/{name}") as answer:
+                assert answer.status == 200, gateway.ledger.history[name]
+    return {"listed": statuses, "known": [len(odd), len(extras)]}
+
+
+async def undone(folder: Path) -> dict[str, Any]:
+    """A machine lost power while a result was written: it is empty, and the prompt is still there."""
+    prompt = parse({"prompt": WORKFLOW}, 3)
+    for kind, text in (("prompts", json.dumps(prompt.to_journal())), ("results", "")):
+        (folder / "v1" / kind).mkdir(parents=True)
+        (folder / "v1" / kind / prompt.id).write_text(text)
+    async with visited(folder) as (gateway, _, _):
+        taken = list(gateway.ledger.open) == [prompt.id]
+        done = taken and await gateway.ledger.finish(gateway.ledger.open[prompt.id], {"outputs": {"n": {}}})
+    async with visited(folder) as (gateway, _, _):
+        return {"taken": taken, "done": done, "kept": await gateway.ledger.entry(prompt.id)}
+
+
+async def litter(folder: Path) -> dict[str, Any]:
+    """The journal's folders have what no gateway puts there beside a prompt and a result."""
+    prompt, kept = parse({"prompt": WORKFLOW}, 3), {"id": str(uuid.uuid4()), "entry": {"outputs": {}}}
+    for kind, whole in (("prompts", prompt.to_journal()), ("results", kept), ("gateways", {"id": "x"})):
+        there = folder / "v1" / kind
+        there.mkdir(parents=True)
+        (there / str(whole["id"])).write_text(json.dumps(whole))
+        (there / "a\nb").touch()
+        (there / os.fsdecode(b"\xff\xfe")).touch()
+        (there / str(uuid.uuid4())).symlink_to("/nowhere")
+        (there / "loop").symlink_to(there)
+        (there / "a\nfolder").mkdir()
+        (there / str(uuid.uuid4())).mkdir()
+        os.mkfifo(there / str(uuid.uuid4()))
+    async with visited(folder) as (gateway, _, _):
+        await journal.Succession(gateway.ledger).look()
+        return {
+            "open": list(gateway.ledger.open) == [prompt.id],
+            "history": list(gateway.ledger.history) == [kept["id"]],
+        }
+
+
+ATTACKS = (
+    heirs,
+    undone,
+    litter,
+    jobs,
+    strangers,
+    collision,
+    linked,
+    damaged,
+    requests,
+    flood,
+    unheard,
+    frozen,
+    half_done,
+    liar,
+)

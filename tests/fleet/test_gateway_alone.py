@@ -15,7 +15,7 @@ import pytest
 from dev.environment import repository
 from dev.fleet_environment import ensure
 from onediff_comfy.fleet.gateway.carrier import MOST_ATTEMPTS
-from onediff_comfy.fleet.gateway.prompt import Prompt, choose, parse
+from onediff_comfy.fleet.gateway.prompt import BadPrompt, Prompt, choose, parse
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +98,57 @@ def test_a_worker_answers_for_its_own_prompts_alone(outcomes: dict[str, Any]) ->
     assert outcomes["liar"] == {"open": True, "worker": True}
 
 
+def test_what_clients_call_themselves_or_hand_in_ends_no_worker(outcomes: dict[str, Any]) -> None:
+    assert outcomes["strangers"] == {"outcomes": [[0, 1, 2]] * 5}, "workers lost, the other's attempts, prompts there"
+
+
+def test_no_job_keeps_the_others_from_being_listed(outcomes: dict[str, Any]) -> None:
+    every, some = 11 + 4, 11
+    assert outcomes["jobs"] == {"listed": [[200, every], [200, every], [200, 0], [200, some]], "known": [11, 4]}
+
+
+def test_a_prompt_whose_result_is_damaged_is_done_again(outcomes: dict[str, Any]) -> None:
+    assert outcomes["undone"] == {"taken": True, "done": True, "kept": {"outputs": {"n": {}}}}
+
+
+def test_what_no_gateway_puts_into_a_journals_folder_keeps_none_from_starting(outcomes: dict[str, Any]) -> None:
+    assert outcomes["litter"] == {"open": True, "history": True}
+
+
+def test_pages_of_other_sites_are_refused_by_whatever_name_they_reach_this_machine(outcomes: dict[str, Any]) -> None:
+    assert outcomes["origins"] == {"mine": [403], "own": [200], "proxied": [200], "odd": [400, 400]}
+
+
+def test_no_path_leads_past_the_gateway(outcomes: dict[str, Any]) -> None:
+    assert outcomes["detours"] == {"statuses": [404], "cleared": 200, "asked": ["/onediff/panel/clear"]}
+
+
+def test_what_is_packed_arrives(outcomes: dict[str, Any]) -> None:
+    assert outcomes["packed"] == {"found": [200, "a file"]}
+
+
 # -- lies ------------------------------------------------------------------------------------------
 
 
 def test_files_are_kept_whatever_a_worker_calls_them(outcomes: dict[str, Any]) -> None:
-    assert outcomes["names"] == {"ended": True, "load": 0, "lost": ["x" * 20]}, "a folder takes no name so long"
+    too_long, unread = "x" * 20, "a line feed, which C"
+    assert outcomes["names"] == {"ended": True, "load": 0, "lost": [too_long, unread]}
 
 
 def test_a_prompt_ends_whatever_its_worker_reports(outcomes: dict[str, Any]) -> None:
     assert outcomes["reports"] == {"ended": [[True, 0]]}
+
+
+def test_a_worker_that_takes_nobody_on_ws_lives_and_its_prompts_end(outcomes: dict[str, Any]) -> None:
+    assert outcomes["deaf"] == {"ended": True, "lost": 0, "client": "person"}
+
+
+def test_a_refusal_ends_a_prompt_whatever_form_it_has(outcomes: dict[str, Any]) -> None:
+    assert outcomes["refusals"] == {"said": ["the worker answered 400", "no", "the worker answered 500", "5"]}
+
+
+def test_what_one_worker_says_of_itself_keeps_no_other_from_being_shown(outcomes: dict[str, Any]) -> None:
+    assert outcomes["boasts"] == {"shown": []}
 
 
 # -- who takes a prompt ----------------------------------------------------------------------------
@@ -149,6 +191,16 @@ def test_front_and_number_are_the_hosts() -> None:
     workflow = {"a": {"class_type": "X", "inputs": {}}}
     numbers = [parse({"prompt": workflow, **more}, 7).number for more in ({}, {"front": True}, {"number": 3})]
     assert numbers == [7.0, -7.0, 3.0]
+
+
+def test_what_would_end_the_thread_that_runs_prompts_is_refused() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(150):
+        nested = {"x": [nested]}
+    workflow = {"a": {"class_type": "X", "inputs": {}}}
+    with pytest.raises(BadPrompt, match="more than 200 lists and objects in each other"):
+        parse({"prompt": workflow, "extra_data": nested}, 0)
+    assert parse({"prompt": workflow, "extra_data": {"x": [[[[{"y": [1]}]]]] * 3}}, 0)
 
 
 def test_previews_are_given_to_clients_that_know_no_names_of_prompts() -> None:

@@ -14,10 +14,11 @@ from aiohttp import web
 
 from .carrier import Carrier
 from .clients import Clients
+from .entries import finished_job, open_job, queue_item
 from .figures import Figures
 from .forwarding import Forwarding, same_origin
 from .journal import Journal, Ledger
-from .prompt import BadPrompt, Prompt, finished_job, open_job, parse, queue_item
+from .prompt import BadPrompt, Prompt, parse
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class ResultRoutes:
         if unknown := [state for state in wanted if state not in _JOB_STATES]:
             return web.json_response({"error": f"Invalid status value(s): {', '.join(unknown)}"}, status=400)
         jobs = [open_job(prompt) for prompt in self._ledger.open.values()]
-        jobs += [finished_job(entry) for entry in self._ledger.history.values()]
+        jobs += [finished_job(name, entry) for name, entry in self._ledger.history.items()]
         jobs = [job for job in jobs if not wanted or job["status"] in wanted]
         if "workflow_id" in query:
             jobs = [job for job in jobs if job.get("workflow_id") == query["workflow_id"]]
@@ -155,7 +156,7 @@ class ResultRoutes:
         entry = await self._ledger.entry(name)
         if entry is None:
             return web.json_response({"error": "Job not found"}, status=404)
-        return web.json_response(finished_job(entry, whole=True))
+        return web.json_response(finished_job(name, entry, whole=True))
 
     async def _cancel(self, request: web.Request) -> web.Response:
         name = request.match_info.get("id")
@@ -190,12 +191,12 @@ class Gateway:
         await self.carrier.start()
         self.ledger.watchers.append(self.clients.tell_status)
         self.figures.watch(self.ledger, self.carrier.links, self.clients)
-        app = web.Application(middlewares=[same_origin, self._words], client_max_size=_MOST_BYTES)
+        app = web.Application(middlewares=[self._words, same_origin], client_max_size=_MOST_BYTES)
         results = ResultRoutes(self.ledger, self.carrier)
         own: Answers = {
             ("GET", "/ws"): self.clients.serve,
             ("POST", "/free"): self._forwarding.everywhere,
-            ("POST", "/onediff/panel/{what}"): self._forwarding.everywhere,
+            ("POST", r"/onediff/panel/{what:\w+}"): self._forwarding.everywhere,
             ("GET", "/view"): self._forwarding.view,
             **PromptRoutes(self.ledger, self.carrier).answers(),
             **results.answers(),

@@ -131,7 +131,8 @@ class Carrier:
         if status != 200:
             await self._ledger.forget(prompt)
             return status, answer or {"error": f"the worker answered {status}", "node_errors": {}}
-        return status, answer or taken
+        errors = answer.get("node_errors") if isinstance(answer, dict) else None
+        return status, {**taken, "node_errors": errors or {}}
 
     def hand_out(self) -> None:
         """Hand what waits to the workers that are free."""
@@ -147,16 +148,15 @@ class Carrier:
     async def _deliver(self, prompt: Prompt, link: Link) -> None:
         status, answer = await self._hand_in(prompt, link)
         if status != 200:
-            answer = answer or {}
-            said = (answer.get("error") or {}).get("message") or f"the worker answered {status}"
-            await self._told.fail(prompt, said, answer.get("node_errors"))
+            await self._told.fail(prompt, *_reasons(status, answer))
 
     async def _hand_in(self, prompt: Prompt, link: Link) -> tuple[int, Any]:
-        """Give a prompt to a worker. Return its answer; if it has died, that the prompt is taken, for it waits."""
+        """Give a prompt to a worker. Return its answer; if there was none, that the prompt is taken, for it waits."""
         try:
             status, answer = await link.hand_in(prompt)
         except WorkerLost:
-            self.lose(link)
+            if not await link.answers():  # else it was this request that broke, and others' prompts stay
+                self.lose(link)
             return 200, None
         if status == 200:
             self._ledger.changed()
@@ -238,6 +238,7 @@ class Carrier:
             had = list(link.prompts.values()) if time.monotonic() - link.last_used > _LOOK_EVERY_S else []
             queued = await link.queued() if had else {}
             for prompt in had:
+                prompt.started = prompt.started or queued.get(prompt.id, False)
                 if prompt.id not in queued and not await self._told.complete(prompt, link):
                     self._take_back(prompt)  # somebody emptied the worker's own queue
                     self._ledger.changed()
@@ -247,6 +248,14 @@ class Carrier:
             pass
         finally:
             self._looked_at.discard(link)
+
+
+def _reasons(status: int, answer: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return why a worker refuses a prompt, and what is wrong with which node."""
+    found = answer if isinstance(answer, dict) else {}
+    error, errors = found.get("error"), found.get("node_errors")
+    said = error.get("message") if isinstance(error, dict) else error
+    return str(said or f"the worker answered {status}"), errors if isinstance(errors, dict) else {}
 
 
 async def _errors_of(prompt: Prompt, links: Iterable[Link]) -> Any:

@@ -14,9 +14,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from .entries import as_handed_in, failed, kept_name, made_files, tagged
 from .journal import Ledger
 from .link import Link, WorkerLost
-from .prompt import Prompt, failed, kept_name, made_files, tagged
+from .prompt import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -227,6 +228,7 @@ class Told:
             if entry is None:
                 return False
             await self._keep_files(prompt, link, entry)
+            entry["prompt"] = as_handed_in(prompt, entry["prompt"])
             entry["outputs"] = tagged(entry["outputs"], tag)
             held, client = list(prompt.heard.end), prompt.client
             if not await self._ledger.finish(prompt, entry):
@@ -256,9 +258,9 @@ class Told:
                 content = await link.file(shown)
                 if content is not None:
                     await self._ledger.journal.keep_file(kept_name(link.tag(prompt), shown), content)
-            except WorkerLost:
-                raise
             except Exception as error:  # the journal's, or of a name that cannot even be asked for: all else is kept
+                if isinstance(error, WorkerLost) and not await link.answers():
+                    raise
                 self._ledger.counts["journal_errors"] += 1
                 log.error("the file %r of %s is with %s alone: %s", shown["filename"], prompt.id, link.name, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ _COUNTED = {
     "journal_errors": "results or files that the journal could not keep",
 }
 _SECONDS = (0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800)
+_NAME = re.compile(r"[a-zA-Z_]\w*", re.ASCII)  # what Prometheus takes
 _GRAPH_FIELDS = ("what", "engine", "how", "seconds", "key")
 
 
@@ -122,11 +124,12 @@ class Figures:
 def _numbers(report: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
     """Find the numbers of a report, and those one level below. Reasons for fallbacks are texts, and only counted."""
     for name, value in report.items():
-        if isinstance(value, int | float):
+        if not _NAME.fullmatch(name):
+            continue
+        if isinstance(value, int | float) and abs(value) < 1 << 63:
             yield prefix + name, float(value)
-        elif isinstance(value, dict) and not prefix and name.isidentifier():
-            texts = any(not str(key).isidentifier() for key in value)
-            yield from [] if texts else _numbers(value, f"{name}_")
+        elif isinstance(value, dict) and not prefix and all(map(_NAME.fullmatch, value)):
+            yield from _numbers(value, f"{name}_")
 
 
 def _state(prompt: Prompt) -> str:
@@ -136,14 +139,14 @@ def _state(prompt: Prompt) -> str:
 def _worker(link: Link) -> dict[str, Any]:
     prompts = [{"id": prompt.id, "state": _state(prompt)} for prompt in link.prompts.values()]
     report = link.report
-    graphs = [{name: graph.get(name) for name in _GRAPH_FIELDS} for graph in report.get("graphs", ())]
-    numbers = dict(_numbers(report))
+    graphs, fallbacks = report.get("graphs"), report.get("fallbacks")
+    listed = [graph for graph in graphs if isinstance(graph, dict)] if isinstance(graphs, list) else []
     return {
         **link.facts,
         "seen_s": round(time.monotonic() - link.seen, 1),
         "checkpoint": list(link.checkpoint or ()),
         "prompts": prompts,
-        "graphs": graphs,
-        "report": numbers,
-        "fallbacks": report.get("fallbacks", {}),
+        "graphs": [{name: graph.get(name) for name in _GRAPH_FIELDS} for graph in listed],
+        "report": dict(_numbers(report)),
+        "fallbacks": fallbacks if isinstance(fallbacks, dict) else {},
     }

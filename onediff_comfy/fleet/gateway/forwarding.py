@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import mimetypes
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,9 +16,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from .entries import kept_name
 from .journal import Journal
 from .link import Link, WorkerLost
-from .prompt import kept_name
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ _OF_A_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
     *("upgrade", "host", "content-length", "origin", "sec-fetch-site"),
 }
+_UNPACKED = ("gzip", "deflate", "br", "zstd")  # what aiohttp's server unpacks before a body is passed on
 _TAG = re.compile(r"[0-9a-f-]{36}\.\w+")
 _SHOWN_IN_A_PAGE = ("image/", "video/", "audio/")
 _SCRIPTED = "image/svg+xml"
@@ -58,7 +61,8 @@ class Forwarding:
 
     async def front(self, request: web.Request) -> web.StreamResponse:
         """Answer as the first worker does: always the same one, as long as it is there."""
-        if request.path.startswith("/fleet"):
+        # A worker could take a path that leads up for one of those that the gateway answers itself.
+        if request.path.startswith("/fleet") or ".." in request.path.split("/"):
             raise web.HTTPNotFound
         for link in self._able():
             try:
@@ -116,7 +120,9 @@ class Forwarding:
         Raises:
             WorkerLost: it answers nothing, or the status ``refuse``.
         """
-        headers = {name: text for name, text in request.headers.items() if name.lower() not in _OF_A_CONNECTION}
+        unpacked = request.headers.get("Content-Encoding", "").lower() in _UNPACKED
+        left_out = {*_OF_A_CONNECTION, "content-encoding"} if unpacked else _OF_A_CONNECTION
+        headers = {name: text for name, text in request.headers.items() if name.lower() not in left_out}
         body = request.content if request.can_read_body else None
         url = link.url(request.rel_url.raw_path)
         target = f"{url}?{query}" if isinstance(query, str) and query else url
@@ -164,13 +170,24 @@ def _file_headers(name: str) -> dict[str, str]:
 @web.middleware
 async def same_origin(request: web.Request, handler: Any) -> web.StreamResponse:
     """Refuse what another site's page sends to a gateway on this machine, as ComfyUI does (server.py)."""
-    host, origin = request.headers.get("Host", ""), urlsplit(request.headers.get("Origin", ""))
     if request.headers.get("Sec-Fetch-Site") == "cross-site":
         raise web.HTTPForbidden
-    name = urlsplit(f"//{host}").hostname
-    if name in ("localhost", "::1") or (name or "").startswith("127."):
-        ports = origin.port is not None and urlsplit(f"//{host}").port is not None
-        same = origin.netloc.lower() == host.lower() if ports else origin.hostname == name
-        if origin.netloc and not same:
-            raise web.HTTPForbidden
+    host, origin = urlsplit(f"//{request.headers.get('Host', '')}"), urlsplit(request.headers.get("Origin", ""))
+    ports = origin.port is not None and host.port is not None
+    same = origin.netloc.lower() == host.netloc.lower() if ports else origin.hostname == host.hostname
+    if origin.netloc and not same and await _is_this_machine(host.hostname):
+        raise web.HTTPForbidden
     return await handler(request)
+
+
+async def _is_this_machine(name: str | None) -> bool:
+    """Return True if a name leads to this machine alone, as the owner of any domain can have it do."""
+    if name is None:
+        return False
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # this machine knows no such name
+        return False
+    addresses = [ipaddress.ip_address(address[0]) for *_, address in found]
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+    return all(address.is_loopback or address.is_unspecified for address in plain)

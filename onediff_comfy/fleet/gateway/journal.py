@@ -10,22 +10,21 @@ Kept in any object store by URL, or in a folder. Objects, all written whole:
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from .prompt import BadPrompt, Prompt, is_id, outcome
+from .entries import outcome
+from .objects import JournalObjects
+from .prompt import BadPrompt, Prompt, is_id
 
 log = logging.getLogger(__name__)
 
 _PROMPTS, _RESULTS, _FILES, _GATEWAYS = "v1/prompts", "v1/results", "v1/files", "v1/gateways"
-_READ_AT_A_TIME = 50
 LIFE_S = 10.0
 """How often a gateway says that it lives."""
 _DEAD_AFTER_S = 60.0
@@ -33,87 +32,11 @@ KEPT_IN_VIEW = 1000
 """Results that the history shows. Older ones are found by their id."""
 
 
-class JournalObjects:
-    """The objects of a journal, most of them JSON.
-
-    Args:
-        url: of an object store (``s3://bucket/folder``, ``gs://``, ``az://``) or of a folder (``file:///folder``).
-
-    Raises:
-        ValueError: no store can have this URL.
-    """
-
-    def __init__(self, url: str) -> None:
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-
-        self.errors: tuple[type[Exception], ...] = (BaseError, OSError)
-        try:
-            self._store = from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
-        except BaseError as error:
-            raise ValueError(f"the journal cannot be at {url}: {error}") from error
-
-    async def put(self, name: str, content: bytes | AsyncIterator[bytes]) -> None:
-        """Write an object, in the place of another if there is one."""
-        await self._store.put_async(name, content)
-
-    async def create(self, name: str, value: Mapping[str, Any]) -> bool:
-        """Write JSON where nothing is; False if something is there."""
-        from obstore.exceptions import AlreadyExistsError
-
-        try:
-            await self._store.put_async(name, json.dumps(value).encode(), mode="create")
-        except AlreadyExistsError:
-            return False
-        return True
-
-    async def content(self, name: str) -> bytes | None:
-        """Return an object's bytes, if it is there."""
-        try:
-            return bytes(await (await self._store.get_async(name)).bytes_async())
-        except (FileNotFoundError, ValueError):  # ValueError: no object can have this name
-            return None
-
-    async def value(self, name: str) -> dict[str, Any] | None:
-        """Return JSON, if it is there. None of what is damaged, as by a machine that lost power."""
-        content = await self.content(name)
-        if content is None:
-            return None
-        try:
-            found = json.loads(content)
-            if isinstance(found, dict) and isinstance(found.get("entry", {}), dict):
-                return found
-        except (ValueError, RecursionError):
-            pass
-        log.error("%s in the journal is damaged, and is left alone", name)
-        return None
-
-    async def values(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Return what of these is there, in this order."""
-        limit = asyncio.Semaphore(_READ_AT_A_TIME)
-
-        async def read(name: str) -> dict[str, Any] | None:
-            async with limit:
-                return await self.value(name)
-
-        return [value for value in await asyncio.gather(*map(read, names)) if value is not None]
-
-    async def listed(self, folder: str) -> dict[str, Any]:
-        """Return the paths of the objects in a folder, each with when it was written by the store's clock."""
-        return {each["path"]: each["last_modified"] async for some in self._store.list(folder) for each in some}
-
-    async def delete(self, names: Iterable[str]) -> None:
-        """Remove what of these is there."""
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                await self._store.delete_async(name)
-
-
 class Journal:
     """What a gateway must not forget. A second one may write to the same place: results stay single.
 
     Args:
-        url: see ``JournalObjects``.
+        url: see ``objects.JournalObjects``.
 
     Raises:
         ValueError: no store can have this URL.
@@ -134,9 +57,12 @@ class Journal:
 
     async def finish(self, prompt_id: str, result: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a result, unless there is one. Return the one that is kept."""
-        if await self.objects.create(f"{_RESULTS}/{prompt_id}", result):
-            return dict(result)
-        return await self.result(prompt_id) or dict(result)
+        name = f"{_RESULTS}/{prompt_id}"
+        if not await self.objects.create(name, result):
+            if (earlier := await self.result(prompt_id)) is not None:
+                return earlier
+            await self.objects.put(name, json.dumps(result).encode())  # what is there is damaged
+        return dict(result)
 
     async def result(self, prompt_id: str) -> dict[str, Any] | None:
         """Return the result of a prompt, if there is one."""
@@ -149,9 +75,10 @@ class Journal:
         await self.objects.delete([f"{_RESULTS}/{prompt_id}", *files])
 
     async def unfinished(self) -> list[dict[str, Any]]:
-        """Return the prompts that have no result, as they were written."""
-        done = {_id_in(path) for path in await self.objects.listed(_RESULTS)}
-        paths = await self.objects.listed(_PROMPTS)
+        """Return the prompts that have no result that can be read, as they were written."""
+        results, paths = await self.objects.listed(_RESULTS), await self.objects.listed(_PROMPTS)
+        both = [name for name in map(_id_in, paths) if f"{_RESULTS}/{name}" in results]
+        done = {name for name in both if await self.result(name) is not None}
         await self.objects.delete(path for path in paths if _id_in(path) in done)  # their gateway died between the two
         return await self.objects.values(path for path in paths if _id_in(path) not in done)
 
@@ -161,7 +88,7 @@ class Journal:
         return await self.objects.values(sorted(found, key=found.__getitem__)[-KEPT_IN_VIEW:])
 
     async def keep_file(self, path: str, content: bytes | AsyncIterator[bytes]) -> None:
-        """Keep a file of a result under a name of ``prompt.kept_name``."""
+        """Keep a file of a result under a name of ``entries.kept_name``."""
         await self.objects.put(f"{_FILES}/{path}", content)
 
     async def file(self, path: str) -> bytes | None:

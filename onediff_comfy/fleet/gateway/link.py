@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
@@ -12,6 +14,8 @@ from typing import Any
 import aiohttp
 
 from .prompt import Prompt
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 """How often a worker says that it is there, if its ComfyUI answers."""
@@ -97,7 +101,7 @@ class Link:
         """
         client = prompt.client or self.nobody
         await self.listening.to(client)
-        return await self.ask("POST", "/prompt", {**prompt.to_worker(), "client_id": client})
+        return await self.ask("POST", "/prompt", {**prompt.to_worker(), "client_id": _to_worker(client)})
 
     async def ask(self, method: str, path: str, body: Any = None, seconds: float = _ANSWER_S) -> tuple[int, Any]:
         """Return the status and the JSON of an answer, None where that is no JSON.
@@ -168,6 +172,14 @@ class Link:
             raise WorkerLost(f"{self.name} does not answer ({error})") from error
 
 
+def _to_worker(client: str) -> str:
+    """Return the id that a worker knows a client by, the same one for every gateway.
+
+    What clients call themselves goes into no address: a worker refuses one that is too long.
+    """
+    return hashlib.sha256(client.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 class Listening:
     """The WebSocket connections to a worker: one for each client that has prompts there."""
 
@@ -186,11 +198,14 @@ class Listening:
             return
         try:
             connecting = self._session.ws_connect(
-                self._link.url("/ws"), params={"clientId": client}, max_msg_size=0, heartbeat=30
+                self._link.url("/ws"), params={"clientId": _to_worker(client)}, max_msg_size=0, heartbeat=30
             )
             socket = await asyncio.wait_for(connecting, _ANSWER_S)  # a process that was stopped takes connections
             # Previews with the prompt's name on them; clients.py makes plain ones of them for who knows no others.
             await socket.send_json({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
+        except aiohttp.WSServerHandshakeError as error:  # an answer; the prompt's end is found by looking
+            log.error("%s takes nobody on /ws: %s", self._link.name, error)
+            return
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise WorkerLost(f"{self._link.name} does not answer ({error})") from error
         self._tasks[client] = asyncio.create_task(self._read(client, socket))

@@ -1,4 +1,4 @@
-"""Prompts on their way, the forms in which ComfyUI's API shows them, and which worker takes which."""
+"""Prompts on their way, and which worker takes which."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import functools
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
 """What ComfyUI keeps out of its queue and history (``execution.SENSITIVE_EXTRA_DATA_KEYS``): the journal too."""
 
 MOST_IN_FLIGHT = 2
 """Prompts handed to one worker at a time: while one runs, the next is there already."""
+
+_MOST_NESTED = 200
+"""Levels of lists and objects in each other. Of copying some hundreds the thread dies that runs ComfyUI's prompts."""
 
 _CHECKPOINT_INPUTS = ("ckpt_name", "unet_name", "model_name")
 
@@ -115,7 +117,10 @@ class Prompt:
         body = kept.get("body")
         if not isinstance(body, dict) or not is_id(kept.get("id")):
             raise BadPrompt("invalid_prompt", "this is no prompt that a gateway wrote")
-        return parse({**body, "prompt_id": kept["id"], "number": kept.get("number")}, 0)
+        prompt = parse({**body, "prompt_id": kept["id"], "number": kept.get("number")}, 0)
+        created = (body.get("extra_data") or {}).get("create_time")
+        prompt.body["extra_data"].update({"create_time": created} if isinstance(created, int) else {})
+        return prompt
 
     def take_back(self) -> None:
         """Part from the worker that has it."""
@@ -137,15 +142,25 @@ def parse(body: Any, counter: int) -> Prompt:
     workflow = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(workflow, dict):
         raise BadPrompt("no_prompt", "No prompt provided")
+    if _is_nested(body):
+        raise BadPrompt("invalid_prompt", f"The prompt has more than {_MOST_NESTED} lists and objects in each other")
     extra = body.get("extra_data") or {}
     if not isinstance(extra, dict):
         raise BadPrompt("invalid_extra_data", "extra_data must be an object")
     extra = dict(extra)
     secrets = {name: extra.pop(name) for name in SECRETS if name in extra}
-    extra.setdefault("create_time", int(time.time() * 1000))
+    extra["create_time"] = int(time.time() * 1000)  # whatever the client says, as in ComfyUI
     number = _number(body["number"]) if "number" in body else float(-counter if body.get("front") else counter)
     kept = {name: body[name] for name in ("prompt", "client_id", "partial_execution_targets") if name in body}
     return Prompt(_id(body.get("prompt_id")), number, {**kept, "extra_data": extra}, secrets)
+
+
+def _is_nested(body: Any) -> bool:
+    level = [body]
+    for _ in range(_MOST_NESTED):
+        below = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for values in below for value in values if isinstance(value, dict | list)]
+    return bool(level)
 
 
 def is_id(given: Any) -> bool:
@@ -217,123 +232,3 @@ def choose(checkpoint: tuple[str, ...], workers: Iterable[AnyWorker]) -> AnyWork
     if same:
         free = [worker for worker in free if worker.load == 0]
     return min(free, key=lambda worker: (worker.load, worker.checkpoint is not None, worker.last_used), default=None)
-
-
-# -- the forms of ComfyUI's API --------------------------------------------------------------------
-
-
-def queue_item(prompt: Prompt) -> list[Any]:
-    """Return a prompt as ``GET /queue`` shows it."""
-    targets = prompt.body.get("partial_execution_targets") or []
-    return [prompt.number, prompt.id, prompt.body["prompt"], prompt.extra_data, targets]
-
-
-def failed(prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a history entry that says why there is no result."""
-    now = int(time.time() * 1000)
-    error = {"prompt_id": prompt.id, "node_id": "", "node_type": "", "executed": [], "timestamp": now}
-    error |= {"exception_type": "onediff.fleet", "exception_message": text, "traceback": []}
-    started = {"prompt_id": prompt.id, "timestamp": prompt.extra_data.get("create_time", now)}
-    messages = [["execution_start", started], ["execution_error", {**error, "node_errors": dict(node_errors or {})}]]
-    status = {"status_str": "error", "completed": False, "messages": messages}
-    return {"prompt": queue_item(prompt), "outputs": {}, "status": status}
-
-
-def outcome(entry: Mapping[str, Any]) -> str:
-    """Return ``success`` or ``error``, whatever form a history entry has."""
-    status = entry.get("status")
-    return "error" if isinstance(status, dict) and status.get("status_str") == "error" else "success"
-
-
-def open_job(prompt: Prompt) -> dict[str, Any]:
-    """Return an unfinished prompt as ``GET /api/jobs`` shows it."""
-    status = "in_progress" if prompt.started else "pending"
-    return _job(queue_item(prompt), {"status": status, "outputs_count": 0})
-
-
-def finished_job(entry: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
-    """Return a history entry as ``GET /api/jobs`` shows it; ``whole`` as ``GET /api/jobs/{id}`` does."""
-    status = entry.get("status") or {}
-    told = {item[0]: item[1] for item in status.get("messages", ())}
-    ends = [told[name] for name in ("execution_success", "execution_error", "execution_interrupted") if name in told]
-    failure = "cancelled" if "execution_interrupted" in told else "failed"
-    files = list(shown_files(entry.get("outputs") or {}))
-    saved = [file for file in files if file.get("type") == "output"]
-    job = {
-        "status": failure if status.get("status_str") == "error" else "completed",
-        "execution_start_time": told.get("execution_start", {}).get("timestamp"),
-        "execution_end_time": ends[-1].get("timestamp") if ends else None,
-        "execution_error": told.get("execution_error"),
-        "outputs_count": len(files),
-        "preview_output": next(iter([*saved, *files]), None),
-    }
-    if whole:
-        _, _, workflow, extra, *_ = entry["prompt"]
-        job |= {"outputs": entry["outputs"], "execution_status": status}
-        job["workflow"] = {"prompt": workflow, "extra_data": extra}
-    return _job(entry["prompt"], job)
-
-
-def _job(item: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    number, name, _, extra, *_ = item
-    workflow = ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
-    job = {"id": name, "priority": number, "create_time": extra.get("create_time"), "workflow_id": workflow, **more}
-    return {key: value for key, value in job.items() if value is not None}
-
-
-def shown_files(outputs: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """Find the files in a prompt's outputs, each with the node and the kind that it was listed under."""
-    for node, output in outputs.items():
-        for kind, items in output.items() if isinstance(output, dict) else ():
-            for item in items if isinstance(items, list) else ():
-                if isinstance(item, dict) and isinstance(item.get("filename"), str):
-                    yield {**item, "nodeId": node, "mediaType": kind}
-
-
-_MADE = ("output", "temp")  # types of files that a prompt makes; "input" is a person's
-
-
-def made_files(outputs: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """Find the files in a prompt's outputs that the prompt made."""
-    return (shown for shown in shown_files(outputs) if shown.get("type") in _MADE)
-
-
-def tagged(outputs: Mapping[str, Any], tag: str) -> dict[str, Any]:
-    """Return a prompt's outputs with a tag before the subfolder of each file that it made.
-
-    Workers number their files alike, so the tag says whose file it is; and which run's, as a second run of a prompt is
-    not to replace what the first has made.
-    """
-
-    def item(shown: Any) -> Any:
-        if not isinstance(shown, dict) or shown.get("type") not in _MADE or "filename" not in shown:
-            return shown
-        return {**shown, "subfolder": f"{tag}/{shown.get('subfolder') or ''}".rstrip("/")}
-
-    def kinds(output: Any) -> Any:
-        if not isinstance(output, dict):
-            return output
-        return {kind: list(map(item, items)) if isinstance(items, list) else items for kind, items in output.items()}
-
-    return {node: kinds(output) for node, output in outputs.items()}
-
-
-def kept_name(tag: str, shown: Mapping[str, Any]) -> str:
-    """Return the journal's name for a file that a worker lists: one that every store takes, whatever is listed."""
-    listed = (*tag.split("."), shown.get("type"), shown.get("subfolder"), shown["filename"])
-    return "/".join(_step(step) for part in listed if part for step in str(part).split("/") if step)
-
-
-def _step(text: str) -> str:
-    """Return one step of an object's name, in which ``%41`` stands for what some store does not take.
-
-    A folder numbers what is being written with ``#``; some stores read ``\\`` as ``/``.
-    """
-    if not text.strip("."):
-        return text.replace(".", "%2E")
-    return "".join(
-        character
-        if character.isprintable() and character not in "%#\\"
-        else quote(character, safe="", errors="surrogatepass")
-        for character in text
-    )
