@@ -237,8 +237,8 @@ class Worker:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise OSError(f"ComfyUI answered {error.code}: {error.read()[:500].decode(errors='replace')}") from error
-        except http.client.HTTPException as error:
-            raise OSError(f"ComfyUI's answer broke off ({error})") from error
+        except (http.client.HTTPException, RecursionError) as error:
+            raise OSError(f"ComfyUI's answer cannot be read ({error})") from error
 
     def _tail(self, lines: int = 20) -> str:
         try:

@@ -14,11 +14,10 @@ from aiohttp import web
 
 from .carrier import Carrier
 from .clients import Clients
-from .entries import finished_job, open_job, queue_item
 from .figures import Figures
 from .forwarding import Forwarding, same_origin
 from .journal import Journal, Ledger
-from .prompt import BadPrompt, Prompt, parse
+from .prompt import BadPrompt, Prompt, finished_job, open_job, parse, queue_item
 
 log = logging.getLogger(__name__)
 

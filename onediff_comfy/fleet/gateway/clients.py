@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from .entries import as_handed_in, failed, kept_name, made_files, tagged
+from ..made_files import kept_name, made_files, tagged
 from .journal import Ledger
 from .link import Link, WorkerLost
-from .prompt import Prompt
+from .prompt import Prompt, as_handed_in, failed
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +256,11 @@ class Told:
         for shown in made_files(entry["outputs"]):
             try:
                 content = await link.file(shown)
-                if content is not None:
+                if content is None:
+                    log.error(
+                        "%s lists the file %r of %s, and does not give it", link.name, shown["filename"], prompt.id
+                    )
+                else:
                     await self._ledger.journal.keep_file(kept_name(link.tag(prompt), shown), content)
             except Exception as error:  # the journal's, or of a name that cannot even be asked for: all else is kept
                 if isinstance(error, WorkerLost) and not await link.answers():

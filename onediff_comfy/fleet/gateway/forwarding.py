@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from .entries import kept_name
+from ..made_files import kept_name
 from .journal import Journal
 from .link import Link, WorkerLost
 

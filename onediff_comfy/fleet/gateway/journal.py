@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from .entries import outcome
-from .objects import JournalObjects
-from .prompt import BadPrompt, Prompt, is_id
+from ..journal_objects import JournalObjects
+from .prompt import BadPrompt, Prompt, is_id, outcome
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class Journal:
     """What a gateway must not forget. A second one may write to the same place: results stay single.
 
     Args:
-        url: see ``objects.JournalObjects``.
+        url: see ``JournalObjects``.
 
     Raises:
         ValueError: no store can have this URL.
@@ -88,7 +87,7 @@ class Journal:
         return await self.objects.values(sorted(found, key=found.__getitem__)[-KEPT_IN_VIEW:])
 
     async def keep_file(self, path: str, content: bytes | AsyncIterator[bytes]) -> None:
-        """Keep a file of a result under a name of ``entries.kept_name``."""
+        """Keep a file of a result under a name of ``made_files.kept_name``."""
         await self.objects.put(f"{_FILES}/{path}", content)
 
     async def file(self, path: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Prompts on their way, and which worker takes which."""
+"""Prompts on their way, the forms in which ComfyUI's API shows them, and which worker takes which."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import functools
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+from ..made_files import shown_files
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
 """What ComfyUI keeps out of its queue and history (``execution.SENSITIVE_EXTRA_DATA_KEYS``): the journal too."""
@@ -232,3 +234,95 @@ def choose(checkpoint: tuple[str, ...], workers: Iterable[AnyWorker]) -> AnyWork
     if same:
         free = [worker for worker in free if worker.load == 0]
     return min(free, key=lambda worker: (worker.load, worker.checkpoint is not None, worker.last_used), default=None)
+
+
+# -- the forms of ComfyUI's API --------------------------------------------------------------------
+
+
+def queue_item(prompt: Prompt) -> list[Any]:
+    """Return a prompt as ``GET /queue`` shows it."""
+    targets = prompt.body.get("partial_execution_targets") or []
+    return [prompt.number, prompt.id, prompt.body["prompt"], prompt.extra_data, targets]
+
+
+def as_handed_in(prompt: Prompt, item: Any) -> list[Any]:
+    """Return the prompt in a worker's history entry with the client's own id, which the worker does not know."""
+    if not (isinstance(item, list) and len(item) > 3 and item[1] == prompt.id and isinstance(item[3], dict)):
+        return queue_item(prompt)
+    extra = {name: value for name, value in item[3].items() if name != "client_id"}
+    extra |= {"client_id": prompt.client} if prompt.client is not None else {}
+    return [*item[:3], extra, *item[4:]]
+
+
+def failed(prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a history entry that says why there is no result."""
+    now = int(time.time() * 1000)
+    error = {"prompt_id": prompt.id, "node_id": "", "node_type": "", "executed": [], "timestamp": now}
+    error |= {"exception_type": "onediff.fleet", "exception_message": text, "traceback": []}
+    started = {"prompt_id": prompt.id, "timestamp": prompt.extra_data.get("create_time", now)}
+    messages = [["execution_start", started], ["execution_error", {**error, "node_errors": dict(node_errors or {})}]]
+    status = {"status_str": "error", "completed": False, "messages": messages}
+    return {"prompt": queue_item(prompt), "outputs": {}, "status": status}
+
+
+def outcome(entry: Mapping[str, Any]) -> str:
+    """Return ``success`` or ``error``, whatever form a history entry has."""
+    status = entry.get("status")
+    return "error" if isinstance(status, dict) and status.get("status_str") == "error" else "success"
+
+
+def open_job(prompt: Prompt) -> dict[str, Any]:
+    """Return an unfinished prompt as ``GET /api/jobs`` shows it."""
+    status = "in_progress" if prompt.started else "pending"
+    return _job(queue_item(prompt), {"status": status, "outputs_count": 0})
+
+
+def finished_job(name: str, entry: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
+    """Return a history entry, whatever form it has, as ``GET /api/jobs`` shows it.
+
+    Args:
+        name: the prompt's id.
+        whole: show it as ``GET /api/jobs/{id}`` does.
+    """
+    messages, item = _at(entry, "status", "messages"), entry.get("prompt")
+    told = dict(pair for pair in messages if _is_message(pair)) if isinstance(messages, list) else {}
+    ends = [told[name] for name in ("execution_success", "execution_error", "execution_interrupted") if name in told]
+    failure = "cancelled" if "execution_interrupted" in told else "failed"
+    files = list(shown_files(entry.get("outputs")))
+    saved = [file for file in files if file.get("type") == "output"]
+    job = {
+        "status": failure if outcome(entry) == "error" else "completed",
+        "execution_start_time": _time(_at(told, "execution_start", "timestamp")),
+        "execution_end_time": _time(_at(ends[-1], "timestamp")) if ends else None,
+        "execution_error": told.get("execution_error"),
+        "outputs_count": len(files),
+        "preview_output": next(iter([*saved, *files]), None),
+    }
+    number, _, workflow, extra = item[:4] if isinstance(item, list) and len(item) > 3 else (None, name, {}, {})
+    if whole:
+        job |= {"outputs": entry.get("outputs", {}), "execution_status": entry.get("status") or {}}
+        job["workflow"] = {"prompt": workflow, "extra_data": extra}
+    return _job([number, name, workflow, extra], job)
+
+
+def _job(item: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    number, name, _, extra, *_ = item
+    created, workflow = _time(_at(extra, "create_time")), _at(extra, "extra_pnginfo", "workflow", "id")
+    job = {"id": name, "priority": number, "create_time": created, "workflow_id": workflow, **more}
+    return {key: value for key, value in job.items() if value is not None}
+
+
+def _at(value: Any, *names: str) -> Any:
+    """Return what is there by these names, each in what the one before has; None if there is nothing."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and isinstance(found[0], str)
+
+
+def _time(found: Any) -> float | None:
+    """Return a number that jobs can be sorted by, or None: a client or a worker wrote it."""
+    return found if isinstance(found, int | float) and abs(found) < 1 << 63 else None
