@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,7 +159,7 @@ def _spans(
     found: list[dict[str, tuple[int, int]]] = [{} for _ in range(graphs)]
     end = first
     for name, part in sorted(parts.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, next_begin = (first + int(offset) for offset in part["data_offsets"])
+        begin, next_begin = (first + operator.index(offset) for offset in part["data_offsets"])
         if part["dtype"] != "U8" or part["shape"] != [next_begin - begin] or begin != end or next_begin < begin:
             raise ArtifactError(message("part {name} is damaged", name=name))
         number, own_name = _place(name, graphs)

@@ -462,6 +462,7 @@ def test_parts_that_do_not_lie_one_behind_the_other_are_damage(store: GraphStore
         ({"data_offsets": [begin, end - 1], "shape": [end - begin - 1]}, b""),
         ({"data_offsets": [begin + 1, end], "shape": [end - begin - 1]}, b""),
         ({"data_offsets": [end, begin]}, b""),
+        ({"data_offsets": [begin, end + 0.5]}, b""),
         ({"shape": [end - begin, 1]}, b""),
         ({"dtype": "I8"}, b""),
         ({}, b"more"),
