@@ -52,8 +52,7 @@ def case(name: str, model: Any, expected: torch.Tensor, seed: int = 1) -> dict[s
     dispatcher = find_dispatcher(model)
     assert dispatcher is not None
     before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
-    with layers_brought() as brought:
-        actual = sampled(model, seed)
+    actual = sampled(model, seed)
     after = dispatcher.metrics.snapshot()
     fell = {reason: count - before["fallbacks"].get(reason, 0) for reason, count in after["fallbacks"].items()}
     return {
@@ -62,25 +61,10 @@ def case(name: str, model: Any, expected: torch.Tensor, seed: int = 1) -> dict[s
         "served": after["served"] - before["served"],
         "eager": {reason: count for reason, count in fell.items() if count},
         "captured": metrics().snapshot()["captured"] - captured,
-        "brought": brought,
         "pinned": pinned(model),
         "there": pages_there(model) / (pages_at_most(model) or 1),
         "loaded_models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
     }
-
-
-@contextlib.contextmanager
-def layers_brought() -> Iterator[list[int]]:
-    """Yield of each block that the host is asked to bring, since it is told to take it back, how many layers it has."""
-    take_back, found = residency.take_back, []
-
-    def taking(module: Any, layers: Any) -> None:
-        found.append(len(layers))
-        take_back(module, layers)
-
-    residency.take_back = taking
-    yield found
-    residency.take_back = take_back
 
 
 def taken_away(model: Any, between: Callable[[Any], None]) -> Any:

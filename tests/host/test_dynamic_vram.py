@@ -77,14 +77,6 @@ def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case["off"] <= 1e-4
 
 
-def test_the_host_is_asked_to_bring_those_layers_alone_that_are_not_there(found: dict[str, Any]) -> None:
-    brought = {case["name"]: case["brought"] for case in found["cases"]}
-    assert brought["all there, and no room to compute"] == []
-    all_layers = brought["no room to compute"]
-    assert len(all_layers) == 2, "two blocks in two steps, and none was there before the first"
-    assert sum(all_layers) < sum(brought["half of the pages"]) < 2 * sum(all_layers), "some never stay"
-
-
 def test_weights_that_were_taken_back_for_want_of_memory_come_back_in_the_same_image(found: dict[str, Any]) -> None:
     there = {case["name"]: case["there"] for case in found["cases"]}
     assert (there["first"], there["short of memory"]) == (1, 1)

@@ -208,12 +208,12 @@ class _Pages(NamedTuple):
 
         Else return which they are: of a page that went and came back, empty, another number.
         """
-        signature = vbar_functions().vbar_fault(self)
+        signature = _vbar().vbar_fault(self)
         return None if signature is None else bytes(signature)
 
     def unpin(self) -> None:
         """Let the host take the pages away again."""
-        vbar_functions().vbar_unpin(self)
+        _vbar().vbar_unpin(self)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -225,7 +225,7 @@ def _is_changed_when_brought(layer: Any) -> bool:
     few_bits = isinstance(layer.weight, comfy.ops.QuantizedTensor) or (weight is not None and weight.itemsize == 1)
     if not (few_bits and is_patched(layer)):
         return False
-    vbar = vbar_functions()
+    vbar = _vbar()
     signature = vbar.vbar_fault(layer._v)
     there = vbar.vbar_signature_compare(signature, layer._v_signature)
     if signature is not None:
@@ -234,6 +234,5 @@ def _is_changed_when_brought(layer: Any) -> bool:
 
 
 @functools.cache
-def vbar_functions() -> Any:
-    """Return comfy-aimdo's module of functions that bring pages, and let them go."""
+def _vbar() -> Any:
     return importlib.import_module(_VBAR)

@@ -23,7 +23,6 @@ from ...capture.parameters import signature_of
 from ...messages import message
 from ..compatibility import BRINGS_WEIGHTS
 from .layer_images import KEYS, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype
-from .pinned_module import can_pin, vbar_functions
 
 _PREFETCH = "comfy.model_prefetch"
 
@@ -113,25 +112,24 @@ class StreamedModules:
             self._cast(layers, device)
             yield
             return
-        with _there(dynamic) as kept:
-            # A queue of the host's may have brought some, and takes those back. Twice brought is never taken back.
-            missing = [each for each in dynamic if each not in kept and vars(each).get("_prefetch") is None]
-            stream = comfy.ops.cast_modules_with_vbar(
-                missing, None, device, None, memory.device_supports_non_blocking(device)
-            )
-            try:
-                memory.sync_stream(device, stream)
-                for layer, parameters in zip(layers, self._images.parameters, strict=True):
-                    if "_v" in vars(layer):
-                        put(parameters, kept[layer] if layer in kept else self._resolved(layer, device))
-                    else:
-                        convert(parameters, layer, device)
-                yield
-            finally:
-                if stream is not None:
-                    stream.wait_stream(memory.current_stream(device))
-                if missing:
-                    take_back(layers[0], missing)
+        # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
+        missing = [layer for layer in dynamic if getattr(layer, "_prefetch", None) is None]
+        stream = comfy.ops.cast_modules_with_vbar(
+            missing, None, device, None, memory.device_supports_non_blocking(device)
+        )
+        try:
+            memory.sync_stream(device, stream)
+            for layer, parameters in zip(layers, self._images.parameters, strict=True):
+                if "_v" in vars(layer):
+                    put(parameters, self._resolved(layer, device))
+                else:
+                    convert(parameters, layer, device)
+            yield
+        finally:
+            if stream is not None:
+                stream.wait_stream(memory.current_stream(device))
+            if missing:
+                take_back(layers[0], missing)
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
@@ -157,49 +155,6 @@ class StreamedModules:
             bias_dtype = None if layer.bias is None else self._dtype if changed else layer.bias.dtype
             found = comfy.ops.cast_bias_weight(layer, None, dtype, device, bias_dtype)
             put(parameters, found)
-
-
-@contextlib.contextmanager
-def _there(layers: Sequence[Any]) -> Iterator[dict[Any, tuple[Any, Any]]]:
-    """Yield the weight and bias of those layers in Dynamic VRAM that the host need not bring, and has computed with.
-
-    They stay on the device until the context ends. To have the host find out that they are there takes it ten times as
-    long, for each layer of each block in each step.
-    """
-    vbar, pinned = vbar_functions(), []
-    found: dict[Any, tuple[Any, Any]] = {}
-    try:
-        for layer in layers if can_pin() else ():
-            if _is_kept_as_it_is(vars(layer)):
-                signature = vbar.vbar_fault(layer._v)
-                if signature is not None:
-                    pinned.append(layer._v)
-                if vbar.vbar_signature_compare(signature, layer._v_signature):
-                    found[layer] = layer._v_weight, layer._v_bias
-        yield found
-    finally:
-        for pages in pinned:
-            vbar.vbar_unpin(pages)
-
-
-def _is_kept_as_it_is(state: dict[str, Any]) -> bool:
-    """Return True if what the host last kept of a layer's weights is what the layer computes with.
-
-    Args:
-        state: the layer's.
-    """
-    if state.get("_v_signature") is None or state.get("_prefetch") is not None:  # a queue of the host's takes it back
-        return False
-    own = state["_parameters"]
-    for key in KEYS:
-        kept, weight = state.get(f"_v_{key}"), own.get(key)
-        if state.get(f"{key}_function") or (kept is None) != (weight is None):
-            return False
-        if kept is not None and kept.dtype != (state.get(f"{key}_comfy_model_dtype") or weight.dtype):
-            return False
-        if kept is not None and kept.dtype.itemsize == 1 and state.get(f"{key}_lowvram_function") is not None:
-            return False
-    return True
 
 
 def kind_of(module: torch.nn.Module) -> Hashable:
