@@ -156,6 +156,9 @@ class CallKey:
         return _digest("call", [self.target, self.signature.lines(), self.host, asdict(self.compiler)])
 
 
+_LEAST_AXES = 3  # samples, tokens, width
+
+
 def same_widths(signature: Signature) -> Signature:
     """Return a signature with all sizes left open but channels and widths, in which no graph is general.
 
@@ -171,9 +174,14 @@ def same_widths(signature: Signature) -> Signature:
 
 
 def _width(spec: TensorSpec) -> tuple[int, int]:
-    """Return which axis of a tensor is not of images, samples or tokens, and its size; (0, 0) if all are."""
+    """Return which axis of a tensor is not of images, samples or tokens, and its size; (0, 0) if all are.
+
+    Of two axes the second may be a length, as of tokens and of what masks them.
+    """
+    if len(spec.shape) < _LEAST_AXES or not spec.dtype.is_floating_point:
+        return 0, 0
     axis = 1 if len(spec.shape) >= IMAGE_AXES else len(spec.shape) - 1
-    return (axis, spec.shape[axis]) if axis > 0 else (0, 0)
+    return axis, spec.shape[axis]
 
 
 def asker(target: str, signature: Signature) -> int:

@@ -1373,6 +1373,20 @@ def test_calls_that_the_model_itself_cannot_compute_spoil_no_others(
     assert {record.name.partition(".")[0] for record in caplog.records} == {"onediff_comfy"}, "tracebacks of a trace"
 
 
+class CannotBeCapturedOfTokens(nn.Module):
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        RUNS["CannotBeCapturedOfTokens"] += 1
+        return (tokens * mask).sum(1) * float(tokens.sum().item() > 0)
+
+
+def test_a_text_encoder_that_cannot_be_captured_is_not_tried_for_each_length(library: GraphLibrary) -> None:
+    served = Served(library, CannotBeCapturedOfTokens())
+    RUNS.clear()
+    for length in range(5, 13):
+        assert served.matches(torch.arange(1, length + 1)[None], torch.ones(1, length))
+    assert RUNS["CannotBeCapturedOfTokens"] - 2 * 8 <= 3
+
+
 def test_what_a_person_can_mend_is_tried_again(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_compiler(_engine: EagerEngine, _capture: Capture) -> CompiledGraph:
         raise EngineError("no compiler")
