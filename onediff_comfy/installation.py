@@ -50,7 +50,7 @@ def install(comfyui: Path) -> Path:
     try:
         _copy_to(new)
         while not _takes_the_place(new, folder, old):  # another install was quicker: ours comes in place of that one
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # there may have been none
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

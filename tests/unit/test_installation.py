@@ -98,6 +98,23 @@ def test_several_installs_at_once_leave_one_whole_pack(
         assert len(list(pack.rglob("module.py"))) == 100 and (pack / ".installed-by-onediff-comfy").is_file()
 
 
+def test_an_install_into_an_empty_folder_comes_in_place_of_one_that_was_quicker(
+    comfyui: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, rename, others = comfyui / "custom_nodes" / "onediff-comfy", Path.rename, list[int]()
+
+    def after_another(path: Path, target: Path) -> Path:
+        if target == pack and not others:
+            others.append(1)
+            pack.mkdir()
+            (pack / ".installed-by-onediff-comfy").touch()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", after_another)
+    assert installation.install(comfyui) == pack
+    assert others and (pack / "onediff_comfy").is_dir() and list(pack.parent.iterdir()) == [pack]
+
+
 def test_an_install_that_fails_leaves_what_was_there(comfyui: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack = installation.install(comfyui)
     rename = Path.rename
