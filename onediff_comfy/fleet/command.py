@@ -20,7 +20,7 @@ from typing import Any
 
 from ..messages import printable
 from ..terminal import say, say_json
-from ..warmup_command import address_of
+from ..warmup_command import address_of, shown
 from .fleet_options import GATEWAY_PORT, FleetOptions
 
 NEEDED = ("ray", "aiohttp", "obstore", "prometheus_client")
@@ -148,6 +148,8 @@ def serve(given: argparse.Namespace) -> int:
 def status(given: argparse.Namespace) -> int:
     """Print what a fleet is doing. Return 0 if a worker is ready, 1 otherwise."""
     gateway = address_of(given.gateway)
+    if gateway != shown(gateway):  # errors quote addresses, and urllib takes none with a password
+        return _failed(f"{shown(gateway)} was given with a name or a password; give its address alone with --gateway")
     try:
         with urllib.request.urlopen(f"{gateway}/fleet/status", timeout=_ASK_S) as answer:
             found = json.loads(answer.read())

@@ -71,6 +71,13 @@ def test_what_is_no_gateway_is_said_in_one_line(
     assert address in said and "--gateway" in said
 
 
+@pytest.mark.parametrize("address", ["http://me:secret@127.0.0.1", "me:secret@127.0.0.1:1", "http://me:sec/ret@[bad"])
+def test_a_password_in_an_address_is_not_printed(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _status(address) == 1
+    out, said = capsys.readouterr()
+    assert (out, said.count("\n")) == ("", 1) and "sec" not in said and "--gateway" in said
+
+
 def test_an_address_needs_no_scheme() -> None:
     with _answering(_fleet()) as address:
         assert _status(address.removeprefix("http://")) == 0
