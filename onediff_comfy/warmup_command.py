@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .files import read_regular
 from .messages import printable
 from .terminal import say, say_json
 
 NODE = "OneDiffWarmUp"
 DEFAULT_SERVER = "http://127.0.0.1:8188"
 
+_LARGEST_WORKFLOW = 64 << 20
 _LOOK_EVERY_S = 20
 _TEXT_MESSAGE = 3  # BinaryEventTypes.TEXT in ComfyUI's protocol.py
 
@@ -122,11 +124,10 @@ def read_workflow(path: Path) -> dict[str, Any]:
         WarmupError: it cannot be read, or is not in API form.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe that nobody writes to would hold us for ever
-            raise WarmupError(f"{path} is not a regular file; export a workflow from ComfyUI")
-        workflow = json.loads(path.read_text(encoding="utf-8"))
+        workflow = json.loads(read_regular(path, _LARGEST_WORKFLOW).decode("utf-8"))
     except OSError as error:
-        raise WarmupError(f"{path} cannot be read: {error.strerror}") from error
+        why = f"{path} cannot be read: {error.strerror}" if error.strerror else str(error)  # names the file, too
+        raise WarmupError(why) from error
     except (ValueError, RecursionError) as error:
         raise WarmupError(f"{path} is no JSON ({error}); export the workflow from ComfyUI again") from error
     if isinstance(workflow, dict) and isinstance(workflow.get("nodes"), list):
