@@ -233,17 +233,17 @@ def _keep(store: GraphStore, artifact: Artifact, options: argparse.Namespace) ->
     """
     from .store.trust import Trust, Untrusted
 
-    source, trust = options.file.absolute(), None
+    source, trust, is_new = options.file.absolute(), Trust(config_folder()), False
     if options.trust:
         try:
-            store.verified(artifact, source)
+            trust.check(artifact, source)
         except Untrusted:
             store.trust(artifact)
-            trust = Trust(config_folder())
+            is_new = True
     try:
         store.adopt(artifact, source)
     except BaseException:
-        if trust is not None:
+        if is_new:
             trust.distrust(artifact)
         raise
 
