@@ -57,7 +57,7 @@ async def _ended(gateway: Gateway, session: aiohttp.ClientSession, url: str, wor
 
     def ends() -> bool:
         link = gateway.carrier.links["worker"]
-        link.last_used, link.seen = 0.0, time.monotonic()
+        link.seen = time.monotonic()
         return name not in gateway.ledger.open
 
     await until(ends)

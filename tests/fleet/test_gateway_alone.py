@@ -86,6 +86,14 @@ def test_who_hands_in_to_a_frozen_worker_is_answered(outcomes: dict[str, Any]) -
     assert outcomes["frozen"] == {"status": 200, "moved": True}
 
 
+def test_a_prompt_on_its_way_is_not_looked_for(outcomes: dict[str, Any]) -> None:
+    assert outcomes["deliberate"] == {"status": 200, "attempts": [1], "handed": 1}
+
+
+def test_a_prompt_is_taken_back_from_the_worker_alone_that_was_asked(outcomes: dict[str, Any]) -> None:
+    assert outcomes["belated"] == {"asked": True, "attempts": 2, "handed": 1}
+
+
 def test_a_worker_that_freezes_when_it_is_done_holds_nothing_up(outcomes: dict[str, Any]) -> None:
     assert outcomes["half_done"] == {"open": 0, "written": ["two"]}
 

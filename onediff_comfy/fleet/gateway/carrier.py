@@ -217,6 +217,7 @@ class Carrier:
                     if prompt.worker is not None:
                         continue
                     link.assign(prompt)
+                    prompt.heard.taken = True
                     prompt.started = queued.get(prompt.id, False)
                     self._ledger.counts["adopted"] += 1
                     if prompt.client is not None:
@@ -235,11 +236,12 @@ class Carrier:
     async def _look_at(self, link: Link) -> None:
         try:
             link.listening.keep(self._clients)
-            had = list(link.prompts.values()) if time.monotonic() - link.last_used > _LOOK_EVERY_S else []
+            had = [prompt for prompt in link.prompts.values() if prompt.heard.taken]
             queued = await link.queued() if had else {}
             for prompt in had:
                 prompt.started = prompt.started or queued.get(prompt.id, False)
-                if prompt.id not in queued and not await self._told.complete(prompt, link):
+                gone = prompt.id not in queued and not await self._told.complete(prompt, link)
+                if gone and prompt.worker is link:  # not another one's since it was asked
                     self._take_back(prompt)  # somebody emptied the worker's own queue
                     self._ledger.changed()
             _, report = await link.ask("GET", "/onediff/report", seconds=_LOOK_EVERY_S)

@@ -99,9 +99,12 @@ class Link:
         Raises:
             WorkerLost: it did not answer; it may have taken the prompt.
         """
-        client = prompt.client or self.nobody
-        await self.listening.to(client)
-        return await self.ask("POST", "/prompt", {**prompt.to_worker(), "client_id": _to_worker(client)})
+        client, heard = prompt.client or self.nobody, prompt.heard
+        try:
+            await self.listening.to(client)
+            return await self.ask("POST", "/prompt", {**prompt.to_worker(), "client_id": _to_worker(client)})
+        finally:
+            heard.taken = True
 
     async def ask(self, method: str, path: str, body: Any = None, seconds: float = _ANSWER_S) -> tuple[int, Any]:
         """Return the status and the JSON of an answer, None where that is no JSON.

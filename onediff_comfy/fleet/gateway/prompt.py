@@ -43,10 +43,12 @@ class Heard:
     """What a worker has told of a prompt.
 
     Attributes:
+        taken: whether the request that hands the prompt in is over. Until then the worker's queue need not have it.
         end: the last messages of the run, held back until the result is written.
         node: the last message about which node runs, for a client that connects anew.
     """
 
+    taken: bool = False
     end: list[str] = field(default_factory=list)
     node: str | None = None
 
