@@ -7,6 +7,7 @@ A wheel has the parts of the pack that are no Python package of their own (``__i
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import shutil
 from pathlib import Path
@@ -90,8 +91,8 @@ def _takes_the_place(new: Path, folder: Path, old: Path) -> bool:
         folder.rename(old)
     try:
         new.rename(folder)
-    except OSError:
-        if folder.exists():
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or folder.exists():  # it may be on its way elsewhere by now
             return False
         if old.exists():
             old.rename(folder)

@@ -158,11 +158,12 @@ async def _run(server: str, workflow: Mapping[str, Any], progress: Progress) -> 
             aiohttp.ClientSession() as session,
             session.ws_connect(f"{server}/ws?clientId={client}", max_msg_size=0) as messages,
         ):
-            prompt_id = await _hand_in(session, server, workflow, client)
+            handing_in = asyncio.create_task(_hand_in(session, server, workflow, client))
             try:
+                prompt_id = await asyncio.shield(handing_in)
                 await _follow(session, messages, server, prompt_id, workflow, progress)
             except asyncio.CancelledError:
-                await _stop(session, server, prompt_id)
+                await _stop(session, server, await handing_in)  # the server takes it, whether we wait or not
                 raise
             outputs = (await _get(session, f"{server}/history/{prompt_id}"))[prompt_id]["outputs"]
     except aiohttp.InvalidURL as error:

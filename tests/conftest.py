@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import random
 import shutil
+import sys
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,13 @@ if shutil.which("g++") and os.name == "posix":  # every process that a test star
 _OWN_FOLDERS = tempfile.TemporaryDirectory(prefix="onediff-tests-")
 os.environ["ONEDIFF_CACHE_DIR"] = str(Path(_OWN_FOLDERS.name) / "cache")
 os.environ["ONEDIFF_CONFIG_DIR"] = str(Path(_OWN_FOLDERS.name) / "config")
+
+with contextlib.suppress(ImportError):  # OneFlow's environment has none
+    from hypothesis import HealthCheck, settings
+
+    # What an example takes is not what is tested: beside other work one of a few milliseconds may take a second.
+    settings.register_profile("in any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("in any time")
 
 pytest_plugins = ["servers", "fleets"]  # of tests/host, one server for these and the browser's; of tests/fleet
 
@@ -59,6 +70,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.freeze()
     logging.getLogger("torch.__trace").propagate = True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have each test draw the same random numbers in every run, whatever ran before it, its fixtures too."""
+    seed = zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 @pytest.fixture

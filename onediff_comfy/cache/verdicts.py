@@ -7,7 +7,7 @@ from typing import Any
 
 from ..messages import message
 from ..metrics import Metrics
-from ..store.notes import PROVED
+from ..store.notes import PROVED, RETIRED
 from ..store.store import GraphStore
 from .memory import GraphCache
 
@@ -54,7 +54,7 @@ class Verdicts:
 
     def retired(self, graph_key: str) -> str | None:
         """Return why this graph may not serve, if it was found wrong, now or by an earlier process."""
-        if graph_key not in self._retired and self._store and self._store.notes.read(PROVED, graph_key) is False:
+        if graph_key not in self._retired and self._store and self._store.notes.read(RETIRED, graph_key) is True:
             self._retired[graph_key] = message(
                 "its compiled graph differed from eager when it was first used on this machine"
             )
@@ -84,7 +84,7 @@ class Verdicts:
         self._cache.discard(graph_key)
         if self._store:
             self._store.remove(graph_key)
-            self._store.notes.write(PROVED, graph_key, False)
+            self._store.notes.write(RETIRED, graph_key, True)
         self._metrics.count("retired")
 
     def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
@@ -98,10 +98,7 @@ class Verdicts:
         del proofs[:-_MOST_PROVED]
         self._metrics.count("proved")
         if self._store:
-            # Another process may have found it wrong for other sizes: that stays noted.
-            self._store.notes.update(
-                PROVED, graph_key, lambda noted: noted is not False and _with_proof(_proofs_in(noted), list(sizes))
-            )
+            self._store.notes.update(PROVED, graph_key, lambda noted: _with_proof(_proofs_in(noted), list(sizes)))
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
         """Remember how long a call that this graph serves took eager: a sample more."""

@@ -150,9 +150,9 @@ class Background:
         return self._ended.pop(key, None)
 
     def start(self, key: str, job: Job) -> bool:
-        """Begin a job, unless another is under way."""
+        """Begin a job, unless another is under way, or this one has ended since its outcome was asked for."""
         with self._lock:
-            if self._started:
+            if self._started or key in self._ended:
                 return False
             self._started[key] = time.monotonic()
         threading.Thread(target=self._run, args=(key, job), name="onediff-background", daemon=True).start()
@@ -164,8 +164,9 @@ class Background:
         except Exception as error:
             log.debug("background compilation failed", exc_info=True)
             outcome = Outcome(f"{type(error).__name__}: {error}")
-        self._ended[key] = outcome
-        del self._started[key]
+        with self._lock:
+            self._ended[key] = outcome
+            del self._started[key]
 
     def _outcome_of(self, job: Job) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="onediff-") as folder:

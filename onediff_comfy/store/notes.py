@@ -20,12 +20,16 @@ log = logging.getLogger(__name__)
 OPTIONS = "options"
 """The kind of the notes on what targets, and functions that nodes put into them, are known to read."""
 PROVED = "proved"
-"""The kind of the notes on whether a graph's output agreed with eager's: for which sizes, or False."""
+"""The kind of the notes on the sizes for which a graph's output agreed with eager's."""
+RETIRED = "retired"
+"""The kind of the notes on graphs that were found wrong. They are written, and never written anew: none can be lost."""
 
 _SUFFIXES = {"graphs": GRAPH_SUFFIX, "locks": ".lock"}
 _MAX_NOTE = 64 << 20
 _LOCK_TIMEOUT_S = 2
 """A lock is held for milliseconds: whoever holds it longer was stopped, and nobody is to wait for that."""
+_LOCK_POLL_S = 0.002
+"""Somebody who writes many notes leaves the lock free for a moment in between, which one who looks rarely misses."""
 # Of a graph key, a call or whatever else a file is named by: nothing that could lead out of its folder.
 _FILE_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
@@ -40,7 +44,7 @@ class Notes:
 
     def __init__(self, folders: Sequence[Path], trust: Trust) -> None:
         self._folders, self._trust = folders, trust
-        self._may_lock = True
+        self._patience_s: float = _LOCK_TIMEOUT_S
 
     def add_call(self, call_key: str, graph_key: str, shapes: Mapping[str, Any]) -> None:
         """Remember that calls named ``call_key`` of sizes within ``shapes`` are served by a graph."""
@@ -76,16 +80,16 @@ class Notes:
     def _locked(self) -> Iterator[None]:
         """Keep other processes from updating notes. Where there can be no lock, a note may be lost.
 
-        Who has waited in vain does not wait again: notes are written in the middle of sampling.
+        Who has waited in vain does not wait again while the lock is held: notes are written in the middle of sampling.
         """
         path = path_in(self._folders[0], "locks", "notes")
         with contextlib.ExitStack() as held:
             try:
-                if self._may_lock:
-                    held.enter_context(private_lock(path, _LOCK_TIMEOUT_S))
+                held.enter_context(private_lock(path).acquire(self._patience_s, _LOCK_POLL_S))
+                self._patience_s = _LOCK_TIMEOUT_S
             except (OSError, NotImplementedError) as error:  # a timeout is an OSError
-                self._may_lock = False
-                log.debug("notes are written without a lock from now on: %s", error)
+                self._patience_s = 0
+                log.debug("a note is written without a lock: %s", error)
             yield
 
     def write(self, kind: str, name: str, value: Any) -> None:

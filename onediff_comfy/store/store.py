@@ -178,9 +178,9 @@ class GraphStore:
         return path
 
     def _forget_proof(self, key: str) -> None:
-        """Forget that a graph agreed with eager, because another compilation takes its place. Keep that it did not."""
+        """Forget that a graph agreed with eager, because another compilation takes its place."""
         if self.notes.read(PROVED, key):  # not removed: a read-only folder may have a note too
-            self.notes.update(PROVED, key, lambda noted: False if noted is False else [])
+            self.notes.write(PROVED, key, [])
 
     def remove(self, key: str) -> None:
         """Remove the artifact of a graph key from the folder we write, if it is there."""

@@ -604,6 +604,7 @@ def test_a_process_that_dies_is_started_once_more(
     while background.busy():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert not background.start("key", Job(b"", "forward", False, "", {}, {}, "cpu", True, {})), "it is not done twice"
     assert background.outcome("key") == outcome
     assert len(tries.read_text()) == 2
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [

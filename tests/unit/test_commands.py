@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import io
 import json
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
 from safetensors.torch import save
 from test_trust_docs import artifact_of
 
@@ -311,6 +313,40 @@ def test_a_password_in_an_address_is_not_printed(command: Command, tmp_path: Pat
     status, printed = command("warmup", "--workflow", str(tmp_path / "workflow.json"), "--server", server)
     assert status == 1 and "sec" not in printed and "me:" not in printed
     assert printed.startswith("onediff-comfy: ") and printed.count("\n") == 1
+
+
+def test_who_stops_a_warm_up_while_the_server_still_checks_it_leaves_none_behind() -> None:
+    async def stopped() -> list[tuple[str, Any]]:
+        asked, checking = list[tuple[str, Any]](), asyncio.Event()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if request.path == "/ws":
+                socket = web.WebSocketResponse()
+                await socket.prepare(request)
+                await socket.receive()
+                return socket
+            asked.append((request.path, await request.json()))
+            if request.path == "/prompt":
+                checking.set()
+                await asyncio.sleep(0.3)
+            return web.json_response({"prompt_id": "ours", "node_errors": {}})
+
+        application = web.Application()
+        application.router.add_route("*", "/{path}", answer)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        workflow = {"1": {"class_type": "OneDiffWarmUp", "inputs": {}}}
+        server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        command = asyncio.create_task(warmup_command._run(server, workflow, Progress()))
+        await asyncio.wait_for(checking.wait(), 20)
+        command.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await command
+        await runner.cleanup()
+        return asked[1:]
+
+    assert asyncio.run(stopped()) == [("/queue", {"delete": ["ours"]}), ("/interrupt", {"prompt_id": "ours"})]
 
 
 class _Terminal(io.StringIO):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -96,6 +97,25 @@ def test_several_installs_at_once_leave_one_whole_pack(
             assert process.exitcode == 0
         assert list(pack.parent.iterdir()) == [pack]
         assert len(list(pack.rglob("module.py"))) == 100 and (pack / ".installed-by-onediff-comfy").is_file()
+
+
+def test_an_install_goes_on_where_what_was_quicker_is_gone_again(
+    comfyui: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three installs: the second comes before the first, and the third has put that aside by the time it is seen."""
+    pack, rename, failed = comfyui / "custom_nodes" / "onediff-comfy", Path.rename, list[int]()
+
+    def after_another(path: Path, target: Path) -> Path:
+        if target == pack and not failed:
+            failed.append(1)
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", after_another)
+    for _ in range(2):
+        failed.clear()
+        assert installation.install(comfyui) == pack
+        assert list(pack.parent.iterdir()) == [pack] and (pack / "__init__.py").is_file()
 
 
 def test_an_install_into_an_empty_folder_comes_in_place_of_one_that_was_quicker(

@@ -165,6 +165,47 @@ def test_a_graph_that_another_process_found_wrong_stays_wrong_whatever_is_proved
     assert start().library.verdicts.retired(KEY)
 
 
+def test_a_graph_that_is_found_wrong_while_another_process_notes_a_proof_stays_wrong(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by a lock nor by luck: that of the other process may have waited in vain for it."""
+    proves, finds_wrong = start().library, start().library
+    write, began = Notes.write, []
+
+    def late(notes: Notes, kind: str, name: str, value: Any) -> None:
+        if not began:
+            began.append(kind)
+            finds_wrong.verdicts.retire(KEY, "off by 0.2 at another size")
+        write(notes, kind, name, value)
+
+    monkeypatch.setattr(Notes, "write", late)
+    proves.verdicts.proved(KEY, (1,))
+    assert start().library.verdicts.retired(KEY)
+
+
+def test_one_that_was_stopped_and_goes_on_is_waited_for_again(tmp_path: Path) -> None:
+    notes, other = (Notes([tmp_path / "cache"], Trust(tmp_path / "config")) for _ in range(2))
+    lock = filelock.FileLock(tmp_path / "cache" / "locks" / "notes.lock")
+    notes.add_options("target", ["patches"])
+    with lock:
+        notes.add_options("target", ["sigmas"])  # in vain
+    notes.add_options("target", ["cond_or_uncond"])
+    in_the_middle, written = threading.Event(), threading.Event()
+
+    def slowly(noted: Any) -> list[str]:
+        in_the_middle.set()
+        written.wait(0.2)
+        return [*noted, "slow"]
+
+    slow = threading.Thread(target=other.update, args=("options", "target", slowly))
+    slow.start()
+    assert in_the_middle.wait(20)
+    notes.add_options("target", ["quick"])
+    written.set()
+    slow.join(20)
+    assert notes.options("target") == ["cond_or_uncond", "patches", "quick", "sigmas", "slow"]
+
+
 def test_proofs_and_times_of_two_processes_are_known_to_the_next(start: Any) -> None:
     first, second = start().library, start().library
     for library, size in ((first, 1), (second, 2)):

@@ -147,7 +147,8 @@ class _ResidentForm:
     def __init__(self) -> None:
         self._base: weakref.ref[Any] | None = None
         self._kept: Any = None
-        self._timer: threading.Timer | None = None
+        self._timer: threading.Timer | None = None  # which ends the while that is kept for
+        self._changing = threading.RLock()  # clones die on any thread, in the middle of anything
 
     def base(self) -> Any | None:
         """The base of all clones, as long as anything holds it."""
@@ -166,8 +167,9 @@ class _ResidentForm:
         """
         form = reference()
         if form is not None:
-            form._kept = form.base()
-            form._let_go_in(_KEPT_SECONDS)
+            with form._changing:
+                form._kept = form.base()
+                form._let_go_in(_KEPT_SECONDS)
 
     def _let_go_in(self, seconds: float) -> None:
         if self._timer is not None:
@@ -183,11 +185,13 @@ class _ResidentForm:
             return
         # When a model goes the host takes it out of its list of loaded models, on the thread where that happens. A
         # prompt may be walking through that list.
-        with between_prompts() as between:
+        with between_prompts() as between, form._changing:
+            if form._timer is not threading.current_thread():
+                return  # another clone has died since this timer was due: another while has begun
             if between:
                 form._kept = None
-        if not between:
-            form._let_go_in(_RETRY_SECONDS)
+            else:
+                form._let_go_in(_RETRY_SECONDS)
 
 
 @functools.cache
