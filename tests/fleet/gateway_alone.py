@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import gateway_asked
 import gateway_attacked
+import gateway_late
 import gateway_lied_to
 from aiohttp import web
 from misbehaving import WORKFLOW, Server, patient, register, served, slow
@@ -111,13 +113,17 @@ async def main() -> None:
         unwritable,
         silence,
         *gateway_attacked.ATTACKS,
+        *gateway_late.COME_LATE,
         *gateway_lied_to.LIES,
         *gateway_asked.REQUESTS,
     ):
         folder = Path(sys.argv[1]) / happens.__name__
         folder.mkdir()
         patient()
-        outcomes[happens.__name__] = await happens(folder)
+        try:
+            outcomes[happens.__name__] = await happens(folder)
+        except Exception:  # the others' outcomes are to be seen all the same
+            outcomes[happens.__name__] = {"raised": traceback.format_exc()}
     sys.stdout.write(json.dumps(outcomes))
 
 

@@ -151,52 +151,6 @@ async def frozen(folder: Path) -> dict[str, Any]:
     return {"status": status, "moved": moved}
 
 
-async def deliberate(folder: Path) -> dict[str, Any]:
-    """A worker takes its time to check a prompt, and shows its queue meanwhile. The journal takes its time as well.
-
-    Nobody takes the prompt for one that was lost.
-    """
-
-    async def checks(server: Server, request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.5 if request.path == "/prompt" else 0)
-        return await slow(server, request)
-
-    carrier._LOOK_EVERY_S = 0.05
-    async with visited(folder) as (gateway, session, url), Server(checks) as worker:
-        write = gateway.ledger.journal.write
-
-        async def writes(*prompt: Any) -> None:
-            await asyncio.sleep(0.5)
-            await write(*prompt)
-
-        gateway.ledger.journal.write = writes  # type: ignore[method-assign]
-        register(gateway, "worker", worker)
-        status = await hand_in(session, url)
-        await asyncio.sleep(0.5)
-        attempts = [prompt.attempts for prompt in gateway.ledger.open.values()]
-        return {"status": status, "attempts": attempts, "handed": worker.asked.count("/prompt")}
-
-
-async def belated(folder: Path) -> dict[str, Any]:
-    """A worker says that it has no prompt when it was given up and another one has it. It stays there."""
-    carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S = 0.5, 0.05
-
-    async def forgets(server: Server, request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/history/"):
-            await asyncio.sleep(1.0)
-        server.queue.clear()
-        return await slow(server, request)
-
-    async with visited(folder) as (gateway, session, url), Server(forgets) as one, Server(slow) as two:
-        register(gateway, "one", one)
-        await hand_in(session, url)
-        (prompt,) = gateway.ledger.open.values()
-        for _ in range(40):
-            register(gateway, "two", two)
-            await asyncio.sleep(0.05)
-        return {"asked": "/history/" + prompt.id in one.asked, "attempts": prompt.attempts, "handed": len(two.queue)}
-
-
 async def half_done(folder: Path) -> dict[str, Any]:
     """A worker is done, and freezes while its picture is fetched. Another one does the prompt."""
     carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S = 0.5, 0.1
@@ -374,8 +328,6 @@ ATTACKS = (
     flood,
     unheard,
     frozen,
-    deliberate,
-    belated,
     half_done,
     liar,
 )

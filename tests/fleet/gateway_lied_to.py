@@ -74,7 +74,7 @@ async def names(folder: Path) -> dict[str, Any]:
         async with Server(done(reported)) as worker:
             entry = await _ended(gateway, session, url, worker)
             load = gateway.carrier.links["worker"].load
-        gateway.carrier.register({"name": "worker", "state": "gone"})
+        gateway.carrier.register({"name": "worker", "run": "worker", "state": "gone"})
         lost = []
         for file in entry["outputs"]["n"]["images"] if entry else ():
             if "\ud800" in file["filename"]:  # no client can ask for it either

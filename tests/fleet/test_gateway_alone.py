@@ -86,14 +86,6 @@ def test_who_hands_in_to_a_frozen_worker_is_answered(outcomes: dict[str, Any]) -
     assert outcomes["frozen"] == {"status": 200, "moved": True}
 
 
-def test_a_prompt_on_its_way_is_not_looked_for(outcomes: dict[str, Any]) -> None:
-    assert outcomes["deliberate"] == {"status": 200, "attempts": [1], "handed": 1}
-
-
-def test_a_prompt_is_taken_back_from_the_worker_alone_that_was_asked(outcomes: dict[str, Any]) -> None:
-    assert outcomes["belated"] == {"asked": True, "attempts": 2, "handed": 1}
-
-
 def test_a_worker_that_freezes_when_it_is_done_holds_nothing_up(outcomes: dict[str, Any]) -> None:
     assert outcomes["half_done"] == {"open": 0, "written": ["two"]}
 
@@ -133,6 +125,30 @@ def test_no_path_leads_past_the_gateway(outcomes: dict[str, Any]) -> None:
 
 def test_what_is_packed_arrives(outcomes: dict[str, Any]) -> None:
     assert outcomes["packed"] == {"found": [200, "a file"]}
+
+
+# -- what comes late -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scene", "expected"),
+    [
+        ("on_its_way", {"status": 200, "attempts": 1, "handed": 1}),
+        ("belated", {"attempts": 2, "handed": 1}),
+        ("lost_while_written", {"status": 200, "handed": [0, 1]}),
+        ("refused_late", {"found": [[200, "two"]] * 2}),
+        ("runs_it_late", {"started": False, "deleted": True}),
+        ("gone_late", {"there": ["second"], "left": 0}),
+        ("given_up", {"victims": MOST_ATTEMPTS, "errors": 1, "open": 0}),
+        ("deleted_on_its_way", {"status": 200, "early": [], "dropped": True, "open": 0}),
+        ("done_when_deleted", {"deleted": False, "kept": True}),
+        ("adopted_late", {"found": True, "handed": 0}),
+    ],
+)
+def test_what_a_worker_says_of_a_prompt_that_it_has_no_more_changes_nothing(
+    outcomes: dict[str, Any], scene: str, expected: dict[str, Any]
+) -> None:
+    assert outcomes[scene] == expected
 
 
 # -- lies ------------------------------------------------------------------------------------------

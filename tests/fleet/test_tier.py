@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,20 +176,34 @@ def test_what_nobody_believed_signed_is_no_lease(store_fleet: StoreFleet) -> Non
     held.release(published=True)
 
 
-def test_a_waiter_goes_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    watch = Watch(10)
+@pytest.fixture
+def alive(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, SeenLease | None], bool]:
+    """Says whether a lease of ten seconds is alive, at a time by the waiter's clock."""
+    watch, now = Watch(10), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def at(seconds: float, seen: SeenLease | None) -> bool:
+        now[0] = seconds
+        return watch.alive(seen)
+
+    return at
+
+
+def test_a_waiter_goes_by_its_own_clock(alive: Callable[[float, SeenLease | None], bool]) -> None:
     one, two = (SeenLease(version, "", "", HELD, 0) for version in ("1", "2"))
-    assert watch.alive(one)
-    now = 9.0
-    assert watch.alive(one)
-    assert watch.alive(two)
-    now = 18.0
-    assert watch.alive(two)
-    now = 19.0
-    assert not watch.alive(two)
-    assert not watch.alive(SeenLease("3", "", "", DONE, 0)) and not watch.alive(None)
+    assert alive(0, one) and alive(5, one) and alive(9, one)
+    assert alive(9, two) and alive(14, two) and alive(18, two)
+    assert not alive(19, two)
+    assert not alive(19, SeenLease("3", "", "", DONE, 0)) and not alive(19, None)
+
+
+def test_a_waiter_that_was_stopped_gives_the_holder_its_time_again(
+    alive: Callable[[float, SeenLease | None], bool],
+) -> None:
+    lease = SeenLease("1", "", "", HELD, 0)
+    assert alive(0, lease) and alive(5, lease) and alive(9, lease)
+    assert alive(25, lease) and alive(30, lease) and alive(34, lease)
+    assert not alive(35, lease)
 
 
 def test_after_two_that_failed_nobody_waits_for_a_third(store_fleet: StoreFleet) -> None:

@@ -246,8 +246,8 @@ class Gateway:
         return await self._forwarding.features()
 
     def _shown(self, client: str) -> list[str]:
-        mine = (prompt.heard.node for prompt in self.ledger.open.values() if prompt.client == client)
-        return [content for content in mine if content is not None]
+        mine = (prompt.attempt for prompt in self.ledger.open.values() if prompt.client == client)
+        return [attempt.node for attempt in mine if attempt is not None and attempt.node is not None]
 
     # -- the fleet itself ----------------------------------------------------------------------
 

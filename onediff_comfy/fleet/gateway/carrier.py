@@ -13,14 +13,14 @@ import aiohttp
 
 from .clients import Clients, Told
 from .journal import LIFE_S, Ledger, Succession
-from .link import HEARTBEAT_S, LOST_AFTER_S, Link, WorkerLost
-from .prompt import MOST_IN_FLIGHT, Prompt, choose
+from .link import LOST_AFTER_S, READY_S, Link, WorkerLost
+from .prompt import MOST_IN_FLIGHT, Attempt, Prompt, choose
 
 log = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 4
 """Workers that one prompt may take down with it."""
-GRACE_S = 2.5 * HEARTBEAT_S
+GRACE_S = READY_S
 """How long prompts of an earlier gateway wait for the workers that may still have them."""
 _LOOK_EVERY_S = 2.0
 
@@ -75,6 +75,7 @@ class Carrier:
         self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         self._ledger, self._clients = ledger, clients
         self._looked_at: set[Link] = set()
+        self._asked_what_it_has: set[Link] = set()
         self._told = Told(ledger, clients, self.lose)
 
     async def start(self) -> None:
@@ -95,7 +96,7 @@ class Carrier:
         """Take a worker's word that it is there. It comes every ``HEARTBEAT_S``; the last one says that it is gone."""
         link = self.links.get(facts["name"])
         if facts["state"] == "gone":
-            if link is not None:
+            if link is not None and link.run == facts["run"]:  # not one that has come in its place
                 self.lose(link)
             return
         if link is not None and link.run == facts["run"]:
@@ -105,6 +106,7 @@ class Carrier:
                 self.lose(link)
             link = self.links[facts["name"]] = Link(self.session, facts, self._told.hear)
             if self._ledger.counts["recovered"]:
+                self._asked_what_it_has.add(link)
                 self.background.begin(self._adopt(link))
         self.hand_out()
 
@@ -121,13 +123,13 @@ class Carrier:
             await self._ledger.take(prompt)
             self._ledger.changed()
             return 200, taken
-        link.assign(prompt)  # before anything is awaited: the place is taken
+        attempt = link.assign(prompt)  # before anything is awaited: the place is taken
         try:
             await self._ledger.take(prompt)
         except BaseException:
             prompt.take_back()
             raise
-        status, answer = await self._hand_in(prompt, link)
+        status, answer = await self._hand_in(attempt, link)
         if status != 200:
             await self._ledger.forget(prompt)
             return status, answer or {"error": f"the worker answered {status}", "node_errors": {}}
@@ -135,32 +137,48 @@ class Carrier:
         return status, {**taken, "node_errors": errors or {}}
 
     def hand_out(self) -> None:
-        """Hand what waits to the workers that are free."""
+        """Hand what waits to the workers that are free; what a worker may have of an earlier gateway, to nobody yet."""
         now = time.monotonic()
         if all(link.load >= MOST_IN_FLIGHT for link in self.links.values()):
             return
         for prompt in self._ledger.waiting():
-            link = choose(prompt.checkpoint, self.links.values()) if prompt.not_before <= now else None
+            if prompt.not_before > now or (prompt.not_before and self._asked_what_it_has):
+                continue
+            link = choose(prompt.checkpoint, self.links.values())
             if link is not None:
-                link.assign(prompt)
-                self.background.begin(self._deliver(prompt, link))
+                self.background.begin(self._deliver(link.assign(prompt), link))
 
-    async def _deliver(self, prompt: Prompt, link: Link) -> None:
-        status, answer = await self._hand_in(prompt, link)
+    async def _deliver(self, attempt: Attempt, link: Link) -> None:
+        status, answer = await self._hand_in(attempt, link)
         if status != 200:
-            await self._told.fail(prompt, *_reasons(status, answer))
+            await self._told.fail(attempt.prompt, *_reasons(status, answer))
 
-    async def _hand_in(self, prompt: Prompt, link: Link) -> tuple[int, Any]:
-        """Give a prompt to a worker. Return its answer; if there was none, that the prompt is taken, for it waits."""
+    async def _hand_in(self, attempt: Attempt, link: Link) -> tuple[int, Any]:
+        """Give a prompt to a worker. Return its answer; if that says nothing of the prompt, that the prompt is taken.
+
+        So it is where there was none, and where the attempt is over by now: the prompt waits, or another has it.
+        """
         try:
-            status, answer = await link.hand_in(prompt)
+            status, answer = await link.hand_in(attempt)
         except WorkerLost:
             if not await link.answers():  # else it was this request that broke, and others' prompts stay
                 self.lose(link)
             return 200, None
+        if attempt.over:
+            if attempt.prompt.id in self._ledger.open:
+                self._ledger.changed()  # it may wait since before it was among those that wait
+            else:
+                await self._have_dropped(attempt.prompt.id, link)
+            return 200, None
         if status == 200:
             self._ledger.changed()
         return status, answer
+
+    async def _have_dropped(self, prompt_id: str, link: Link) -> None:
+        """Have a worker drop a prompt that nobody wants any more, queued or running."""
+        with contextlib.suppress(WorkerLost):
+            await link.ask("POST", "/queue", {"delete": [prompt_id]})
+            await link.ask("POST", "/interrupt", {"prompt_id": prompt_id})
 
     async def interrupt(self, prompt_id: str | None) -> bool:
         """Stop one running prompt, or as ComfyUI does without an id, whatever runs. Return True if one ran."""
@@ -178,12 +196,15 @@ class Carrier:
         prompt = self._ledger.open.get(prompt_id)
         if prompt is None or prompt.started:
             return False
-        if isinstance(prompt.worker, Link):
+        attempt, link = prompt.attempt, prompt.worker
+        if attempt is not None and attempt.taken and isinstance(link, Link):
             with contextlib.suppress(WorkerLost):
-                await prompt.worker.ask("POST", "/queue", {"delete": [prompt_id]})
-                if prompt_id in await prompt.worker.queued() or await prompt.worker.history(prompt_id) is not None:
+                await link.ask("POST", "/queue", {"delete": [prompt_id]})
+                if prompt_id in await link.queued() or await link.history(prompt_id) is not None:
                     return False  # it began meanwhile
-        await self._ledger.forget(prompt)
+            if attempt.over:
+                return await self.delete(prompt_id)
+        await self._ledger.forget(prompt)  # one that is on its way to a worker is dropped there when it arrives
         return True
 
     # -- workers that die ----------------------------------------------------------------------
@@ -203,25 +224,33 @@ class Carrier:
         """Have a prompt wait for another worker, unless it has had enough of them."""
         prompt.take_back()
         if prompt.attempts >= MOST_ATTEMPTS:
+            prompt.given_up = True
             text = f"{prompt.attempts} workers died of this prompt or lost it; it is not tried again"
             self.background.begin(self._told.fail(prompt, text))
         else:
             self._ledger.counts["retried"] += 1
 
     async def _adopt(self, link: Link) -> None:
-        """Find out which prompts of an earlier gateway a worker has."""
-        with contextlib.suppress(WorkerLost):
-            queued = await link.queued()
-            for prompt in self._ledger.waiting():
-                if prompt.id in queued or await link.history(prompt.id) is not None:
-                    if prompt.worker is not None:
-                        continue
-                    link.assign(prompt)
-                    prompt.heard.taken = True
-                    prompt.started = queued.get(prompt.id, False)
-                    self._ledger.counts["adopted"] += 1
-                    if prompt.client is not None:
-                        await link.listening.to(prompt.client)
+        """Find out which prompts of an earlier gateway a worker has. One that takes its time holds up no other."""
+        try:
+            await asyncio.wait_for(self._find_in(link), GRACE_S)
+        except (WorkerLost, TimeoutError, asyncio.TimeoutError):
+            log.warning("worker %s does not say which prompts it has of an earlier gateway", link.name)
+        finally:
+            self._asked_what_it_has.discard(link)
+        self.hand_out()
+
+    async def _find_in(self, link: Link) -> None:
+        queued = await link.queued()
+        for prompt in self._ledger.waiting():
+            if prompt.id in queued or await link.history(prompt.id) is not None:
+                if prompt.attempt is not None or self.links.get(link.name) is not link:
+                    continue
+                attempt = link.assign(prompt)
+                attempt.taken, attempt.started = True, queued.get(prompt.id, False)
+                self._ledger.counts["adopted"] += 1
+                if prompt.client is not None:
+                    await link.listening.to(prompt.client)
 
     async def _look_after(self) -> None:
         """Find what no message told: workers that are silent, prompts whose end was missed."""
@@ -236,13 +265,15 @@ class Carrier:
     async def _look_at(self, link: Link) -> None:
         try:
             link.listening.keep(self._clients)
-            had = [prompt for prompt in link.prompts.values() if prompt.heard.taken]
+            attempts = [prompt.attempt for prompt in link.prompts.values()]
+            had = [attempt for attempt in attempts if attempt is not None and attempt.taken]
             queued = await link.queued() if had else {}
-            for prompt in had:
-                prompt.started = prompt.started or queued.get(prompt.id, False)
-                gone = prompt.id not in queued and not await self._told.complete(prompt, link)
-                if gone and prompt.worker is link:  # not another one's since it was asked
-                    self._take_back(prompt)  # somebody emptied the worker's own queue
+            for attempt in had:
+                name = attempt.prompt.id
+                attempt.started = attempt.started or queued.get(name, False)
+                gone = not attempt.over and name not in queued and not await self._told.complete(attempt, link)
+                if gone and not attempt.over:
+                    self._take_back(attempt.prompt)  # somebody emptied the worker's own queue
                     self._ledger.changed()
             _, report = await link.ask("GET", "/onediff/report", seconds=_LOOK_EVERY_S)
             link.report = report if isinstance(report, dict) else {}

@@ -17,7 +17,7 @@ from aiohttp import web
 from ..made_files import kept_name, made_files, tagged
 from .journal import Ledger
 from .link import Link, WorkerLost
-from .prompt import Prompt, as_handed_in, failed
+from .prompt import Attempt, Prompt, as_handed_in, failed
 
 log = logging.getLogger(__name__)
 
@@ -184,34 +184,37 @@ class Told:
             self._tell(client, content)
             return
         prompt = link.prompts.get(data["prompt_id"])
-        if prompt is None:  # another worker has it by now
+        attempt = prompt.attempt if prompt is not None else None
+        if attempt is None:  # another worker has it by now
             return
         if kind in _ENDS:
-            prompt.heard.end.append(content)
+            attempt.end.append(content)
         elif kind == "executing" and data.get("node") is None:
             with contextlib.suppress(WorkerLost):  # of which the connection's end tells
-                await self.complete(prompt, link, content)
+                await self.complete(attempt, link, content)
         else:
-            self._tell(client, self._noted(prompt, link, event, content))
+            self._tell(client, self._noted(attempt, link, event, content))
 
-    def _noted(self, prompt: Prompt, link: Link, event: dict[str, Any], content: str) -> str:
+    def _noted(self, attempt: Attempt, link: Link, event: dict[str, Any], content: str) -> str:
         """Note what an event says. Return what the client is told."""
         kind, data = event["type"], event["data"]
         if kind == "execution_start":
-            prompt.started = True
+            attempt.started = True
             self._ledger.changed()
         elif kind == "executing":
-            prompt.heard.node = content
+            attempt.node = content
         elif kind == "executed" and isinstance(data.get("output"), dict):
-            data["output"] = tagged({"": data["output"]}, link.tag(prompt))[""]
+            data["output"] = tagged({"": data["output"]}, link.tag(attempt.prompt))[""]
             return json.dumps(event)
         return content
 
-    async def complete(self, prompt: Prompt, link: Link, last: str | None = None) -> bool:
+    async def complete(self, attempt: Attempt, link: Link, last: str | None = None) -> bool:
         """Write the result, then tell the client: whoever is told asks for it at once.
 
         Args:
-            last: the worker's last message about the prompt, if it arrived.
+            attempt: what its worker is done with.
+            link: to that worker.
+            last: its last message about the prompt, if it arrived.
 
         Returns:
             False if the worker knows of no result.
@@ -219,6 +222,7 @@ class Told:
         Raises:
             WorkerLost: it does not answer.
         """
+        prompt = attempt.prompt
         tag = link.tag(prompt)
         if tag in self._completing:
             return True
@@ -230,8 +234,7 @@ class Told:
             await self._keep_files(prompt, link, entry)
             entry["prompt"] = as_handed_in(prompt, entry["prompt"])
             entry["outputs"] = tagged(entry["outputs"], tag)
-            held, client = list(prompt.heard.end), prompt.client
-            if not await self._ledger.finish(prompt, entry):
+            if not await self._ledger.finish(prompt, entry, link.name):
                 return True  # another worker was quicker, and its end is told
         except WorkerLost:
             raise
@@ -241,16 +244,17 @@ class Told:
             return True
         finally:
             self._completing.discard(tag)
-        self._tell(client, *held, last or _end_of(prompt))
+        self._tell(prompt.client, *attempt.end, last or _end_of(prompt))
         return True
 
     async def fail(self, prompt: Prompt, text: str, node_errors: Mapping[str, Any] | None = None) -> None:
-        """Write why a prompt has no result, and tell the client as a worker would."""
-        entry, client = failed(prompt, text, node_errors), prompt.client
-        await self._ledger.finish(prompt, entry)
+        """Write why a prompt has no result, and tell the client as a worker would: unless there is one after all."""
+        entry = failed(prompt, text, node_errors)
+        if not await self._ledger.finish(prompt, entry):
+            return
         for kind, data in entry["status"]["messages"]:
-            self._tell(client, json.dumps({"type": kind, "data": data}))
-        self._tell(client, _end_of(prompt))
+            self._tell(prompt.client, json.dumps({"type": kind, "data": data}))
+        self._tell(prompt.client, _end_of(prompt))
 
     async def _keep_files(self, prompt: Prompt, link: Link, entry: dict[str, Any]) -> None:
         for shown in made_files(entry["outputs"]):

@@ -144,20 +144,24 @@ class Ledger:
             watcher()
 
     def waiting(self) -> list[Prompt]:
-        """Return the prompts that no worker has, in the order in which they go."""
-        return sorted((prompt for prompt in self.open.values() if prompt.worker is None), key=lambda p: p.number)
+        """Return the prompts that wait for a worker, in the order in which they go."""
+        waiting = (prompt for prompt in self.open.values() if prompt.attempt is None and not prompt.given_up)
+        return sorted(waiting, key=lambda prompt: prompt.number)
 
     async def take(self, prompt: Prompt) -> None:
         """Write a prompt down."""
         await self.journal.write(prompt.id, {**prompt.to_journal(), "gateway": self.gateway})
         self.open[prompt.id] = prompt
 
-    async def finish(self, prompt: Prompt, entry: dict[str, Any]) -> bool:
-        """Write a result; if there is one already, that one counts. Return False if the prompt was finished before."""
+    async def finish(self, prompt: Prompt, entry: dict[str, Any], worker: str | None = None) -> bool:
+        """Write a result; if there is one already, that one counts. Return False if the prompt was finished before.
+
+        Args:
+            worker: the name of the one that the result is of.
+        """
         if self.open.get(prompt.id) is not prompt:
             prompt.take_back()
             return False
-        worker = getattr(prompt.worker, "name", None)
         result: dict[str, Any] = {"id": prompt.id, "entry": entry, "worker": worker, "attempts": prompt.attempts}
         try:
             result = await self.journal.finish(prompt.id, result)

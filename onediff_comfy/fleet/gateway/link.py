@@ -13,16 +13,17 @@ from typing import Any
 
 import aiohttp
 
-from .prompt import Prompt
+from .prompt import Attempt, Prompt
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 """How often a worker says that it is there, if its ComfyUI answers."""
+READY_S = 5 * HEARTBEAT_S
+"""How long a worker that says nothing is still handed prompts."""
 LOST_AFTER_S = 60.0
 """How long a worker may say nothing. Loading a large model can keep ComfyUI from answering for a while."""
 
-_READY_S = 5 * HEARTBEAT_S
 _ANSWER_S = 60.0  # a workflow of thousands of nodes is checked before it is answered
 _PING_S = 5.0
 _WHOLE_FILE = 16 << 20
@@ -69,7 +70,7 @@ class Link:
     @property
     def ready(self) -> bool:
         """Return True if it takes prompts."""
-        return self.facts["state"] == "ready" and time.monotonic() - self.seen < _READY_S
+        return self.facts["state"] == "ready" and time.monotonic() - self.seen < READY_S
 
     @property
     def load(self) -> int:
@@ -84,27 +85,32 @@ class Link:
         """Return the name of this worker's run of a prompt."""
         return f"{prompt.id}.{self.run}"
 
-    def assign(self, prompt: Prompt) -> None:
-        """Count a prompt as this worker's."""
-        prompt.worker = self
+    def assign(self, prompt: Prompt) -> Attempt:
+        """Count a prompt as this worker's, from now on."""
+        prompt.attempt = Attempt(prompt, self)
         prompt.attempts += 1
         self.prompts[prompt.id] = prompt
         self.checkpoint, self.last_used = prompt.checkpoint, time.monotonic()
+        return prompt.attempt
 
     # -- requests ------------------------------------------------------------------------------
 
-    async def hand_in(self, prompt: Prompt) -> tuple[int, Any]:
-        """Give a prompt to the worker. Return the status and JSON of its answer.
+    async def hand_in(self, attempt: Attempt) -> tuple[int, Any]:
+        """Give a prompt to the worker. Return the status and JSON of its answer; 200 and None if it need not any more.
 
         Raises:
             WorkerLost: it did not answer; it may have taken the prompt.
         """
-        client, heard = prompt.client or self.nobody, prompt.heard
+        prompt = attempt.prompt
+        client = prompt.client or self.nobody
         try:
-            await self.listening.to(client)
+            if not attempt.over:
+                await self.listening.to(client)
+            if attempt.over:
+                return 200, None
             return await self.ask("POST", "/prompt", {**prompt.to_worker(), "client_id": _to_worker(client)})
         finally:
-            heard.taken = True
+            attempt.taken = True
 
     async def ask(self, method: str, path: str, body: Any = None, seconds: float = _ANSWER_S) -> tuple[int, Any]:
         """Return the status and the JSON of an answer, None where that is no JSON.

@@ -38,19 +38,30 @@ class BadPrompt(ValueError):
         self.answer = {"error": error, "node_errors": {}}
 
 
-@dataclass
-class Heard:
-    """What a worker has told of a prompt.
+@dataclass(eq=False)
+class Attempt:
+    """A worker's try at a prompt. What comes of one that is over, however late, changes nothing any more.
 
     Attributes:
+        prompt: which.
+        worker: whose.
         taken: whether the request that hands the prompt in is over. Until then the worker's queue need not have it.
+        started: whether the worker runs it.
         end: the last messages of the run, held back until the result is written.
         node: the last message about which node runs, for a client that connects anew.
     """
 
+    prompt: Prompt
+    worker: Worker
     taken: bool = False
+    started: bool = False
     end: list[str] = field(default_factory=list)
     node: str | None = None
+
+    @property
+    def over(self) -> bool:
+        """Return True if the worker has the prompt no more: it was lost, or the prompt is done or given up."""
+        return self.prompt.attempt is not self
 
 
 @dataclass(eq=False)
@@ -62,24 +73,32 @@ class Prompt:
         number: smaller ones go first.
         body: what ``POST /prompt`` gets, less ``secrets``; this is what the journal keeps.
         secrets: kept in memory alone.
-        worker: the worker that has it now, else None.
-        started: whether that worker runs it.
+        attempt: of the worker that has it now, else None.
         attempts: how many workers have had it.
-        not_before: a time (``time.monotonic``) before which no worker is looked for.
+        given_up: no worker is looked for any more; why is being written.
+        not_before: a time (``time.monotonic``) before which no worker is looked for, if an earlier gateway took it.
         since: when this gateway took it, of the same clock.
-        heard: what that worker has told of it.
     """
 
     id: str
     number: float
     body: Mapping[str, Any]
     secrets: Mapping[str, Any] = field(default_factory=dict)
-    worker: Worker | None = None
-    started: bool = False
+    attempt: Attempt | None = None
     attempts: int = 0
+    given_up: bool = False
     not_before: float = 0.0
     since: float = field(default_factory=time.monotonic)
-    heard: Heard = field(default_factory=Heard)
+
+    @property
+    def worker(self) -> Worker | None:
+        """Return the worker that has it now."""
+        return self.attempt.worker if self.attempt is not None else None
+
+    @property
+    def started(self) -> bool:
+        """Return True if a worker runs it."""
+        return self.attempt is not None and self.attempt.started
 
     @property
     def client(self) -> str | None:
@@ -128,9 +147,9 @@ class Prompt:
 
     def take_back(self) -> None:
         """Part from the worker that has it."""
-        if self.worker is not None:
-            self.worker.prompts.pop(self.id, None)
-        self.worker, self.started, self.heard = None, False, Heard()
+        if self.attempt is not None:
+            self.attempt.worker.prompts.pop(self.id, None)
+        self.attempt = None
 
 
 def parse(body: Any, counter: int) -> Prompt:

@@ -204,6 +204,9 @@ class HeldLease:
 class Watch:
     """Tells a waiter whether a lease is alive, by the waiter's own clock.
 
+    What stopped the waiter, a machine that slept or had no memory left, may have stopped the holder too. So time counts
+    while the waiter looks, and not when it has not looked for half of ``ttl_s``.
+
     Args:
         ttl_s: a lease whose version has not changed for so long is dead.
     """
@@ -211,15 +214,16 @@ class Watch:
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._version = ""
-        self._since = 0.0
+        self._since = self._looked = 0.0
 
     def alive(self, seen: SeenLease | None) -> bool:
         """Return True if somebody holds this lease, as far as can be told yet."""
         if seen is None or seen.state != HELD:
             return False
         now = time.monotonic()
-        if seen.version != self._version:
+        if seen.version != self._version or now - self._looked > self._ttl_s / 2:
             self._version, self._since = seen.version, now
+        self._looked = now
         return now - self._since < self._ttl_s
 
 
