@@ -19,7 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 comfyui, checkpoint = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
@@ -60,7 +60,7 @@ class _While(threading.Timer):
         due: it has not been cancelled in time.
     """
 
-    begun: list[_While] = []
+    begun: ClassVar[list[_While]] = []
     over = threading.Event()
 
     def __init__(self, seconds: float, function: Callable[..., object], arguments: list[Any]) -> None:
