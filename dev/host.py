@@ -36,10 +36,16 @@ _FOLDERS = ("custom_nodes", "models/checkpoints", "input", "output", "temp", "us
 _TEXT_MESSAGE = 3  # BinaryEventTypes.TEXT in ComfyUI's protocol.py
 _FILE_LISTS = ("images", "latents")  # the keys under which the host's save nodes list their files
 _STOP_SECONDS = 10
+_PORTS_TRIED = 3  # the port that is free when a server is started may be somebody's when it binds it, seconds later
+_PORT_IN_USE = "already in use"  # of a port, or of an address
 
 
 class HostError(RuntimeError):
     """The server did not start, died, or stopped answering."""
+
+
+class _PortTaken(HostError):
+    """The server died because somebody else has its port."""
 
 
 class PromptRejected(HostError):
@@ -159,6 +165,15 @@ class ComfyServer:
         for name, path in self._packs:
             _link(self.base_dir / "custom_nodes" / name, path)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        for tried in range(1, _PORTS_TRIED + 1):
+            try:
+                self._start_on_a_free_port(timeout)
+                return
+            except _PortTaken:
+                if tried == _PORTS_TRIED:
+                    raise
+
+    def _start_on_a_free_port(self, timeout: float) -> None:
         self.port = _free_port()
         command = [self._python, str(self._comfy_dir / "main.py"), "--listen", _LOOPBACK, "--port", str(self.port)]
         command += ["--base-directory", str(self.base_dir), "--database-url", "sqlite:///:memory:"]
@@ -215,7 +230,8 @@ class ComfyServer:
     def _raise_if_dead(self) -> None:
         code = self._process.poll() if self._process else None
         if self._process is None or code is not None:
-            raise HostError(f"ComfyUI ended (exit status {code}); the end of {self.log_file}:\n{self._tail()}")
+            kind = _PortTaken if _PORT_IN_USE in self.log_text().lower() else HostError
+            raise kind(f"ComfyUI ended (exit status {code}); the end of {self.log_file}:\n{self._tail()}")
 
     # -- HTTP ----------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Jobs(Generic[T]):
         start = begun = time.monotonic()
         while not wait([future], timeout=_POLL_S).done:
             now = time.monotonic()
-            if future.running():
+            if future.running() or future.done():  # it may have ended since this was waited for
                 while_waiting(Waited(now - begun))
             else:
                 begun = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -14,7 +15,7 @@ _WORKER = "onediff_comfy.host.process.compile_worker"
 
 def process_of(server: ComfyServer) -> psutil.Process:
     """The server's own process, a child of this one."""
-    return next(child for child in psutil.Process(os.getpid()).children() if str(server.port) in child.cmdline())
+    return next(child for child in psutil.Process(os.getpid()).children() if str(server.port) in _arguments(child))
 
 
 def megabytes_of(process: psutil.Process) -> float:
@@ -27,7 +28,7 @@ def compile_process_of(server: ComfyServer, seconds: float = 60) -> psutil.Proce
     host, deadline = process_of(server), time.monotonic() + seconds
     while time.monotonic() < deadline:
         for child in host.children():
-            if _WORKER in child.cmdline():
+            if _WORKER in _arguments(child):
                 return child
         time.sleep(0.1)
     raise AssertionError("no process compiles in the background")
@@ -39,6 +40,13 @@ def outlived(processes: list[psutil.Process], seconds: float) -> list[psutil.Pro
     while (running := list(filter(_runs, processes))) and time.monotonic() < deadline:
         time.sleep(0.2)
     return running
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    """The command line; nothing of a process that has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
 
 
 def _runs(process: psutil.Process) -> bool:

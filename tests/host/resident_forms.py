@@ -19,7 +19,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 comfyui, checkpoint = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
@@ -43,12 +43,49 @@ from onediff_comfy.host.weights import dynamic_vram  # noqa: E402
 
 dynamic_vram.can_pin = lambda: False  # as in hosts where the weights of a MODEL cannot be pinned
 
-SHORT, LONG = 1.0, 300.0  # seconds that a form is kept
+WAIT = 60.0  # seconds after which something is broken, not slow
 
 
 class Dynamic(ModelPatcher):  # type: ignore[misc]
     def is_dynamic(self) -> bool:
         return True
+
+
+class _While(threading.Timer):
+    """A while that is over when this script says so, and for what is begun anew then a moment later.
+
+    Attributes:
+        begun: those of the scene, in their order.
+        over: what those that are begun now wait for.
+        due: it has not been cancelled in time.
+    """
+
+    begun: ClassVar[list[_While]] = []
+    over = threading.Event()
+
+    def __init__(self, seconds: float, function: Callable[..., object], arguments: list[Any]) -> None:
+        super().__init__(seconds, function, arguments)
+        self.over, self.due = _While.over, threading.Event()
+        self.begun.append(self)
+
+    def run(self) -> None:
+        self.over.wait()
+        if not self.finished.wait(0.02):
+            self.due.set()
+            self.function(*self.args, **self.kwargs)
+        self.finished.set()
+
+    @classmethod
+    def passes(cls) -> bool:
+        """Have the while that was begun last be over; whether it was that of a form, and has ended."""
+        last = cls.begun[-1]
+        last.over.set()
+        last.join(WAIT)
+        return last.interval == dynamic_vram._KEPT_SECONDS and last.due.is_set() and not last.is_alive()
+
+
+# Nothing else of that module is other than it is: it compares its timer with the thread that it runs on.
+dynamic_vram.threading = types.SimpleNamespace(**vars(threading) | {"Timer": _While})  # type: ignore[assignment]
 
 
 class _Leaks(logging.Handler):
@@ -175,10 +212,11 @@ def clones_of_others() -> dict[str, Any]:
     """What a LoRA loader behind the node has made is all that is left, for longer than a form is kept."""
     loads: Counter[str] = Counter()
     loader = dynamic("MODEL", loads)
-    dynamic_vram._KEPT_SECONDS = SHORT
+    _While.over.set()
     behind = with_lora(accelerate(loader, "eager"), 0.5)
     gc.collect()
-    time.sleep(2 * SHORT)
+    for begun in _While.begun:  # none where the host keeps the clone that another was made of
+        begun.join(WAIT)
     again = accelerate(loader, "eager")
     return {"loads": loads["MODEL"], "shared": again.is_clone(behind)}
 
@@ -187,18 +225,36 @@ def the_while_passes(running: Any) -> dict[str, Any]:
     """The node is taken out of the workflow; ``running`` is what the host's queue says."""
     loads: Counter[str] = Counter()
     loader = dynamic("MODEL", loads)
-    dynamic_vram._KEPT_SECONDS = SHORT
     output = accelerate(with_lora(loader, 0.8), "eager")
     sampled(output, 1)
     model, weights = weakref.ref(output.model), weakref.ref(output.model.diffusion_model)
     del output
-    found: dict[str, Any] = {"kept": not gone(model)}
+    found: dict[str, Any] = {"kept": not gone(model), "passed": _While.passes()}
     if running:
-        found["gone_while_running"] = gone(model, 2 * SHORT)
+        found["gone_while_running"] = gone(model)
         running.clear()
-    found |= {"gone": gone(model, 10.0), "weights_gone": gone(weights), "loaded": len(memory.current_loaded_models)}
+    found |= {"gone": gone(model, WAIT), "weights_gone": gone(weights), "loaded": len(memory.current_loaded_models)}
     accelerate(loader, "eager")
     return found | {"loads": loads["MODEL"]}
+
+
+def a_newer_while(mutex: Any) -> dict[str, Any]:
+    """A while is over, but the host's queue is busy just then; meanwhile another clone dies."""
+    loader = dynamic("MODEL", Counter())
+    first, second = accelerate(loader, "eager"), accelerate(with_lora(loader, 0.8), "eager")
+    model = weakref.ref(second.model)
+    del first
+    gc.collect()
+    (older,) = _While.begun
+    _While.over = threading.Event()
+    with mutex:
+        older.over.set()
+        due = older.due.wait(WAIT)
+        del second
+        gc.collect()
+    older.join(WAIT)
+    found = {"due": due, "whiles": len(_While.begun), "kept": not gone(model)}
+    return found | {"passed": _While.passes(), "gone": gone(model, WAIT)}
 
 
 def dynamic_model_goes() -> dict[str, Any]:
@@ -356,18 +412,22 @@ def main() -> None:
             "CLIP": clips,
         }.items():
             memory.unload_all_models()
-            dynamic_vram._KEPT_SECONDS = LONG
+            _While.begun, _While.over = [], threading.Event()
             found[name] = scene()
             gc.collect()
             gc.freeze()  # collections in later scenes have less to look through
         # Last: from here on there is something like the host's server.
-        running = {0: "a prompt"}
+        running: dict[int, str] = {}
         queue = types.SimpleNamespace(mutex=threading.RLock(), currently_running=running)
         server = types.ModuleType("server")
         server.PromptServer = types.SimpleNamespace(  # type: ignore[attr-defined]
             instance=types.SimpleNamespace(prompt_queue=queue)
         )
         sys.modules["server"] = server
+        _While.begun, _While.over = [], threading.Event()
+        found["a_newer_while"] = a_newer_while(queue.mutex)
+        _While.begun, _While.over = [], threading.Event()
+        running[0] = "a prompt"
         found["a_prompt_is_running"] = the_while_passes(running)
     found["leaks"] = leaks.texts
     sys.stdout.write(json.dumps(found) + "\n")

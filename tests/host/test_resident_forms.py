@@ -46,13 +46,17 @@ def test_what_other_nodes_made_of_a_clone_keeps_the_form(found: dict[str, Any]) 
 
 
 def test_without_the_node_the_memory_comes_back(found: dict[str, Any]) -> None:
-    expected = {"kept": True, "gone": True, "weights_gone": True, "loaded": 0, "loads": 2}
+    expected = {"kept": True, "passed": True, "gone": True, "weights_gone": True, "loaded": 0, "loads": 2}
     assert found["the_while_passes"] == expected
 
 
 def test_nothing_is_taken_from_under_a_prompt_that_runs(found: dict[str, Any]) -> None:
     waited = found["a_prompt_is_running"]
-    assert (waited["gone_while_running"], waited["gone"]) == (False, True)
+    assert (waited["passed"], waited["gone_while_running"], waited["gone"]) == (True, False, True)
+
+
+def test_a_while_that_is_over_just_when_another_clone_dies_does_not_end_the_newer_one(found: dict[str, Any]) -> None:
+    assert found["a_newer_while"] == {"due": True, "whiles": 2, "kept": True, "passed": True, "gone": True}
 
 
 def test_it_goes_with_the_dynamic_model(found: dict[str, Any]) -> None:

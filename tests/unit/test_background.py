@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.options import Options
+from onediff_comfy.serving.resolution import pending
 from onediff_comfy.settings import SPECIALISE_AFTER_RUNS
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
@@ -322,9 +324,12 @@ def test_what_need_not_be_put_off_is_not(library: GraphLibrary, case: str) -> No
     assert library.metrics.snapshot()["served"] == before + 1
 
 
-def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(library: GraphLibrary) -> None:
+def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eager is bound by one CPU thread on fast GPUs: every millisecond that we take there is a slower image."""
-
+    now = [1000.0]
+    monkeypatch.setattr(pending, "time", SimpleNamespace(monotonic=lambda: now[0]))
     library.background = OfAnyKind()
     shown, looked = list[str](), list[int]()
     host = dataclasses.replace(HOST, refuse=lambda _layers: looked.append(1))
@@ -345,6 +350,9 @@ def test_while_a_graph_is_on_its_way_calls_do_no_more_than_ask_how_far_it_is(lib
     assert len(library.background.begun) == 1
     assert [text for text in shown if text.startswith("compiling in the background")] == shown[:1]
     assert library.metrics.snapshot()["fallbacks"] == {"a graph is being compiled in the background": 6}
+    now[0] += 1.1
+    dispatcher(module, module.forward, (x,), {})
+    assert [text for text in shown if text.startswith("compiling in the background")] == [shown[0], shown[-1]]
 
 
 def test_eager_runs_as_if_nothing_had_been_refused(library: GraphLibrary) -> None:

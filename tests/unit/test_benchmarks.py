@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
+from children import has_ended
 
 from benchmarks import __main__ as everything
 from benchmarks import variants, whole
@@ -415,12 +416,10 @@ def test_what_a_script_leaves_behind_ends_with_it(
 ) -> None:
     """A compiler's process that goes on would slow the next script, and write to a folder that is being removed."""
     started = tmp_path / "started"
-    child = f"import pathlib, time; pathlib.Path({str(started)!r}).write_text('x'); time.sleep(1); " + (
-        f"pathlib.Path({str(tmp_path / 'went-on')!r}).write_text('x')"
-    )
     code = (
-        f"import pathlib, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
-        f"while not pathlib.Path({str(started)!r}).exists(): time.sleep(0.02)\n"
+        "import pathlib, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(started)!r}).write_text(str(child.pid))\n"
         "sys.exit(3)"
     )
     command = [sys.executable, "-c", code]
@@ -432,5 +431,4 @@ def test_what_a_script_leaves_behind_ends_with_it(
         monkeypatch.setattr(bench, "_command", lambda *_: command)
         bench.compile([Step("a script", "script", (), 1)], 1, {"": 10})
         assert bench.report["compiling"]["a script"]["status"] == 3
-    time.sleep(1.5)
-    assert not (tmp_path / "went-on").exists()
+    assert has_ended(int(started.read_text()))

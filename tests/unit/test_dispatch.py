@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph, Engine, EngineError
 from onediff_comfy.engines.eager import EagerEngine, EagerGraph
-from onediff_comfy.messages import message
+from onediff_comfy.messages import Message, message
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.verification.eager_times import EagerTimes
@@ -889,6 +890,11 @@ def test_an_interruption_while_compiling_comes_out_and_the_work_is_kept(library:
     assert engine.compilations == 1
 
 
+def template(text: str) -> str:
+    """What a text for people was made from: without the seconds in it, which are the machine's."""
+    return text.template if isinstance(text, Message) else text
+
+
 def test_a_person_sees_that_it_compiles(library: GraphLibrary, install: Any) -> None:
     may_end = threading.Event()
 
@@ -899,8 +905,11 @@ def test_a_person_sees_that_it_compiles(library: GraphLibrary, install: Any) -> 
 
     install(Slow())
     served = Served(library, on_show=lambda shown: "compiling" in shown[-1] and may_end.set())
+    begun = time.monotonic()
     served(*inputs())
-    assert "compiling, 0 s" in served.shown
+    told = served.shown[[template(text) for text in served.shown].index("compiling, {seconds:.0f} s")]
+    assert isinstance(told, Message)
+    assert 0 < told.values["seconds"] < time.monotonic() - begun
 
 
 class OfOther(Net):
@@ -940,8 +949,12 @@ def test_a_person_sees_that_another_graph_is_compiled_before_theirs(
     library: GraphLibrary, stopped: threading.Event
 ) -> None:
     served = Served(library, OfOther(), on_show=lambda shown: len(shown) > 2 and stopped.set())
+    begun = time.monotonic()
     assert served.matches(*inputs())
-    assert served.shown[:3] == ["waiting for a compilation that is under way, 0 s"] * 3
+    told = served.shown[:3]
+    assert [template(text) for text in told] == ["waiting for a compilation that is under way, {seconds:.0f} s"] * 3
+    assert isinstance(told[0], Message)
+    assert 0 < told[0].values["seconds"] < time.monotonic() - begun
 
 
 # -- runs and eviction -------------------------------------------------------------------------

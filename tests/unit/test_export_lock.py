@@ -13,10 +13,15 @@ from onediff_comfy.capture.tracing.export_lock import capturing, running
 
 Inside = Callable[[], AbstractContextManager[None]]
 WAIT = 10.0  # seconds after which a test is broken, not slow
+MOMENT = 0.2  # seconds after which a thread that has not entered is taken to wait
 
 
-def enters(first: Inside, second: Inside) -> bool:
-    """Whether another thread gets into ``second`` while this one is in ``first``; it always does afterwards."""
+def enters(first: Inside, second: Inside, within: float) -> bool:
+    """Whether another thread gets into ``second`` while this one is in ``first``; it always does afterwards.
+
+    Args:
+        within: the seconds that it has for it: a ``MOMENT`` where it should not, ``WAIT`` where it should.
+    """
     entered = threading.Event()
 
     def enter() -> None:
@@ -26,7 +31,7 @@ def enters(first: Inside, second: Inside) -> bool:
     thread = threading.Thread(target=enter, daemon=True)
     with first():
         thread.start()
-        meanwhile = entered.wait(0.2)
+        meanwhile = entered.wait(within)
     assert entered.wait(WAIT)
     thread.join(WAIT)
     return meanwhile
@@ -37,7 +42,7 @@ def enters(first: Inside, second: Inside) -> bool:
     [(running, running, True), (running, capturing, False), (capturing, running, False), (capturing, capturing, False)],
 )
 def test_who_captures_is_alone(first: Inside, second: Inside, together: bool) -> None:
-    assert enters(first, second) is together
+    assert enters(first, second, WAIT if together else MOMENT) is together
 
 
 @contextlib.contextmanager
@@ -49,11 +54,11 @@ def after_one_within_another() -> Iterator[None]:
 
 
 def test_a_thread_does_not_wait_for_itself_and_others_still_do() -> None:
-    assert not enters(after_one_within_another, running)
+    assert not enters(after_one_within_another, running, MOMENT)
 
 
 def test_after_an_error_others_get_in() -> None:
     for inside in (running, capturing):
         with pytest.raises(ValueError, match="inside"), inside():
             raise ValueError("inside")
-        assert enters(running, running)
+        assert enters(running, running, WAIT)

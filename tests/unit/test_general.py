@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
+from onediff_comfy.messages import Message
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.options import Options
@@ -694,10 +696,13 @@ def test_a_person_sees_that_another_graph_is_compiled_before_theirs_is_loaded(tm
     compiling.start()
     assert begun.wait(30)
     served = Served(library, module, show=lambda text: (shown.append(text), may_end.set()))
+    looked = time.monotonic()
     assert served.matches(*small(1, 16, 16))
     compiling.join(30)
     assert not compiling.is_alive()
-    assert shown[0] == "waiting for a compilation that is under way, 0 s"
+    assert isinstance(shown[0], Message)
+    assert shown[0].template == "waiting for a compilation that is under way, {seconds:.0f} s"
+    assert 0 < shown[0].values["seconds"] < time.monotonic() - looked
 
 
 def test_folds_are_kept_with_a_graph(tmp_path: Path, install: Any) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from onediff_comfy.compilation import job_queue
 from onediff_comfy.compilation.job_queue import Jobs, Waited
 
 WAIT = 10.0  # seconds after which a test is broken, not slow
@@ -109,7 +112,7 @@ def test_a_caller_that_stops_waiting_does_not_stop_the_job() -> None:
     jobs, work = Jobs[Any](), Work()
     with pytest.raises(Stop):
         jobs.run("a", work, stop)
-    assert work.began.is_set()
+    assert work.began.wait(WAIT)
     joined = threading.Event()
     later = Caller(jobs, "a", lambda: "a second run", lambda _seconds: joined.set())
     assert joined.wait(WAIT)
@@ -135,17 +138,21 @@ def test_while_waiting_is_told_growing_seconds() -> None:
         if len(told) == 3:
             work.may_end.set()
 
+    jobs.begin("a", work)
+    assert work.began.wait(WAIT)  # before that it would be seconds until its turn, which are counted apart
     jobs.run("a", work, listen)
     assert len(told) >= 3
     assert told == sorted(told)
     assert 0.05 < told[0] < WAIT
 
 
-def test_a_caller_knows_whether_it_waits_for_its_turn_or_for_its_job() -> None:
+def test_a_caller_knows_whether_it_waits_for_its_turn_or_for_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, other, own = Jobs[Any](), Work(), Work()
     first = Caller(jobs, "other", other)
     assert other.began.wait(WAIT)
     told: list[Waited] = []
+    # A second passes after each time that it is told how long it has waited.
+    monkeypatch.setattr(job_queue, "time", SimpleNamespace(monotonic=lambda: float(len(told))))
 
     def listen(waited: Waited) -> None:
         told.append(waited)
@@ -157,8 +164,8 @@ def test_a_caller_knows_whether_it_waits_for_its_turn_or_for_its_job() -> None:
     assert jobs.run("own", own, listen) == first.result() == "result"
     turn, job = ([waited for waited in told if waited.for_turn is it] for it in (True, False))
     assert told == [*turn, *job]
-    assert turn == sorted(turn) and job == sorted(job)
-    assert len(turn) >= 3 and job[0] < turn[2], "what it took to wait is not what the job takes"
+    assert len(turn) >= 3 and turn == list(range(len(turn)))
+    assert len(job) >= 3 and job == list(range(1, len(job) + 1)), "what it took to wait is not what the job takes"
 
 
 def test_whoever_joins_a_job_that_runs_does_not_wait_for_a_turn() -> None:
@@ -171,11 +178,29 @@ def test_whoever_joins_a_job_that_runs_does_not_wait_for_a_turn() -> None:
     assert not any(told)
 
 
+def test_whoever_waits_for_a_job_that_ends_just_then_does_not_wait_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, work = Jobs[Any](), Work()
+    first = jobs.begin("a", work)
+    assert work.began.wait(WAIT)
+
+    def ends_meanwhile(futures: Sequence[Future[Any]], timeout: float) -> Any:
+        found = wait(futures, timeout)
+        work.may_end.set()
+        assert first.result(WAIT) == "result"
+        return found
+
+    monkeypatch.setattr(job_queue, "wait", ends_meanwhile)
+    told: list[bool] = []
+    assert jobs.run("a", work, lambda waited: told.append(waited.for_turn)) == "result"
+    assert told == [False]
+
+
 @pytest.mark.parametrize("error", [ValueError("v"), Stop("s"), SystemExit(1), TimeoutError("t"), FutureTimeout("f")])
 def test_whatever_the_job_raises_comes_out_of_every_caller_and_the_next_call_tries_again(error: BaseException) -> None:
     jobs, work = Jobs[Any](), Work(error)
     waited = threading.Event()
     first = Caller(jobs, "a", work)
+    assert work.began.wait(WAIT)
     second = Caller(jobs, "a", work, lambda _seconds: waited.set())
     assert waited.wait(WAIT)
     work.may_end.set()
@@ -197,6 +222,9 @@ def test_a_finished_job_is_forgotten() -> None:
     jobs, runs = Jobs[Work](), []
     for _ in range(2):
         made = weakref.ref(jobs.run("a", lambda: runs.append(1) or Work(), no_wait))
+        for thread in threading.enumerate():  # the job's holds its result until it ends
+            if thread.name.startswith("onediff-compile-"):
+                thread.join(WAIT)
         gc.collect()
         assert made() is None
     assert len(runs) == 2
@@ -206,8 +234,9 @@ def test_a_job_that_outlasts_several_polls_gives_its_result() -> None:
     polls: list[float] = []
     release = threading.Event()
 
-    def count(seconds: float) -> None:
-        polls.append(seconds)
+    def count(waited: Waited) -> None:
+        if not waited.for_turn:  # as the first may be, before its thread has begun
+            polls.append(waited)
         if len(polls) == 3:
             release.set()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.cache.serialization import GraphOrigin
 from onediff_comfy.capture.call import Signature
 from onediff_comfy.capture.export import Capture
+from onediff_comfy.compilation import graph_builder
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
@@ -139,24 +140,27 @@ def test_an_engine_that_runs_the_same_kernels_is_never_said_to_be_faster(library
 
 
 class _Slow(EagerEngine):
-    """Takes ``seconds`` to compile."""
+    """Takes ``seconds`` to compile, by a clock of its own that else stands still."""
 
-    seconds = 0.0
+    seconds = now = 0.0
 
     def compile(self, capture: Capture) -> CompiledGraph:
-        time.sleep(self.seconds)
+        self.now += self.seconds
         return super().compile(capture)
 
 
-def test_how_long_compiling_takes_is_guessed_from_what_it_took(library: GraphLibrary, capture_of: Any) -> None:
+def test_how_long_compiling_takes_is_guessed_from_what_it_took(
+    library: GraphLibrary, capture_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the slowest so far, operator by operator: being done early disappoints nobody."""
     captured, engine = capture_of(torch.nn.Linear(4, 4), torch.randn(2, 4)).capture, _Slow()
     operators = len(captured.graph.graph.nodes)
     assert library.builder.expected_seconds(engine, CPU, operators) is None
-    for engine.seconds in (0.05, 0.3, 0.05):
-        key = GraphKey(f"{engine.seconds} {time.monotonic()}", compiler(engine, CPU))
+    monkeypatch.setattr(graph_builder, "time", SimpleNamespace(monotonic=lambda: engine.now))
+    for number, engine.seconds in enumerate((0.05, 0.3, 0.05)):
+        key = GraphKey(str(number), compiler(engine, CPU))
         library.builder.compiled(key, captured, engine, CPU, ORIGIN, lambda _waited: None)
     expected = library.builder.expected_seconds(engine, CPU, operators)
-    assert expected is not None and 0.3 <= expected < 3
+    assert expected == pytest.approx(0.3)
     assert library.builder.expected_seconds(engine, CPU, 2 * operators) == pytest.approx(2 * expected)
     assert library.builder.expected_seconds(engine, torch.device("cuda"), operators) is None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from children import has_ended
 
 from dev import side_by_side
 
@@ -37,10 +37,14 @@ def test_the_first_failure_is_the_status(
 
 
 def test_a_failure_ends_what_runs_beside_with_all_that_it_started(tmp_path: Path) -> None:
-    began, ended = tmp_path / "began", tmp_path / "ended"
-    child = f"open({str(began)!r}, 'w').close(); import time; time.sleep(2); open({str(ended)!r}, 'w').close()"
-    beside = python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
-    wait = f"import pathlib, time\nwhile not pathlib.Path({str(began)!r}).exists(): time.sleep(0.02)\nexit(1)"
+    began = tmp_path / "began"
+    began.touch()
+    beside = python(
+        "import pathlib, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(began)!r}).write_text(str(child.pid))\n"
+        "child.wait()"
+    )
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(began)!r}).read_text(): time.sleep(0.02)\nexit(1)"
     assert side_by_side.run(tmp_path / "log", beside, [python(wait)]) == 1
-    time.sleep(2.5)
-    assert not ended.exists()
+    assert has_ended(int(began.read_text()))

@@ -42,9 +42,10 @@ def test_seconds_add_up_by_graph() -> None:
 
 def test_seconds_are_those_that_passed() -> None:
     times = CallTimes()
+    start = time.perf_counter()
     with times.measured("a", CALL, CPU):
         time.sleep(0.02)
-    assert 0.02 <= times.seconds()["a"] < 1
+    assert 0.02 <= times.seconds()["a"] <= time.perf_counter() - start
 
 
 def test_a_call_that_fails_is_not_counted() -> None:
@@ -55,11 +56,10 @@ def test_a_call_that_fails_is_not_counted() -> None:
 
 
 def test_what_is_handed_out_is_a_copy() -> None:
-    times = CallTimes()
-    with times.measured("a", CALL, CPU):
-        pass
+    times = times_of(2.0)
+    call(times, "a")
     times.seconds()["a"] = 100
-    assert times.seconds()["a"] < 1
+    assert times.seconds()["a"] == 2.0
 
 
 @pytest.mark.gpu
