@@ -71,10 +71,12 @@ class Metrics:
 
     def _add_up_ended(self) -> None:
         """Keep the sum of the counts whose owners are no more."""
-        ended = [tally for tally in self._tallies if tally[0]() is None]
-        self._tallies = [tally for tally in self._tallies if tally[0]() is not None]
-        for _, counts in ended:
-            self._served_by.update(counts)
+        tallies, self._tallies = self._tallies, []
+        for tally in tallies:  # each is asked once: an owner may die in between
+            if tally[0]() is None:
+                self._served_by.update(tally[1])
+            else:
+                self._tallies.append(tally)
 
     def evicted(self, key: str) -> None:
         """Count one graph that left memory to make room."""

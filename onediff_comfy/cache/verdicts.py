@@ -120,11 +120,12 @@ class Verdicts:
 
     def proofs(self, graph_key: str) -> list[list[int]]:
         """Return for which values of a graph's symbols, and what else, its output agreed with eager's."""
-        if graph_key not in self._proved:
+        proofs = self._proved.get(graph_key)
+        if proofs is None:
             noted = self._store.notes.read(PROVED, graph_key) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
-            self._proved[graph_key] = _proofs_in(noted)
-        return self._proved[graph_key]
+            proofs = self._proved[graph_key] = _proofs_in(noted)
+        return proofs
 
     def is_retired_here(self, graph_key: str) -> bool:
         """Return True if this process found the graph wrong; asks no store."""

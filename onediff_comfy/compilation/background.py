@@ -95,13 +95,15 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        failure: why there is no graph; None if there is one.
+        failure: why there is no graph; None if there is one, or none for all sizes.
         option: an option that the target turned out to read; the job is to be begun again with it.
+        graph: the key of the graph that there is for the call; None if none for all sizes takes those of the call.
         died: the process ended before it could say anything of the graph: ``failure`` is about the process alone.
     """
 
     failure: str | None
     option: str | None = None
+    graph: str | None = None
     died: bool = False
 
 

@@ -168,11 +168,15 @@ class RecordedGraph(CompiledGraph):
         return len(self._recordings)
 
     def forget_recordings(self) -> None:
-        """Throw the recordings away; they are made again when their sizes come again."""
-        for sizes, recording in self._recordings.items():
+        """Throw the recordings away; they are made again when their sizes come again.
+
+        A model that dies asks for it, on any thread and between any two steps of this class. So what there is is
+        changed for another, and never emptied while somebody looks into it.
+        """
+        recordings, self._recordings = self._recordings, OrderedDict()
+        for sizes, recording in list(recordings.items()):
             if recording.replays >= _PAID_OFF_REPLAYS:
                 del self._overflows[sizes]
-        self._recordings.clear()
 
     def reconsider(self) -> None:
         """Forget which sizes were too large to record."""
@@ -201,9 +205,10 @@ class RecordedGraph(CompiledGraph):
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
-        recording = None if plain else self._recordings.get(sizes)
+        recordings = self._recordings
+        recording = None if plain else recordings.get(sizes)
         if recording is not None and recording.addresses == addresses:
-            self._recordings.move_to_end(sizes)
+            recordings.move_to_end(sizes)
             return recording.replay(tensors, confirmed)
         if confirmed is not None and not confirmed():
             return None
@@ -263,8 +268,9 @@ class RecordedGraph(CompiledGraph):
             # A compiler hands a number in RAM to its kernels by value, so a replay would not see it change.
             self._give_up("a weight is not on the device")
             return None
-        while len(self._recordings) >= MOST_RECORDINGS:
-            self._recordings.popitem(last=False)
+        recordings = self._recordings
+        while len(recordings) >= MOST_RECORDINGS:
+            recordings.popitem(last=False)
         with self._pool.recording(device), torch.cuda.device(device):
             torch.cuda.synchronize(device)
             free = torch.cuda.mem_get_info(device)[0]

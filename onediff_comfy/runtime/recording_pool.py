@@ -101,7 +101,8 @@ class RecordingPool:
 
     def join(self, recorder: Recorder) -> None:
         """Let ``recorder`` record here."""
-        self._recorders.add(recorder)
+        with self._lock:  # a graph is loaded on one thread while another releases what all of them hold
+            self._recorders.add(recorder)
 
     def on_device(self, device: torch.device) -> DevicePool:
         """Return what the next recording of ``device`` is made in.
@@ -146,8 +147,9 @@ class RecordingPool:
 
     def budget_changed(self) -> None:
         """Hold to a budget that is another now; what was too large for the old one may be recorded again."""
-        for recorder in list(self._recorders):
-            recorder.reconsider()
+        with self._lock:
+            for recorder in list(self._recorders):
+                recorder.reconsider()
         self.keep_to_budget()
 
     def tell_too_large(self, nbytes: int) -> None:

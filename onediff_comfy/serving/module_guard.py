@@ -94,7 +94,7 @@ class ModuleGuard:
     def begin_run(self) -> None:
         """Have every module and function looked at again: extensions may have changed them since."""
         self._lifter.begin_run()
-        for guarded in self._guarded.values():
+        for guarded in list(self._guarded.values()):  # a thread of another GPU may be late with a module of its own
             guarded.checked, guarded.method = False, None
             guarded.target.forget_addresses()
 

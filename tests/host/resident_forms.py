@@ -54,6 +54,8 @@ class Dynamic(ModelPatcher):  # type: ignore[misc]
 class _While(threading.Timer):
     """A while that is over when this script says so, and for what is begun anew then a moment later.
 
+    That it is over moves the module's clock.
+
     Attributes:
         begun: those of the scene, in their order.
         over: what those that are begun now wait for.
@@ -71,6 +73,7 @@ class _While(threading.Timer):
     def run(self) -> None:
         self.over.wait()
         if not self.finished.wait(0.02):
+            now[0] += self.interval
             self.due.set()
             self.function(*self.args, **self.kwargs)
         self.finished.set()
@@ -86,6 +89,8 @@ class _While(threading.Timer):
 
 # Nothing else of that module is other than it is: it compares its timer with the thread that it runs on.
 dynamic_vram.threading = types.SimpleNamespace(**vars(threading) | {"Timer": _While})  # type: ignore[assignment]
+now = [0.0]
+dynamic_vram.time = types.SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})  # type: ignore[assignment]
 
 
 class _Leaks(logging.Handler):
@@ -257,6 +262,25 @@ def a_newer_while(mutex: Any) -> dict[str, Any]:
     return found | {"passed": _While.passes(), "gone": gone(model, WAIT)}
 
 
+def in_a_cycle() -> dict[str, Any]:
+    """The clone is found as garbage, together with all that only it holds; in the middle of something of its timer's."""
+    loads: Counter[str] = Counter()
+    loader = dynamic("MODEL", loads)
+    for _ in range(2):
+        node: dict[str, Any] = {"model": accelerate(loader, "eager")}
+        node["itself"] = node
+        del node
+        gc.collect()
+    timer = _While.begun[-1]
+    form = weakref.ref(dynamic_vram._forms()[loader.model])
+    collected = threading.Thread(target=dynamic_vram._ResidentForm.outlive, args=(form,), daemon=True)
+    with timer.finished._cond:  # type: ignore[attr-defined]
+        collected.start()
+        collected.join(10)
+        answered = not collected.is_alive()
+    return {"loads": loads["MODEL"], "answered": answered, "passed": _While.passes()}
+
+
 def dynamic_model_goes() -> dict[str, Any]:
     """Another checkpoint, or everything is freed: nothing is left to wait for."""
     loads: Counter[str] = Counter()
@@ -402,6 +426,7 @@ def main() -> None:
             "lora_changes": lora_changes,
             "pictures": pictures,
             "between_prompts": between_prompts,
+            "in_a_cycle": in_a_cycle,
             "clones_of_others": clones_of_others,
             "the_while_passes": lambda: the_while_passes(None),
             "dynamic_model_goes": dynamic_model_goes,

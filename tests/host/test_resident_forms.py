@@ -59,6 +59,10 @@ def test_a_while_that_is_over_just_when_another_clone_dies_does_not_end_the_newe
     assert found["a_newer_while"] == {"due": True, "whiles": 2, "kept": True, "passed": True, "gone": True}
 
 
+def test_a_clone_that_is_found_as_garbage_leaves_the_form_and_waits_for_nobody(found: dict[str, Any]) -> None:
+    assert found["in_a_cycle"] == {"loads": 1, "answered": True, "passed": True}
+
+
 def test_it_goes_with_the_dynamic_model(found: dict[str, Any]) -> None:
     names = ("kept", "source_gone", "gone", "source_gone_first", "gone_last")
     assert found["dynamic_model_goes"] == dict.fromkeys(names, True) | {"loaded": 0}

@@ -47,6 +47,39 @@ def test_during_a_prompt_it_says_so(queue: Any) -> None:
         assert not between
 
 
+def test_while_the_host_cleans_up_after_a_prompt_it_says_so(queue: Any) -> None:
+    """The host's thread unloads models and collects garbage when the prompt is done, before it waits for another."""
+    queue.not_empty = threading.Condition(queue.mutex)
+    cleaned, waits, seen = threading.Event(), threading.Event(), list[bool]()
+
+    def run_prompts() -> None:
+        with queue.mutex:
+            queue.currently_running.clear()
+        waits.set()
+        cleaned.wait(20)
+        with queue.not_empty:
+            waits.set()
+            queue.not_empty.wait(20)
+
+    queue.currently_running[0] = ("a prompt",)
+    thread = threading.Thread(target=run_prompts)
+    thread.start()
+    assert waits.wait(20)
+    waits.clear()
+    with between_prompts() as between:
+        seen.append(between)
+    cleaned.set()
+    assert waits.wait(20)
+    with between_prompts() as between:  # it has the mutex until it waits
+        seen.append(between)
+    with queue.not_empty:
+        queue.not_empty.notify()
+    with between_prompts() as between:
+        seen.append(between)
+    thread.join(20)
+    assert seen == [False, True, False]
+
+
 @pytest.mark.parametrize("server", [None, SimpleNamespace(PromptServer=SimpleNamespace(instance=None))])
 def test_without_a_server_there_are_no_prompts(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "server", server)

@@ -67,14 +67,15 @@ def run(job: Job) -> Outcome:
         method = getattr(target.module, job.forward)
         forward = OnCopies(method) if job.on_copies else method
         what = TargetCall(target, forward, call, call.signature.options())
-        Maker(engine, device, code, host).make(library(), what, job.general, show=lambda _text: None)
+        made = Maker(engine, device, code, host).make(library(), what, job.general, show=lambda _text: None)
     except OptionRead as read:
         return Outcome(None, option=read.name)
     except (NotCovered, EngineError) as refusal:
         return Outcome(str(refusal))
     if library().metrics.snapshot()["not_kept"]:
         return Outcome("the compiled graph could not be kept for the process that wants it")
-    return Outcome(None)
+    takes_it = made is not None and made[1].shapes.values(what.call.signature.tensors) is not None
+    return Outcome(None, graph=made[0] if made is not None and takes_it else None)
 
 
 def _stand_back(job: Job) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,16 @@ from ...serving.dispatcher import Dispatcher
 from ...settings import GRAPH_BUDGET_SHARE
 from ...store.store import GraphStore, default_store
 from .device_reserve import device_reserve
+from .once import once
 
 
-@functools.cache
+@once
 def metrics() -> Metrics:
     """Return the counters of this process."""
     return Metrics()
 
 
-@functools.cache
+@once
 def library() -> GraphLibrary:
     """Return the compiled graphs of this process, shared by all nodes."""
     counters = metrics()
@@ -57,7 +57,7 @@ class NodeOrigin:
     pixels: int = 0
 
 
-@functools.cache
+@once
 def accelerated() -> WeakKeyDictionary[Dispatcher, NodeOrigin]:
     """Return the dispatchers of all objects that are accelerated now, for the report. Whoever makes one adds it."""
     return WeakKeyDictionary()
@@ -75,7 +75,7 @@ def _default_budget() -> int:
     return int(comfy.model_management.get_total_memory(comfy.model_management.get_torch_device()) * GRAPH_BUDGET_SHARE)
 
 
-@functools.cache
+@once
 def store() -> GraphStore:
     """Return the compiled graphs on this machine's disk."""
     return default_store()

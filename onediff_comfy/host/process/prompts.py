@@ -10,7 +10,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def between_prompts() -> Iterator[bool]:
-    """Yield True if the host is running no prompt. Then it starts none before the block is left.
+    """Yield True if the host is running no prompt, nor cleaning up after one. Then it starts none before the block ends.
+
+    When a prompt is done the host's thread unloads models, if somebody has asked for it meanwhile, and looks for
+    garbage. So no prompt runs for sure only where that thread waits for one.
 
     For what another thread does to things that a prompt may be using: the host's list of loaded models, the memory of
     graphs and of CUDA graph recordings.
@@ -21,4 +24,13 @@ def between_prompts() -> Iterator[bool]:
         yield True
         return
     with queue.mutex:
-        yield not queue.currently_running
+        yield not queue.currently_running and _is_waited_for(queue)
+
+
+def _is_waited_for(queue: Any) -> bool:
+    """Return True if the thread that runs prompts waits for one, or if that cannot be known. Ask with the mutex held.
+
+    Who waits for a condition stands in its list (CPython's ``threading.Condition``), and goes on with the mutex alone.
+    """
+    waiting = getattr(getattr(queue, "not_empty", None), "_waiters", None)
+    return waiting is None or bool(waiting)

@@ -97,7 +97,6 @@ def resident_clone(patcher: Any, kind: str) -> Any | None:
     try:
         if base is None:
             base = _loaded(patcher, kind)
-            form.found_by(base)
         clone = patcher.clone(disable_dynamic=True, model_override=base.get_clone_model_override())
     except Exception as error:  # whatever a loader raises: of another extension, or its file is gone
         log.warning("OneDiff: this %s's loader gives no resident form (%s); it stays in Dynamic VRAM", kind, error)
@@ -110,6 +109,7 @@ def resident_clone(patcher: Any, kind: str) -> Any | None:
     _join_clones(clone, base)
     clone.hook_backup = base.hook_backup  # original weights too, which the host's clone() leaves with the dynamic model
     weakref.finalize(clone, _ResidentForm.outlive, weakref.ref(form)).atexit = False
+    form.found_by(base)
     return clone
 
 
@@ -141,39 +141,39 @@ class _ResidentForm:
     """The resident form of one dynamic model: how it is found, and what keeps it when no clone does.
 
     The form's base is a patcher without patches and parent, and holds nothing of the dynamic one. The clones hold it,
-    as their ``parent``. This object dies with the dynamic model, and with it what it keeps.
+    as their ``parent``, and so does this object until a while has passed since a clone died. It dies with the dynamic
+    model, and with it what it keeps.
     """
 
     def __init__(self) -> None:
         self._base: weakref.ref[Any] | None = None
         self._kept: Any = None
-        self._timer: threading.Timer | None = None  # which ends the while that is kept for
-        self._changing = threading.RLock()  # clones die on any thread, in the middle of anything
+        self._until = 0.0  # of time.monotonic
+        self._timer: threading.Timer | None = None
 
     def base(self) -> Any | None:
         """The base of all clones, as long as anything holds it."""
         return None if self._base is None else self._base()
 
     def found_by(self, base: Any) -> None:
-        """``base`` is what ``base()`` gives from now on; it is not kept for that."""
-        self._base = weakref.ref(base)
+        """``base`` is what ``base()`` gives from now on, until the last of its clones has been gone for a while."""
+        self._base, self._kept = weakref.ref(base), base
 
     @staticmethod
     def outlive(reference: weakref.ref[_ResidentForm]) -> None:
-        """A clone is dying: the base, which it still holds, is kept for a while.
+        """A clone is dying: its base is kept for a while from now on.
 
-        A weak reference finds the base here, for one from a finalizer could never be collected if the model
-        referred to the clone, as it does during a run.
+        It may die in a garbage collection, on any thread in the middle of anything. So nothing here takes a lock, and a
+        timer that runs is left to find that its time is not up.
         """
         form = reference()
         if form is not None:
-            with form._changing:
-                form._kept = form.base()
-                form._let_go_in(_KEPT_SECONDS)
+            form._until = time.monotonic() + _KEPT_SECONDS
+            form._kept = form.base() or form._kept  # of a clone in a cycle, only this object has it by now
+            if form._timer is None:
+                form._look_again_in(_KEPT_SECONDS)
 
-    def _let_go_in(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _look_again_in(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._let_go, [weakref.ref(self)])
         self._timer.daemon = True
         self._timer.start()
@@ -185,13 +185,14 @@ class _ResidentForm:
             return
         # When a model goes the host takes it out of its list of loaded models, on the thread where that happens. A
         # prompt may be walking through that list.
-        with between_prompts() as between, form._changing:
-            if form._timer is not threading.current_thread():
-                return  # another clone has died since this timer was due: another while has begun
-            if between:
-                form._kept = None
+        with between_prompts() as between:
+            left = form._until - time.monotonic()  # another clone may have died since
+            if left > 0:
+                form._look_again_in(left)
+            elif between:
+                form._kept = form._timer = None
             else:
-                form._let_go_in(_RETRY_SECONDS)
+                form._look_again_in(_RETRY_SECONDS)
 
 
 @functools.cache

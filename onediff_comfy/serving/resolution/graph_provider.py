@@ -74,6 +74,7 @@ class GraphProvider:
     ) -> None:
         self._library, self._host, self._guard, self._show = library, host, guard, show
         self._values: dict[tuple[str, Signature], set[Structure]] = {}  # of calls that graphs were made for
+        self._made_again: set[str] = set()  # by call key: what another process had made, and was gone
 
     def kept(self, request: Request, maker: Maker, exact: bool) -> Provided | None:
         """Return the most specialised graph that exists for a request, in memory or on disk.
@@ -186,13 +187,7 @@ class GraphProvider:
         key = maker.call_key(request.target, request.call, general)
         outcome = background.outcome(key)
         if outcome is None:
-            if background.seconds(key) is None:
-                try:
-                    background.start(key, maker.job(request.target, request.invocation.forward, request.call, general))
-                except (weightless_pickle.Unpicklable, AttributeError) as error:
-                    return _OnlyHere(error, EngineError)
-            reason = message("a graph is being compiled in the background")
-            return Pending(reason, lambda: _progress(background, key))
+            return _begun(background, key, request, maker, general)
         if outcome.option is not None:
             raise OptionRead(outcome.option)
         self._library.index.forget_candidates(key)
@@ -201,9 +196,12 @@ class GraphProvider:
         if outcome.failure is not None:
             return _OnlyHere(outcome.failure, NotCovered)
         found = self.kept(request, maker, exact=not general)
-        if found is None and not general:
+        if found is not None or (general and outcome.graph is None):
+            return found
+        if key in self._made_again:
             raise EngineError(_not_in_background(message("its graph is not in the cache folder")))
-        return found
+        self._made_again.add(key)  # somebody has cleared the folder since, which says nothing of graphs
+        return _begun(background, key, request, maker, general)
 
     @contextlib.contextmanager
     def _failures_noted(self, family: str, key: str) -> Iterator[None]:
@@ -228,6 +226,17 @@ def compiling_failed(error: Exception) -> str:
 
 def _not_in_background(why: object) -> str:
     return message("it cannot be compiled in the background ({why}); choose compile: wait", why=why)
+
+
+def _begun(background: Background, key: str, request: Request, maker: Maker, general: bool) -> Pending | _OnlyHere:
+    """Have another process make a graph, unless it does that already or is busy with another."""
+    if background.seconds(key) is None:
+        try:
+            background.start(key, maker.job(request.target, request.invocation.forward, request.call, general))
+        except (weightless_pickle.Unpicklable, AttributeError) as error:
+            return _OnlyHere(error, EngineError)
+    reason = message("a graph is being compiled in the background")
+    return Pending(reason, lambda: _progress(background, key))
 
 
 def _progress(background: Background, key: str) -> str | None:
