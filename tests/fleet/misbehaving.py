@@ -124,6 +124,17 @@ async def until(condition: Callable[[], object]) -> bool:
     return bool(condition())
 
 
+async def looked(gateway: Gateway) -> None:
+    """Look after the workers once, to the end."""
+    await gateway.carrier._look_after()
+    await until(lambda: not gateway.carrier._looked_at)
+
+
+def silenced(gateway: Gateway, name: str) -> None:
+    """Have a worker be one whose heartbeats ceased too long ago."""
+    gateway.carrier.links[name].seen -= carrier.LOST_AFTER_S + 1
+
+
 async def hand_in(session: aiohttp.ClientSession, url: str, **more: Any) -> int:
     """Hand a prompt in. Return the answer's status."""
     async with session.post(f"{url}/prompt", json={"prompt": WORKFLOW, **more}) as answer:
