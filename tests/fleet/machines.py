@@ -1,5 +1,4 @@
-"""Machines of a fleet: each a process with folders of its own, in which compiling is a second's sleep, or lasts until
-a test lets it end.
+"""Machines of a fleet: each a process with folders of its own, in which to compile is to sleep, or to wait for a test.
 
 What takes part is the library's own store, tier, lease and signatures. Processes are forked from one that has
 imported PyTorch, so that a fleet of them starts at once; they share nothing but the store.

@@ -85,7 +85,7 @@ async def served(gateway: Gateway) -> tuple[web.AppRunner, str]:
 _TIMES = [
     (module, name, getattr(module, name))
     for module, names in (
-        (carrier, ("LIFE_S", "LOST_AFTER_S", "_LOOK_EVERY_S")),
+        (carrier, ("LIFE_S", "_LOOK_EVERY_S")),
         (clients, ("_TOO_MANY",)),
         (journal, ("LIFE_S", "_DEAD_AFTER_S")),
         (link, ("_ANSWER_S",)),

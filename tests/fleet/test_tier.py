@@ -294,9 +294,7 @@ def test_a_slow_upload_holds_no_picture_and_the_lease_until_it_is_done(
     monkeypatch.setattr(tiered_store, "_WAIT_FOR_UPLOAD_S", 0.2)
     machine = store_fleet.machine()
     tier = machine.tier()
-    store, create = machine.store(tier), tier.objects.create
-
-    go = threading.Event()
+    store, create, go = machine.store(tier), tier.objects.create, threading.Event()
 
     def slow(path: str, content: bytes) -> str | None:
         if "graphs" in path:
