@@ -65,7 +65,11 @@ class Editor:
 
     def open_file(self, file: Path) -> None:
         """Open a file, a picture with a workflow in it for instance, through the editor's own file dialog."""
-        self._file_dialog().set_files(file)
+        chooser = self._file_dialog()
+        self.page.evaluate("() => window.app.graph.nodes.forEach(node => { node.wasThereBefore = true; })")
+        chooser.set_files(file)
+        opened = "() => { const n = window.app.graph.nodes; return n.length && !n.some(node => node.wasThereBefore); }"
+        self.page.wait_for_function(opened)
         self.page.wait_for_timeout(_SETTLED_MS)
         self.close_dialogs()
 
@@ -198,13 +202,19 @@ class Editor:
         self.page.get_by_placeholder("Search Settings...").fill("language")
         self.page.wait_for_timeout(_SETTLED_MS)
         self.page.get_by_role("combobox").last.click()
-        self.page.get_by_role("option", name=name, exact=True).click()
-        self.page.wait_for_timeout(_SETTLED_MS)
+        with self.page.expect_response(lambda answer: answer.url.endswith("/settings/Comfy.Locale")):
+            self.page.get_by_role("option", name=name, exact=True).click()
         self.page.reload()
         self._wait_until_ready()
 
-    def find(self, words: str, title: str) -> list[str]:
+    def find(self, words: str, title: str, first: bool = False, timeout: float = 30) -> list[str]:
         """Type into the search that a double click on the empty canvas opens, until a node is found; the nodes' names.
+
+        Args:
+            words: that are typed.
+            title: of the node.
+            first: wait until it is the first of those that are found.
+            timeout: seconds for that; after it the names are those that are there.
 
         Raises:
             PlaywrightTimeout: it is not.
@@ -213,11 +223,18 @@ class Editor:
         assert size is not None
         self._open_search(size["width"] / 2, size["height"] * 0.96)
         self.page.keyboard.type(words)
-        self.page.get_by_role("option").filter(has_text=title).first.wait_for()
-        names = [text.split("\n")[0] for text in self.page.get_by_role("option").all_inner_texts()]
+        options = self.page.get_by_role("option")
+        options.filter(has_text=title).first.wait_for()
+        names, deadline = self._names_in(options), time.monotonic() + timeout
+        while title not in (names[:1] if first else names) and time.monotonic() < deadline:
+            self.page.wait_for_timeout(100)
+            names = self._names_in(options)
         self.page.keyboard.press("Escape")
         self.page.wait_for_timeout(_SETTLED_MS)  # or what is typed next goes into the box that is closing
         return names
+
+    def _names_in(self, options: Locator) -> list[str]:
+        return [text.split("\n")[0] for text in options.all_inner_texts()]
 
     def _open_search(self, x: float, y: float, tries: int = 5) -> None:
         """Double click there; again if nothing comes of it, as happens while the canvas is being drawn."""

@@ -71,7 +71,7 @@ def test_the_search_finds_the_nodes(editor: Editor) -> None:
     """The editor looks at names first: where other nodes have the word in theirs, those come before it."""
     editor.open(FLUX.workflow(506))  # with room below it
     for words in ("optimize", "faster", "fp8", "编译", "加速"):
-        assert editor.find(words, "OneDiff Optimize")[0] == "OneDiff Optimize", words
+        assert editor.find(words, "OneDiff Optimize", first=True)[0] == "OneDiff Optimize", words
     for words in ("speed", "compile", "cache"):
         assert "OneDiff Optimize" in editor.find(words, "OneDiff Optimize"), words
     editor.find("tensorrt", "OneDiff Model Speedup")

@@ -45,9 +45,14 @@ _OF_LOADERS = pytest.mark.parametrize("replaced", ["loaders"], indirect=True, sc
 def _replace_all(page: Page) -> None:
     """What docs/from-onediff.md tells the person to press."""
     details = page.get_by_role("button", name="View details")
+    replace = page.get_by_role("button", name="Replace All")
+    details.or_(replace).first.wait_for()
     if details.count():  # not where the list of errors is open already
         details.click()
-    page.get_by_role("button", name="Replace All").click()
+    replace.click()
+    replaced = """kept => window.app.graph.nodes.every(
+        node => node.type in LiteGraph.registered_node_types || kept.includes(node.type))"""
+    page.wait_for_function(replaced, arg=list(NOT_REPLACED))
     page.wait_for_timeout(_SETTLED_MS)
 
 

@@ -49,6 +49,14 @@ def picture(
     )
 
 
+def held(seed: int, go: Path) -> Workflow:
+    """Text to image that lasts until a file is there."""
+    workflow = picture(seed)
+    workflow["held"] = {"class_type": "HeldModel", "inputs": {"model": ["loader", 0], "file": str(go)}}
+    workflow["sampler"]["inputs"]["model"] = ["held", 0]
+    return workflow
+
+
 def nothing(text: str) -> Workflow:
     """The least that ComfyUI takes for a workflow."""
     return {

@@ -18,9 +18,8 @@ import gateway_attacked
 import gateway_late
 import gateway_lied_to
 from aiohttp import web
-from misbehaving import WORKFLOW, Server, patient, register, served, slow
+from misbehaving import WORKFLOW, Server, looked, patient, register, served, silenced, slow, until
 
-from onediff_comfy.fleet.gateway import carrier
 from onediff_comfy.fleet.gateway.api import Gateway
 from onediff_comfy.fleet.gateway.carrier import MOST_ATTEMPTS
 from onediff_comfy.fleet.gateway.journal import Journal
@@ -70,18 +69,18 @@ async def poison(folder: Path) -> dict[str, Any]:
 
 async def silence(folder: Path) -> dict[str, Any]:
     """A worker that has a prompt answers, but its heartbeats have ceased; another one comes."""
-    carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S = 0.3, 0.1
     gateway = Gateway(Journal((folder / "silence").as_uri()), {})
     await gateway.application()
     prompt = parse({"prompt": WORKFLOW}, 0)
-    seen: list[Any] = []
     async with Server(slow) as silent, Server(slow) as other:
         register(gateway, "silent", silent)
         await gateway.carrier.submit(prompt)
-        for _ in range(50):
-            seen.append(getattr(prompt.worker, "name", None))
-            register(gateway, "other", other)
-            await asyncio.sleep(0.05)
+        seen = [getattr(prompt.worker, "name", None)]
+        register(gateway, "other", other)
+        silenced(gateway, "silent")
+        await looked(gateway)
+        await until(lambda: prompt.worker is gateway.carrier.links["other"])
+        seen.append(getattr(prompt.worker, "name", None))
         await gateway.carrier.stop()
     return {"first": seen[0], "last": seen[-1], "attempts": prompt.attempts}
 

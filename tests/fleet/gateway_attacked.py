@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from misbehaving import SOON_S, WORKFLOW, Server, hand_in, register, slow, until, visited
+from misbehaving import SOON_S, WORKFLOW, Server, hand_in, looked, register, silenced, slow, until, visited
 
 from onediff_comfy.fleet.gateway import carrier, clients, journal, link
 from onediff_comfy.fleet.gateway.prompt import parse
@@ -153,7 +153,6 @@ async def frozen(folder: Path) -> dict[str, Any]:
 
 async def half_done(folder: Path) -> dict[str, Any]:
     """A worker is done, and freezes while its picture is fetched. Another one does the prompt."""
-    carrier.LOST_AFTER_S, carrier._LOOK_EVERY_S = 0.5, 0.1
 
     def done(freezes: bool) -> Callable[[Server, web.Request], Awaitable[web.StreamResponse]]:
         async def answer(server: Server, request: web.Request) -> web.StreamResponse:
@@ -173,13 +172,15 @@ async def half_done(folder: Path) -> dict[str, Any]:
     async with visited(folder) as (gateway, session, url), Server(done(True)) as one, Server(done(False)) as two:
         register(gateway, "one", one)
         await hand_in(session, url)
-        await until(lambda: "/view" in one.asked)
-
-        def finished() -> bool:
-            register(gateway, "two", two)
-            return not gateway.ledger.open
-
-        await until(finished)
+        (prompt,) = gateway.ledger.open.values()
+        await gateway.carrier._look_after()
+        assert await until(lambda: "/view" in one.asked)
+        register(gateway, "two", two)
+        silenced(gateway, "one")
+        await gateway.carrier._look_after()
+        assert await until(lambda: prompt.attempt is not None and prompt.attempt.taken)
+        await gateway.carrier._look_after()
+        assert await until(lambda: not gateway.ledger.open)
         written = [json.loads(path.read_text())["worker"] for path in (folder / "v1" / "results").iterdir()]
         return {"open": len(gateway.ledger.open), "written": written}
 
@@ -234,7 +235,6 @@ async def strangers(folder: Path) -> dict[str, Any]:
             request.transport.close()
         return await slow(server, request)
 
-    carrier._LOOK_EVERY_S = 0.05
     names, outcomes = ("x" * 9000, "\ud800", "\r\nX: y", "\0", "poison"), []
     for number, name in enumerate(names):
         async with visited(folder / str(number)) as (gateway, session, url), Server(breaks) as worker:
@@ -243,7 +243,9 @@ async def strangers(folder: Path) -> dict[str, Any]:
             (honest,) = gateway.ledger.open.values()
             workflow = {**WORKFLOW, "more": {"class_type": "PrimitiveString", "inputs": {"value": name}}}
             assert await hand_in(session, url, prompt=workflow, client_id=name) == 200
-            await asyncio.sleep(0.5)
+            assert await until(lambda worker=worker: len(worker.queue) == 2)
+            for _ in range(3):
+                await looked(gateway)
             outcomes.append([gateway.ledger.counts["workers_lost"], honest.attempts, len(worker.queue)])
     return {"outcomes": outcomes}
 

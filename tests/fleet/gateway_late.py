@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from misbehaving import Server, hand_in, register, slow, until, visited
+from misbehaving import Server, hand_in, looked, register, slow, until, visited
 
 from onediff_comfy.fleet.gateway import carrier
 from onediff_comfy.fleet.gateway.api import Gateway
@@ -46,12 +46,6 @@ def _only(gateway: Gateway) -> Prompt:
     return prompt
 
 
-async def _looked(gateway: Gateway) -> None:
-    """Look after the workers once, to the end."""
-    await gateway.carrier._look_after()
-    await until(lambda: not gateway.carrier._looked_at)
-
-
 async def on_its_way(folder: Path) -> dict[str, Any]:
     """The journal takes its time, and a worker to check a prompt; it shows its queue meanwhile. Nobody looks for it."""
     begun, go, written = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -66,10 +60,10 @@ async def on_its_way(folder: Path) -> dict[str, Any]:
         register(gateway, "worker", worker)
         handing_in = asyncio.create_task(hand_in(session, url))
         await until(lambda: gateway.carrier.links["worker"].prompts)
-        await _looked(gateway)
+        await looked(gateway)
         written.set()
         await begun.wait()
-        await _looked(gateway)
+        await looked(gateway)
         attempts = _only(gateway).attempts
         go.set()
         return {"status": await handing_in, "attempts": attempts, "handed": worker.asked.count("/prompt")}
@@ -86,7 +80,7 @@ async def belated(folder: Path) -> dict[str, Any]:
         register(gateway, "one", one)
         await hand_in(session, url)
         one.queue.clear()
-        looking = asyncio.create_task(_looked(gateway))
+        looking = asyncio.create_task(looked(gateway))
         await begun.wait()
         register(gateway, "two", two)
         _gone(gateway, "one", "one")
@@ -158,7 +152,7 @@ async def runs_it_late(folder: Path) -> dict[str, Any]:
         register(gateway, "one", one)
         await hand_in(session, url)
         prompt = _only(gateway)
-        looking = asyncio.create_task(_looked(gateway))
+        looking = asyncio.create_task(looked(gateway))
         await begun.wait()
         _gone(gateway, "one", "one")
         go.set()

@@ -1,4 +1,4 @@
-"""Machines of a fleet: each a process with folders of its own, in which compiling is a second's sleep.
+"""Machines of a fleet: each a process with folders of its own, in which to compile is to sleep, or to wait for a test.
 
 What takes part is the library's own store, tier, lease and signatures. Processes are forked from one that has
 imported PyTorch, so that a fleet of them starts at once; they share nothing but the store.
@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from onediff_comfy.store.artifact import Artifact, Manifest, Part
@@ -38,6 +39,7 @@ FINGERPRINT = "f" * 64
 SHAPES = {"axes": [[[1, "s0"], 4]], "limits": {"s0": [1, None]}, "conditions": ["s0 < 100"]}
 TIMES = LeaseTimes(ttl_s=3.6, poll_s=0.2, longest_s=60.0)
 _SOON_S = 60.0
+_COMPILE_S = 1.0
 
 
 def graph(key: str = KEY, size: int = 3000, mark: bytes = b"") -> Artifact:
@@ -96,11 +98,26 @@ class Machine:
 
     # -- as a process ------------------------------------------------------------------------------
 
-    def start(self, key: str = KEY, compile_s: float = 1.0) -> None:
-        """Have it get a graph: from the store, or compiled in ``compile_s`` seconds."""
-        process = multiprocessing.get_context("forkserver").Process(target=_get, args=(self, key, compile_s))
+    def start(self, key: str = KEY, held: bool = False, pause_s: float = 1.0) -> None:
+        """Have it get a graph: from the store, or compiled; if it is held, that lasts until it is let go."""
+        process = multiprocessing.get_context("forkserver").Process(target=_get, args=(self, key, held, pause_s))
         process.start()
         self.process = process
+
+    def let_go(self) -> None:
+        """Have it be done with compiling."""
+        self._go.touch()
+
+    @property
+    def _go(self) -> Path:
+        return self.folder / "go"
+
+    def compile(self, held: bool) -> None:
+        """Take as long as a compiler does."""
+        if not held:
+            time.sleep(_COMPILE_S)
+        while held and not self._go.exists():
+            time.sleep(0.02)
 
     def said(self) -> list[dict[str, Any]]:
         """What it did so far, in order."""
@@ -172,8 +189,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def _get(machine: Machine, key: str, compile_s: float) -> None:
+def _get(machine: Machine, key: str, held: bool, pause_s: float) -> None:
     """What a machine's process does: as ``GraphBuilder.compiled``, with a sleep for the compiler."""
+    asked = _questions()
     os.environ.update(machine.environment)
     begun = time.monotonic()
 
@@ -181,17 +199,37 @@ def _get(machine: Machine, key: str, compile_s: float) -> None:
         with (machine.folder / "log").open("a") as log:
             log.write(json.dumps({"did": did, "seconds": round(time.monotonic() - begun, 2), **facts}) + "\n")
 
-    store = machine.store()
+    store = machine.store(machine.tier(pause_s=pause_s))
+    count = store.tier.counters.count
+
+    def counts(name: str, amount: float = 1) -> None:
+        count(name, amount)
+        if name == "waits":
+            say("waits")
+
+    store.tier.counters.count = counts  # type: ignore[method-assign]
     say("starts")
     with store.compiling(key):
         found = store.find(key)
         if found is None:
             say("compiles")
-            time.sleep(compile_s)
+            machine.compile(held)
             try:
                 store.save(graph(key, mark=os.urandom(8)))
             except Superseded:
                 say("was second")
             found = store.find(key)
     assert found is not None
-    say("has", digest=found.digest, counters=store.tier.counters.snapshot())
+    say("has", digest=found.digest, counters=store.tier.counters.snapshot(), asked=asked)
+
+
+def _questions() -> list[str]:
+    """A list of what this process asks the store from now on, which grows."""
+    asked: list[str] = []
+
+    def noted(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **options: asked.append(name) or ask(*arguments, **options)
+
+    for name in ("get", "head", "put", "list", "delete"):
+        setattr(obstore, name, noted(name, getattr(obstore, name)))
+    return asked

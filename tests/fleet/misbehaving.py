@@ -85,7 +85,7 @@ async def served(gateway: Gateway) -> tuple[web.AppRunner, str]:
 _TIMES = [
     (module, name, getattr(module, name))
     for module, names in (
-        (carrier, ("LIFE_S", "LOST_AFTER_S", "_LOOK_EVERY_S")),
+        (carrier, ("LIFE_S", "_LOOK_EVERY_S")),
         (clients, ("_TOO_MANY",)),
         (journal, ("LIFE_S", "_DEAD_AFTER_S")),
         (link, ("_ANSWER_S",)),
@@ -122,6 +122,17 @@ async def until(condition: Callable[[], object]) -> bool:
             while not condition():
                 await asyncio.sleep(0.02)
     return bool(condition())
+
+
+async def looked(gateway: Gateway) -> None:
+    """Look after the workers once, to the end."""
+    await gateway.carrier._look_after()
+    await until(lambda: not gateway.carrier._looked_at)
+
+
+def silenced(gateway: Gateway, name: str) -> None:
+    """Have a worker be one whose heartbeats ceased too long ago."""
+    gateway.carrier.links[name].seen -= carrier.LOST_AFTER_S + 1
 
 
 async def hand_in(session: aiohttp.ClientSession, url: str, **more: Any) -> int:

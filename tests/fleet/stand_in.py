@@ -3,16 +3,18 @@
     python stand_in.py PORT [racy]
 
 ``racy`` is a store whose put-if-absent is not atomic: it looks, takes a while, and writes. Many that call themselves
-compatible with S3 are like that, and so is moto with threads.
+compatible with S3 are like that, and so is moto with threads. Here the while lasts until another has looked too.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 _ANSWERS_WITHIN_S = 120.0
-_RACE_S = 0.4
+_RACED = re.compile(r"/v1/(leases|graphs|probe/\w+/race)")
+"""What several write at once: of it a first writer is held until there is a second one."""
+_HELD_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,13 @@ def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 class Racy:
-    """Answers put-if-absent from what was there when the request came, and writes later, whatever came meanwhile."""
+    """Answers put-if-absent from what was there when the request came, and writes once another such request came."""
 
     def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
         self._application = application
         self._written: set[str] = set()
+        self._writers: Counter[str] = Counter()
+        self._come = threading.Condition()
         self._one_at_a_time = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -110,10 +116,17 @@ class Racy:
                 start_response("412 Precondition Failed", [("Content-Length", "0")])
                 return [b""]
             del environ["HTTP_IF_NONE_MATCH"]
-            time.sleep(_RACE_S)
+            self._wait_for_another(path)
             self._written.add(path)
         with self._one_at_a_time:
             return list(self._application(environ, start_response))
+
+    def _wait_for_another(self, path: str) -> None:
+        with self._come:
+            self._writers[path] += 1
+            self._come.notify_all()
+            if _RACED.search(path):
+                self._come.wait_for(lambda: self._writers[path] > 1, _HELD_S)
 
 
 def main() -> None:

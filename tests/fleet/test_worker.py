@@ -7,16 +7,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onediff_comfy.fleet import worker as worker_module
 from onediff_comfy.fleet.fleet_options import FleetOptions
-from onediff_comfy.fleet.worker import Worker
+from onediff_comfy.fleet.worker import _STANDS_S, Worker
 
 
 @pytest.fixture
@@ -56,37 +55,44 @@ def queue(worker: Worker) -> Iterator[dict[str, Any]]:
             thread.join()
 
 
-def _looks(worker: Worker, seconds: float = 0.5) -> list[int | None]:
-    """What ``unfinished`` says again and again for a while."""
-    seen, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        seen.append(worker.unfinished())
-        time.sleep(0.02)
-    return seen
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Has time pass by the worker's clock, which stands otherwise."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    return passes
 
 
 def test_a_worker_whose_prompts_wait_while_none_runs_counts_as_silent(
-    worker: Worker, queue: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    worker: Worker, queue: dict[str, Any], wait: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr(worker_module, "_STANDS_S", 0.2)
     queue["queue_pending"] = [[0, "a", {}, {}, []], [1, "b", {}, {}, []]]
-    seen = _looks(worker)
-    assert seen[0] == 2 and seen[-1] is None
+    assert worker.unfinished() == 2
+    wait(_STANDS_S)
+    assert worker.unfinished() == 2
+    wait(1)
+    assert worker.unfinished() is None
     queue["queue_running"] = [queue["queue_pending"].pop(0)]
     assert worker.unfinished() == 2, "it goes on"
 
 
 @pytest.mark.parametrize("what", ["one runs for long", "nothing to do", "they are done fast"])
 def test_a_worker_that_does_what_it_can_is_alive(
-    what: str, worker: Worker, queue: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    what: str, worker: Worker, queue: dict[str, Any], wait: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr(worker_module, "_STANDS_S", 0.2)
     if what == "one runs for long":
         queue.update(queue_running=[[0, "a"]], queue_pending=[[1, "b"]])
     for number in range(4):
         if what == "they are done fast":
             queue["queue_pending"] = [[number, str(number)]]
-        assert None not in _looks(worker, 0.1)
+        for _ in range(3):
+            assert worker.unfinished() is not None
+            wait(_STANDS_S / 4)
 
 
 def test_a_worker_whose_queue_is_none_does_not_answer(worker: Worker, queue: dict[str, Any]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import comfy.model_base
+import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
@@ -145,6 +148,14 @@ def _plain(like: Any, disable_dynamic: bool = False) -> Any:
     return made
 
 
+def _held(model: Any, file: str) -> Any:
+    """The same, once a file is there, or the person stops it."""
+    while not Path(file).exists():
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        time.sleep(0.02)
+    return model
+
+
 class _NotAModel:
     """What a careless extension may send down a MODEL wire."""
 
@@ -187,6 +198,7 @@ NODES = [
     _model_node("PlainModule", _plain),
     _model_node("NotAModel", lambda model: _NotAModel()),
     _model_node("NothingForAModel", lambda model: None),
+    _model_node("HeldModel", _held, [io.String.Input("file")]),
     _model_node("CompiledByTorch", _compiled_by_torch),
     *image_prompts.NODES,
     *text_encoders.NODES,
