@@ -22,6 +22,7 @@ from .nodes.warm_up import OneDiffWarmUp
 from .onediff_comfy.host.compatibility import host_changes
 from .onediff_comfy.host.legacy.replacements import register_replacements
 from .onediff_comfy.host.node_api import ComfyExtension, io
+from .onediff_comfy.host.process.host_code import take_early
 from .onediff_comfy.host.routes import add_routes
 from .onediff_comfy.host.settings_file import use_cache_settings
 
@@ -31,6 +32,7 @@ WEB_DIRECTORY = "./web"  # help pages of the nodes, and what they show in the ed
 class OneDiffExtension(ComfyExtension):
     async def on_load(self) -> None:
         use_cache_settings()  # before anything looks for a graph
+        take_early()
         host_changes()  # what has changed is said when the host starts
         add_routes()
         await register_replacements()

@@ -1,7 +1,13 @@
-"""What is known of a graph on this machine: proved or found wrong, slower than another, and how long eager takes."""
+"""What is known of a graph on this machine: proved or found wrong, slower than another, and how long eager takes.
+
+A graph key says what a graph computes and what compiled it; machines and processes may have compiled it several times,
+and one of these may be wrong. So a proof is of a *compilation*, named by its artifact's digest, whichever of them lies
+in the store by the time that the proof is written down or read.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +19,16 @@ from .memory import GraphCache
 
 _SLOWER = "slower"
 _EAGER_SECONDS = "eager_seconds"
+_PASSING = "passing-"
 _MOST_PROVED = 1000
-"""Of one graph, how many sets of sizes are remembered as proved; one more costs an eager step."""
+"""Of one compilation, how many sets of sizes are remembered as proved; one more costs an eager step."""
 _MOST_TIMED = 3000
 """Of one graph, how many times of eager calls are remembered."""
+
+
+def passing_compilation() -> str:
+    """Name a compilation that is kept nowhere: what is proved of it is forgotten with this process."""
+    return f"{_PASSING}{uuid.uuid4().hex}"
 
 
 def _samples(noted: Any) -> list[list[Any]]:
@@ -80,25 +92,24 @@ class Verdicts:
         cost each restart a minute, for another wrong graph. Other versions have other keys.
         """
         self._retired[graph_key] = reason
-        self._proved.pop(graph_key, None)
         self._cache.discard(graph_key)
         if self._store:
+            self._store.notes.write(RETIRED, graph_key, True)  # first: who finds no graph must find why
             self._store.remove(graph_key)
-            self._store.notes.write(RETIRED, graph_key, True)
         self._metrics.count("retired")
 
-    def is_proved(self, graph_key: str, sizes: Sequence[int]) -> bool:
-        """Return True if the graph's output for these values of its symbols agreed with eager's on this machine."""
-        return list(sizes) in self.proofs(graph_key)
+    def is_proved(self, compilation: str, sizes: Sequence[int]) -> bool:
+        """Return True if its output for these values of its symbols agreed with eager's on this machine."""
+        return list(sizes) in self.proofs(compilation)
 
-    def proved(self, graph_key: str, sizes: Sequence[int]) -> None:
-        """Note that a graph's output for these values of its symbols agreed with eager's: it is not compared again."""
-        proofs = self.proofs(graph_key)
+    def proved(self, compilation: str, sizes: Sequence[int]) -> None:
+        """Note that its output for these values of its symbols agreed with eager's: it is not compared again."""
+        proofs = self.proofs(compilation)
         proofs.append(list(sizes))
         del proofs[:-_MOST_PROVED]
         self._metrics.count("proved")
-        if self._store:
-            self._store.notes.update(PROVED, graph_key, lambda noted: _with_proof(_proofs_in(noted), list(sizes)))
+        if self._store and not compilation.startswith(_PASSING):
+            self._store.notes.update(PROVED, compilation, lambda noted: _with_proof(_proofs_in(noted), list(sizes)))
 
     def eager_took(self, graph_key: str, sizes: Sequence[int], seconds: float) -> None:
         """Remember how long a call that this graph serves took eager: a sample more."""
@@ -118,23 +129,15 @@ class Verdicts:
             self._timed[graph_key] = _samples(noted)
         return self._timed[graph_key]
 
-    def proofs(self, graph_key: str) -> list[list[int]]:
-        """Return for which values of a graph's symbols, and what else, its output agreed with eager's."""
-        proofs = self._proved.get(graph_key)
+    def proofs(self, compilation: str) -> list[list[int]]:
+        """Return for which values of its symbols, and what else, a compilation's output agreed with eager's."""
+        proofs = self._proved.get(compilation)
         if proofs is None:
-            noted = self._store.notes.read(PROVED, graph_key) if self._store else None
+            noted = self._store.notes.read(PROVED, compilation) if self._store else None
             # Our own note, sealed: a graph that came from elsewhere has none and is compared here first.
-            proofs = self._proved[graph_key] = _proofs_in(noted)
+            proofs = self._proved[compilation] = _proofs_in(noted)
         return proofs
 
     def is_retired_here(self, graph_key: str) -> bool:
         """Return True if this process found the graph wrong; asks no store."""
         return graph_key in self._retired
-
-    def compiled_anew(self, graph_key: str) -> None:
-        """Forget proofs: they were of another compilation of this graph."""
-        self._proved[graph_key] = []
-
-    def loaded_anew(self, graph_key: str) -> None:
-        """Ask the store for proofs again: another process may have compiled this graph since."""
-        self._proved.pop(graph_key, None)

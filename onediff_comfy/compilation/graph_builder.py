@@ -14,7 +14,7 @@ import torch
 from ..cache.keys import GraphKey
 from ..cache.memory import GraphCache
 from ..cache.serialization import GraphOrigin, from_artifact, to_artifact
-from ..cache.verdicts import Verdicts
+from ..cache.verdicts import Verdicts, passing_compilation
 from ..capture.export import Capture
 from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
@@ -151,8 +151,7 @@ class GraphBuilder:
             log.debug("loading %s failed", graph_key, exc_info=True)
             return None
         seconds = time.monotonic() - start
-        self._verdicts.loaded_anew(graph_key)
-        graph = self._put(graph_key, graph, engine, device)
+        graph = self._put(graph_key, graph, engine, device, artifact.digest)
         self._metrics.made("loaded", graph_key, engine.name, manifest.target, seconds)
         log.info(
             "OneDiff: loaded %s in %.1f s (compiled %s, %.0f s)",
@@ -174,13 +173,12 @@ class GraphBuilder:
             self._metrics.count("failed")
             raise
         seconds = time.monotonic() - start
-        self._verdicts.compiled_anew(key.digest)
         self._note_compile_rate(engine, device, seconds, len(capture.graph.graph.nodes))
         self._metrics.made("compiled", key.digest, engine.name, origin.target, seconds)
         log.info("OneDiff: compiled %s with %s in %.1f s, for %s", origin.target, engine.name, seconds, graph.shapes)
-        kept = self._store is None or self._keep(graph, engine, key, origin, seconds)
-        theirs = None if kept else self._load(key.digest, engine, device)
-        return theirs or self._put(key.digest, graph, engine, device)
+        compilation = passing_compilation() if self._store is None else self._keep(graph, engine, key, origin, seconds)
+        theirs = None if compilation else self._load(key.digest, engine, device)
+        return theirs or self._put(key.digest, graph, engine, device, compilation or passing_compilation())
 
     def expected_seconds(self, engine: Engine, device: torch.device, operators: int) -> float | None:
         """Return how long compiling so many operators will take, by what it took here before; None the first time."""
@@ -194,36 +192,42 @@ class GraphBuilder:
             rate = seconds / operators
             self._store.notes.update(_COMPILE_RATES, name, lambda noted: [*(noted or ()), rate][-_RATES_KEPT:])
 
-    def _put(self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device) -> CompiledGraph:
+    def _put(
+        self, graph_key: str, graph: CompiledGraph, engine: Engine, device: torch.device, compilation: str
+    ) -> CompiledGraph:
         """Into the cache, recorded where that helps."""
         if engine.recorded and device.type == "cuda" and not graph.binding.waits:
             if isinstance(graph, ReusableGraph):
                 graph = ReusableGraph(self._recorded(graph.whole), self._recorded(graph.brief))
             else:
                 graph = self._recorded(graph)
+        graph.compilation = compilation
         self._cache.put(graph_key, graph)
         return graph
 
     def _recorded(self, graph: CompiledGraph) -> RecordedGraph:
         return RecordedGraph(graph, self._recordings, lambda: self._metrics.count("recorded"))
 
-    def _keep(self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, seconds: float) -> bool:
-        """Keep a graph, if that can be. Return False if another machine's compilation of it is to be used instead."""
+    def _keep(
+        self, graph: CompiledGraph, engine: Engine, key: GraphKey, origin: GraphOrigin, seconds: float
+    ) -> str | None:
+        """Keep a graph, if that can be, and name this compilation; None if another machine's is to be used instead."""
         assert self._store is not None
         try:
             artifact = to_artifact(graph, engine, key, origin, seconds)
             if artifact is not None:
                 path = self._store.save(artifact)
                 log.info("OneDiff: kept %s (%.1f MB)", path, path.stat().st_size / 2**20)
+                return artifact.digest
         except Superseded:
-            return False
+            return None
         except Exception as error:
             # A full disk, a read-only folder, a graph its compiler cannot serialise: it serves all
             # the same, but the next start will compile again, and the person should know.
             self._metrics.count("not_kept")
             log.warning("OneDiff: the compiled graph could not be kept for the next start: %s", error)
             log.debug("keeping %s failed", key.digest, exc_info=True)
-        return True
+        return passing_compilation()
 
 
 def waiting_for_turn(seconds: float) -> Message:

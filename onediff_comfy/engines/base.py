@@ -33,7 +33,10 @@ class CompiledGraph(ABC):
         binding: how to call it.
         shapes: the sizes of a call's tensors that it may be called with.
         code_bytes: size of its machine code, as far as the engine knows.
+        compilation: which of all that may have been made under its key it is; see ``cache.verdicts``.
     """
+
+    compilation = ""
 
     def __init__(self, binding: Binding, shapes: ShapeRange) -> None:
         self.binding = binding

@@ -117,12 +117,12 @@ class Served:
         return self.graph_key, self.sizes
 
     @cached_property
-    def proof(self) -> tuple[str, tuple[int, ...]]:
-        """Return what is proved where a call has no functions.
+    def proved_for(self) -> tuple[int, ...]:
+        """Return what a compilation of the graph is proved for where a call has no functions.
 
         Two targets may have one graph and not be the same at these sizes: a trace takes a batch for two or more.
         """
-        return self.graph_key, (*self.sizes, self.asked)
+        return *self.sizes, self.asked
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class Serve:
     """A decision: this graph answers, with the weights that are in place now.
 
     Attributes:
-        proof_key: what a proof is of: the route's, and the numbers that functions of the call hold.
+        proof_key: what a proof is of, the graph's compilation; and for what, the route's numbers and those that
+            functions of the call hold.
         stream: what the call shares with the same call in other steps of a run; None where that is not known.
         options: of the call, where the graph calls a function of theirs; else None.
     """

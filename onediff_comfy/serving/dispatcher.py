@@ -129,11 +129,10 @@ class CallServer:
             prompts = self.host.stream(request.arguments.get(self.host.options_name) or {})
             if prompts is not None:
                 stream = route.graph_key, id(request.invocation.module), request.call.signature, prompts
-        proof_key, functions = route.proof, request.call.functions
-        if functions is not None:
-            proof_key = proof_key[0], (*proof_key[1], functions.number)
+        functions = request.call.functions
+        numbers = route.proved_for if functions is None else (*route.proved_for, functions.number)
         options = request.arguments.get(self.host.options_name) or {} if graph.binding.calls_option else None
-        return Serve(request, route, graph, weights, proof_key, stream, options)
+        return Serve(request, route, graph, weights, (graph.compilation, numbers), stream, options)
 
     def _resolved(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
         """Return what answers a request that no graph in memory is known for."""

@@ -164,6 +164,8 @@ class Artifact:
     def checked_parts(self) -> dict[str, bytes]:
         """Return the parts, after comparing each with its digest: those that the manifest names and no others.
 
+        Each is read once, and what was compared is what is returned: another process may be writing to the file.
+
         Raises:
             ArtifactError: a part is missing, is not what the manifest says, or is one that the manifest does not name.
         """
@@ -171,12 +173,14 @@ class Artifact:
         for name in self.data:
             if name not in declared:
                 raise ArtifactError(message("part {name} is not in the manifest", name=name))
+        checked = {}
         for name, part in declared.items():
             if name not in self.data:
                 raise ArtifactError(message("part {name} is missing", name=name))
-            if Part.of(self.data[name]) != part:
+            checked[name] = self.data[name]
+            if Part.of(checked[name]) != part:
                 raise ArtifactError(message("part {name} is damaged", name=name))
-        return {name: self.data[name] for name in declared}
+        return checked
 
 
 def parse_json(text: str | bytes) -> Any:

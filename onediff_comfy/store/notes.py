@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 OPTIONS = "options"
 """The kind of the notes on what targets, and functions that nodes put into them, are known to read."""
 PROVED = "proved"
-"""The kind of the notes on the sizes for which a graph's output agreed with eager's."""
+"""The kind of the notes on the sizes for which a graph's output agreed with eager's, by its artifact's digest."""
 RETIRED = "retired"
 """The kind of the notes on graphs that were found wrong. They are written, and never written anew: none can be lost."""
 

@@ -29,7 +29,7 @@ from ..settings import DISK_LIMIT_BYTES, FLEET_PACKAGES
 from ..settings import GRAPH_SUFFIX as SUFFIX
 from .artifact import Artifact, ArtifactError, Manifest
 from .graph_file import open_graphs, pack
-from .notes import PROVED, Notes, path_in
+from .notes import Notes, path_in
 from .remote.tier_counters import TierCounters
 from .trust import Trust, Untrusted, VerifiedArtifact
 
@@ -170,17 +170,10 @@ class GraphStore:
 
     def _put(self, artifact: Artifact) -> Path:
         path = path_in(self.folder, _GRAPHS, artifact.manifest.key)
-        if not _holds(path, artifact):
-            self._forget_proof(artifact.manifest.key)
         write_atomically(path, pack([artifact]))
         self._touch(path)
         self.prune(keep=path)
         return path
-
-    def _forget_proof(self, key: str) -> None:
-        """Forget that a graph agreed with eager, because another compilation takes its place."""
-        if self.notes.read(PROVED, key):  # not removed: a read-only folder may have a note too
-            self.notes.write(PROVED, key, [])
 
     def remove(self, key: str) -> None:
         """Remove the artifact of a graph key from the folder we write, if it is there."""
@@ -277,15 +270,6 @@ def _graph_in(path: Path) -> Iterator[Artifact]:
         if [artifact.manifest.key for artifact in artifacts] != [path.stem]:
             raise ArtifactError(message("it holds another graph than its name says"))
         yield artifacts[0]
-
-
-def _holds(path: Path, artifact: Artifact) -> bool:
-    """Return True if exactly this graph is there, whoever sealed it."""
-    try:
-        with _graph_in(path) as found:
-            return found.digest == artifact.digest
-    except (OSError, ArtifactError):
-        return False
 
 
 def default_store() -> GraphStore:

@@ -263,7 +263,7 @@ def a_newer_while(mutex: Any) -> dict[str, Any]:
 
 
 def in_a_cycle() -> dict[str, Any]:
-    """The clone is found as garbage, together with all that only it holds; in the middle of something of its timer's."""
+    """The clone is found as garbage, with all that only it holds, in the middle of something of its timer's."""
     loads: Counter[str] = Counter()
     loader = dynamic("MODEL", loads)
     for _ in range(2):

@@ -564,6 +564,30 @@ def test_by_default_nothing_is_made_here_that_ended_another_process(library: Gra
     assert library.metrics.snapshot()["compiled"] == 0
 
 
+@pytest.mark.parametrize("mode", ["background", "auto"])
+def test_a_graph_that_was_cleared_before_anybody_looked_for_it_is_made_again_once(
+    mode: str, library: GraphLibrary
+) -> None:
+    """That says nothing of graphs for all sizes. Where it is gone each time, the node says so."""
+    library.background, module, shown = OfAnyKind(), Net(), list[str]()
+    dispatcher = Dispatcher("eager", library, HOST, shown.append, options=Options(compile=mode))
+
+    def image() -> None:
+        dispatcher.begin_run()
+        dispatcher(module, module.forward, (torch.randn(3, 4),), {})
+        dispatcher.end_run(module)
+
+    image()
+    for begun in (2, 2):
+        library.background.end(Outcome(None, graph="k" * 64))
+        image()
+        assert len(library.background.begun) == begun
+        assert len(set(library.background.begun)) == 1, "another graph, for these sizes alone, is made"
+        if not library.background.under_way:
+            break
+    assert "its graph is not in the cache folder" in shown[-1]
+
+
 class Slow(Keeping):
     """Loads its graphs in a third of a second."""
 

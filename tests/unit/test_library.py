@@ -73,12 +73,11 @@ def test_what_is_proved_now_is_proved_though_it_is_one_of_very_many(folders: Pat
     assert not library.verdicts.is_proved(KEY, (0,)), "the list grows without end"
 
 
-def test_a_graph_that_was_found_wrong_is_proved_for_nothing(folders: Path) -> None:
+def test_a_graph_that_was_found_wrong_stays_wrong_though_it_was_right_for_other_sizes(folders: Path) -> None:
     first = process(folders)
     first.verdicts.proved(KEY, (1,))
     first.verdicts.retire(KEY, "off by 0.2 at another size")
     for library in (first, process(folders)):
-        assert not library.verdicts.is_proved(KEY, (1,))
         assert library.verdicts.retired(KEY)
 
 

@@ -5,10 +5,12 @@ A process is a library here, as it is right after its start: what it remembers, 
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.store.artifact import Artifact, Part
 from onediff_comfy.store.graph_file import unpack
 from onediff_comfy.store.notes import Notes
 from onediff_comfy.store.store import GraphStore
@@ -74,10 +77,10 @@ class Process:
         self.library = GraphLibrary(GraphCache(1 << 30), Metrics(), self.store)
         self._dispatcher = Dispatcher("eager", self.library, HOST)
 
-    def serve(self, **patches: Patch) -> dict[str, int]:
+    def serve(self, rows: int = 2, **patches: Patch) -> dict[str, int]:
         """Return what was done for one call, which is right."""
         options: dict[str, Any] = {"sigmas": torch.tensor([1.0])} | {name: [patch] for name, patch in patches.items()}
-        x = torch.randn(2, 4)
+        x = torch.randn(rows, 4)
         made = self._dispatcher(self.net, self.net.forward, (x, options), {})
         torch.testing.assert_close(made, self.net(x, options))
         counted = self.library.metrics.snapshot()
@@ -204,6 +207,25 @@ def test_one_that_was_stopped_and_goes_on_is_waited_for_again(tmp_path: Path) ->
     written.set()
     slow.join(20)
     assert notes.options("target") == ["cond_or_uncond", "patches", "quick", "sigmas", "slow"]
+
+
+def test_a_proof_of_one_compilation_is_none_of_another_that_has_come_in_its_place(start: Any, tmp_path: Path) -> None:
+    """Another machine's file, and its compiler was broken, is loaded while this process serves its own graph."""
+    here = start()
+    assert here.serve(rows=6) == COMPILED
+    (kept,) = (tmp_path / "cache" / "graphs").iterdir()
+    (own,) = unpack(kept.read_bytes())
+    code = own.data["engine/code"].replace(b"return (", b"return (7.0 * ").replace(b"return [", b"return [7.0 * ")
+    assert code != own.data["engine/code"]
+    manifest = json.loads(own.manifest_text)
+    manifest["parts"]["engine/code"] = asdict(Part.of(code))
+    wrong = Artifact(json.dumps(manifest, sort_keys=True, separators=(",", ":")), "", {**own.data, "engine/code": code})
+    here.store.trust(wrong)
+    here.library.index.adopt(wrong)
+    here.serve(rows=8)  # by its own graph, which is proved for that size now
+    later = start()
+    later.serve(rows=8)
+    assert later.library.metrics.snapshot()["retired"] == 1
 
 
 def test_proofs_and_times_of_two_processes_are_known_to_the_next(start: Any) -> None:

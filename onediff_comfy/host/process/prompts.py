@@ -10,7 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def between_prompts() -> Iterator[bool]:
-    """Yield True if the host is running no prompt, nor cleaning up after one. Then it starts none before the block ends.
+    """Yield True if the host runs no prompt, nor cleans up after one. Then it starts none before the block is left.
 
     When a prompt is done the host's thread unloads models, if somebody has asked for it meanwhile, and looks for
     garbage. So no prompt runs for sure only where that thread waits for one.

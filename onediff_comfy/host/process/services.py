@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sized
-from pathlib import Path
 from typing import Any
 
 import comfy.model_management
@@ -21,6 +18,7 @@ from ...compilation.compile_graph import HostServices
 from ...messages import message
 from ..preparation.latents import patch_side
 from ..weights.quantised import RECORDABLE_OPERATORS, fused_operators, kernels, layer_factory, weight_formats
+from .host_code import host_code
 from .host_compiler import tracing, unplanned
 from .host_settings import settings
 
@@ -117,17 +115,6 @@ _MACHINERY = frozenset(
 ) | {"einops._backends"}
 
 
-@functools.cache
-def _identity() -> str:
-    """Return the sha256 of the host's model code, so that any edit of what steers a capture gives another key."""
-    root = Path(comfy.model_management.__file__).parent
-    digest = hashlib.sha256()
-    for source in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
-        digest.update(source.relative_to(root).as_posix().encode())
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
-
-
 def _untraceable_attention() -> str:
     """Return the name of the attention that the host was started with, if no trace can look into it; else nothing."""
     return next((name for name in ("sage", "flash") if getattr(args, f"use_{name}_attention", False)), "")
@@ -137,7 +124,7 @@ def host_services() -> HostServices:
     """Return the services of the ComfyUI that this process runs."""
     chosen = _untraceable_attention()
     return HostServices(
-        identity=f"{_identity()} {kernels()}{chosen and f' attention by {chosen}'}",
+        identity=f"{host_code()} {kernels()}{chosen and f' attention by {chosen}'}",
         options_name="transformer_options",
         capture_options={_ATTENTION: _attention},
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,

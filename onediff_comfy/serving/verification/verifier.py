@@ -155,7 +155,7 @@ class Verifier:
                 allowed=allowed,
             )
         place = len(route.sizes)
-        if any(proof[place : place + 1] not in ([], [route.asked]) for proof in verdicts.proofs(route.graph_key)):
+        if any(proof[place : place + 1] not in ([], [route.asked]) for proof in verdicts.proofs(serve.proof_key[0])):
             return message(
                 "a compiled graph that is right for another model is off by {error:.2g} for this one", error=error
             )
@@ -169,14 +169,14 @@ class Verifier:
 
     def _is_proved(self, serve: Serve) -> bool:
         """Return True if the graph is proved for such a call, or for enough others of other numbers."""
-        graph_key, facts = serve.proof_key
+        compilation, facts = serve.proof_key
         verdicts = self._library.verdicts
-        if verdicts.is_proved(graph_key, facts):
+        if verdicts.is_proved(compilation, facts):
             return True
         if serve.request.call.functions is None:
             return False
         *known, _ = facts
-        alike = [proof for proof in verdicts.proofs(graph_key) if len(proof) == len(facts) and proof[:-1] == known]
+        alike = [proof for proof in verdicts.proofs(compilation) if len(proof) == len(facts) and proof[:-1] == known]
         return len(alike) >= _ENOUGH_NUMBERS
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:

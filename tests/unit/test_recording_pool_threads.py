@@ -1,0 +1,102 @@
+"""What other threads, and collections on this one, do to recordings in the middle of something. No GPU is needed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+
+from onediff_comfy.capture.export import Binding
+from onediff_comfy.capture.shape_range import ShapeRange
+from onediff_comfy.engines.base import CompiledGraph
+from onediff_comfy.runtime.cuda_graphs import RecordedGraph
+from onediff_comfy.runtime.recording_pool import RecordingPool
+
+SIZES = ((4,),)
+
+
+class Graph(CompiledGraph):
+    def __init__(self) -> None:
+        super().__init__(Binding((), {}, pytree.tree_structure([0])), ShapeRange(((4,),), {}))
+
+    def __call__(self, _weights: Any, tensors: Any) -> Any:
+        return [tensors[0]]
+
+
+class OnAGpu:
+    """A tensor, as far as one is looked at before a replay."""
+
+    shape, device = (4,), torch.device("cuda:0")
+
+
+class Recording:
+    """Another thing happens where something of it is looked at."""
+
+    def __init__(self, happens: Any = lambda: None) -> None:
+        self._happens = happens
+
+    @property
+    def replays(self) -> int:
+        self._happens()
+        return 0
+
+    @property
+    def addresses(self) -> list[int]:
+        self._happens()
+        return [1]
+
+    def replay(self, _tensors: Any, _confirmed: Any = None) -> list[str]:
+        return ["replayed"]
+
+
+@pytest.fixture
+def pool() -> RecordingPool:
+    return RecordingPool(lambda: 1 << 40)
+
+
+def recorded(pool: RecordingPool, *recordings: Recording) -> RecordedGraph:
+    graph = RecordedGraph(Graph(), pool, lambda: None)
+    for number, recording in enumerate(recordings):
+        graph._recordings[((4 + number,),)] = recording  # type: ignore[assignment]
+    return graph
+
+
+def test_a_model_that_dies_while_its_recording_is_looked_up_ends_no_call(pool: RecordingPool) -> None:
+    graph = recorded(pool, Recording(lambda: pool.release()))
+    outputs: Any = graph.run([], [1], [OnAGpu()])  # type: ignore[list-item]
+    assert outputs == ["replayed"]
+
+
+def test_a_model_that_dies_while_recordings_are_thrown_away_ends_nothing(pool: RecordingPool) -> None:
+    graph = recorded(pool, Recording(lambda: pool.release()), Recording())
+    pool.release()
+    assert graph.recordings == 0
+
+
+def test_a_graph_that_is_loaded_meanwhile_waits_for_the_release(pool: RecordingPool) -> None:
+    joined, seen = threading.Event(), list[bool]()
+
+    class Recorder:
+        def forget_recordings(self) -> None:
+            def load() -> None:
+                RecordedGraph(Graph(), pool, lambda: None)
+                joined.set()
+
+            threading.Thread(target=load, daemon=True).start()
+            seen.append(joined.wait(0.3))
+
+        def reconsider(self) -> None:
+            self.forget_recordings()
+
+    recorders = [Recorder() for _ in range(2)]
+    for recorder in recorders:
+        pool.join(recorder)
+    pool.release()
+    assert joined.wait(20)
+    joined.clear()
+    pool.budget_changed()
+    assert joined.wait(20)
+    assert seen[:4] == [False] * 4
