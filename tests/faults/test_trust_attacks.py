@@ -115,6 +115,20 @@ def test_checked_parts_are_those_of_the_manifest_and_no_others() -> None:
         less.checked_parts()
 
 
+def test_what_was_compared_is_what_is_used_though_the_file_changes_in_between(store: GraphStore) -> None:
+    class Changing(dict[str, bytes]):
+        """Gives other bytes from the second reading on, as a file does that another process writes to."""
+
+        def __getitem__(self, name: str) -> bytes:
+            content = super().__getitem__(name)
+            self[name] = content[::-1] + b"!"
+            return content
+
+    artifact = make_artifact()
+    checked = replace(artifact, data=Changing(artifact.data)).checked_parts()
+    assert checked == dict(artifact.data)
+
+
 def test_there_is_no_verified_artifact_without_verification(store: GraphStore, tmp_path: Path) -> None:
     artifact = make_artifact()
     with pytest.raises(Untrusted):
