@@ -3,7 +3,8 @@
     <folder>/graphs/<graph key>.graph       one artifact each
     <folder>/calls/<call key>.json          which graph serves a call, sealed
     <folder>/options/<fingerprint>.json     which options a target reads, sealed
-    <folder>/proved/<graph key>.json        whether its output agreed with eager's on this machine, sealed
+    <folder>/proved/<digest>.json           for which sizes a compilation agreed with eager on this machine, sealed
+    <folder>/retired/<graph key>.json       that it did not, sealed
     <folder>/locks/<graph key>.lock         held while one process compiles
     <folder>/locks/notes.lock               held while one process adds to a note
 
