@@ -6,7 +6,7 @@ stops waiting loses nothing: the job goes on, and its result is there for the ne
 Neither Inductor nor OneFlow compiles two graphs at once safely. Nor is a graph loaded beside a compilation:
 for the CPU that has moved Inductor's cache folder, an environment variable, to a passing one, which the loader
 would write to; and PyTorch notes what belongs to a compilation in one place for all threads. OneFlow builds a
-job to load one.
+job to load one. What a job waits for outside of this process, it waits for before its turn.
 """
 
 from __future__ import annotations
