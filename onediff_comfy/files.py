@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -182,29 +182,95 @@ def _refuse_exchangeable(folder: Path) -> None:
         _refuse_rights(folder, status, OTHERS_WRITE)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, modified_ns: int | None = None) -> None:
     """Write ``content`` to ``path``: afterwards it is there whole, or what was there before still is.
 
     Only this user may read it, whatever the umask: whoever wants to share a file says so.
+
+    Args:
+        path: where it is to be.
+        content: all of it.
+        modified_ns: when it is said to have been written, nanoseconds since the epoch; None for now.
 
     Raises:
         OSError: the disk is full, the folder is read-only, ...; nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Short, because path may already be as long as names may be; unique, because others write too.
-    temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
+    temporary = _passing_name(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
         with os.fdopen(os.open(temporary, flags, _PRIVATE_FILE), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if modified_ns is not None:
+            with contextlib.suppress(OSError):  # of a file system without: what it says by itself is right, most often
+                os.utime(temporary, ns=(modified_ns, modified_ns))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
     _sync_folder(path.parent)
+
+
+def remove_judged(path: Path, judged: Callable[[Path], bool]) -> bool:
+    """Remove a file, unless it is another by now than the one that is to go: others write to our folders too.
+
+    Args:
+        path: of the file.
+        judged: tells of the file at a path whether it is the one; asked again once nobody else can replace it.
+
+    Returns:
+        Whether it was removed.
+
+    Raises:
+        OSError: it is gone already, or cannot be removed.
+    """
+    if not judged(path):
+        return False
+    aside, is_the_one = _passing_name(path), False
+    path.rename(aside)
+    try:
+        is_the_one = judged(aside)
+    finally:
+        if not is_the_one:
+            _put_back(aside, path)
+    aside.unlink(missing_ok=True)  # whoever clears away what crashed writers left may have been quicker
+    return is_the_one
+
+
+def file_version(path: Path) -> tuple[int, int, int]:
+    """Return when a file was written, its size and its place on the disk: another of its name differs in one.
+
+    Raises:
+        OSError: it is missing.
+    """
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def of_version(version: tuple[int, int, int]) -> Callable[[Path], bool]:
+    """Return what tells whether the file at a path is of this version."""
+    return lambda path: file_version(path) == version
+
+
+def _put_back(aside: Path, path: Path) -> None:
+    """Give a file its name back, unless there is a newer one of that name."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        if not os.path.lexists(path):
+            aside.rename(path)
+    aside.unlink(missing_ok=True)
+
+
+def _passing_name(path: Path) -> Path:
+    """Return a name beside ``path`` for a moment."""
+    # Short, because path may already be as long as names may be; unique, because others write too.
+    return path.parent / f".{os.getpid()}-{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -115,10 +115,12 @@ def _revoke(options: argparse.Namespace) -> int:
     from .store.trust import Trust
 
     _keys().revoke(options.key)
-    store = local_store()
-    removed = signed_by(store.folder, Trust(config_folder()), options.key)
-    for key in removed:
-        store.remove(key)
+    store, trust = local_store(), Trust(config_folder())
+    removed = [
+        key
+        for key in signed_by(store.folder, trust, options.key)
+        if store.remove(key, lambda graph: trust.fetched_from(graph) == options.key)
+    ]
     if options.json:
         say_json({"key": options.key, "removed": removed})
     else:

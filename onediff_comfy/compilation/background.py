@@ -11,6 +11,7 @@ graph was refused, and the same job may succeed another time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 from ..capture.call import Call, Signature, TensorSpec
+from ..environment import environment
 from ..messages import Message, message
 
 log = logging.getLogger(__name__)
@@ -174,16 +176,17 @@ class Background:
         with tempfile.TemporaryDirectory(prefix="onediff-") as folder:
             work, result, errors = Path(folder, "job"), Path(folder, "result"), Path(folder, "errors")
             work.write_bytes(job.to_bytes())
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self._path())}
+            variables = {**environment().copy(), "PYTHONPATH": os.pathsep.join(self._path())}
             command = [sys.executable, "-m", self._module, str(work), str(result), str(os.getpid())]
             for tries_left in reversed(range(_TRIES)):
                 with errors.open("wb") as output:
                     done = subprocess.run(
-                        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+                        command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
                     )
                 said = errors.read_text(errors="replace").strip()
                 log.debug("background compilation said:\n%s", said)
-                if result.exists():
+                # What cannot be read was left by a process that died in the middle of it.
+                with contextlib.suppress(OSError, ValueError, TypeError):
                     return Outcome(**json.loads(result.read_text()))
                 failure = _how_it_ended(done.returncode, said)
                 log.warning("OneDiff: %s%s", failure, "; it is started once more" if tries_left else "")

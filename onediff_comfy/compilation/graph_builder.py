@@ -123,14 +123,16 @@ class GraphBuilder:
             return graph
 
         def load_or_compile() -> CompiledGraph:
-            # Another process may be compiling this very graph, or have done so while we waited.
-            with self._store.compiling(key.digest) if self._store else contextlib.nullcontext():
-                loaded = self._load(key.digest, engine, device)
-                return loaded or self._compile(key, capture, engine, device, origin)
+            # Another process may have compiled this very graph while we waited.
+            loaded = self._load(key.digest, engine, device)
+            return loaded or self._compile(key, capture, engine, device, origin)
 
-        made = self._jobs.run(key.digest, load_or_compile, while_waiting)
+        def made() -> CompiledGraph | None:
+            alone = self._store.compiling(key.digest) if self._store else None
+            return self._jobs.run(key.digest, load_or_compile, while_waiting, alone)
+
         # The job that we joined may have been one that only looks into the store.
-        return made or self._jobs.run(key.digest, load_or_compile, while_waiting)  # type: ignore[return-value]
+        return made() or made()  # type: ignore[return-value]
 
     def _load(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | None:
         start = time.monotonic()

@@ -6,7 +6,7 @@ stops waiting loses nothing: the job goes on, and its result is there for the ne
 Neither Inductor nor OneFlow compiles two graphs at once safely. Nor is a graph loaded beside a compilation:
 for the CPU that has moved Inductor's cache folder, an environment variable, to a passing one, which the loader
 would write to; and PyTorch notes what belongs to a compilation in one place for all threads. OneFlow builds a
-job to load one.
+job to load one. What a job waits for outside of this process, it waits for before its turn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,13 @@ class Jobs(Generic[T]):
         self._turn = threading.Lock()
         self._running: dict[str, Future[T]] = {}
 
-    def run(self, key: str, function: Callable[[], T], while_waiting: Callable[[Waited], None]) -> T:
+    def run(
+        self,
+        key: str,
+        function: Callable[[], T],
+        while_waiting: Callable[[Waited], None],
+        around: contextlib.AbstractContextManager[None] | None = None,
+    ) -> T:
         """The result of ``function``, or of the job already running under ``key``.
 
         Args:
@@ -53,8 +59,9 @@ class Jobs(Generic[T]):
             function: the work.
             while_waiting: called about ten times a second with the seconds waited so far, first for
                 the job's turn, then for the job. What it raises comes out of this call; the job goes on.
+            around: see ``begin``.
         """
-        future = self.begin(key, function)
+        future = self.begin(key, function, around)
         start = begun = time.monotonic()
         while not wait([future], timeout=_POLL_S).done:
             now = time.monotonic()
@@ -80,10 +87,18 @@ class Jobs(Generic[T]):
         finally:
             self._turn.release()
 
-    def begin(self, key: str, function: Callable[[], T]) -> Future[T]:
+    def begin(
+        self, key: str, function: Callable[[], T], around: contextlib.AbstractContextManager[None] | None = None
+    ) -> Future[T]:
         """Start ``function`` if no job runs under ``key``; what its result will be, without waiting.
 
         The future is ``running()`` once it is the job's turn.
+
+        Args:
+            key: what the work is for.
+            function: the work.
+            around: entered on the job's thread before its turn, and left after it. What waits there for another
+                process holds up no other job of this one.
         """
         with self._lock:
             if key in self._running:
@@ -93,7 +108,7 @@ class Jobs(Generic[T]):
 
         def work() -> None:
             try:
-                with self._turn:
+                with around or contextlib.nullcontext(), self._turn:
                     future.set_running_or_notify_cancel()
                     result = function()
             except BaseException as error:

@@ -143,6 +143,9 @@ class RecordedGraph(CompiledGraph):
         inner: a compiled graph of any engine.
         pool: shared by all recorded graphs.
         on_recorded: called after each recording.
+
+    Attributes:
+        by_sizes: the recordings, the least recently used first. It is exchanged where all go, and never emptied.
     """
 
     def __init__(self, inner: CompiledGraph, pool: RecordingPool, on_recorded: Callable[[], None]) -> None:
@@ -150,7 +153,7 @@ class RecordedGraph(CompiledGraph):
         self.inner = inner
         self._pool = pool
         self._on_recorded = on_recorded
-        self._recordings: OrderedDict[Sizes, _Recording] = OrderedDict()
+        self.by_sizes: OrderedDict[Sizes, _Recording] = OrderedDict()
         self._seen: dict[Sizes, _Seen] = {}
         self._overflows: Counter[Sizes] = Counter()  # how often a recording was too much for the budget
         self._plain: set[Sizes] = set()  # sizes too large to record
@@ -165,7 +168,7 @@ class RecordedGraph(CompiledGraph):
     @property
     def recordings(self) -> int:
         """Return how many sizes are recorded."""
-        return len(self._recordings)
+        return len(self.by_sizes)
 
     def forget_recordings(self) -> None:
         """Throw the recordings away; they are made again when their sizes come again.
@@ -173,7 +176,7 @@ class RecordedGraph(CompiledGraph):
         A model that dies asks for it, on any thread and between any two steps of this class. So what there is is
         changed for another, and never emptied while somebody looks into it.
         """
-        recordings, self._recordings = self._recordings, OrderedDict()
+        recordings, self.by_sizes = self.by_sizes, OrderedDict()
         for sizes, recording in list(recordings.items()):
             if recording.replays >= _PAID_OFF_REPLAYS:
                 del self._overflows[sizes]
@@ -205,7 +208,7 @@ class RecordedGraph(CompiledGraph):
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
-        recordings = self._recordings
+        recordings = self.by_sizes
         recording = None if plain else recordings.get(sizes)
         if recording is not None and recording.addresses == addresses:
             recordings.move_to_end(sizes)
@@ -268,7 +271,7 @@ class RecordedGraph(CompiledGraph):
             # A compiler hands a number in RAM to its kernels by value, so a replay would not see it change.
             self._give_up("a weight is not on the device")
             return None
-        recordings = self._recordings
+        recordings = self.by_sizes
         while len(recordings) >= MOST_RECORDINGS:
             recordings.popitem(last=False)
         with self._pool.recording(device), torch.cuda.device(device):
@@ -288,7 +291,7 @@ class RecordedGraph(CompiledGraph):
             nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
             together = self._pool.nbytes + nbytes
             if self._pool.add(recording, device, nbytes):
-                self._recordings[call.sizes] = recording
+                self.by_sizes[call.sizes] = recording
             else:
                 self._overflowed(call.sizes, alone, together)
         self._on_recorded()

@@ -19,11 +19,11 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import TEMPORARY_SUFFIX, private_lock, write_atomically
+from ..files import TEMPORARY_SUFFIX, file_version, of_version, private_lock, remove_judged, write_atomically
 from ..folders import cache_folder, config_folder, shared_cache_folder, store_role, store_url
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES, FLEET_PACKAGES
@@ -171,15 +171,25 @@ class GraphStore:
 
     def _put(self, artifact: Artifact) -> Path:
         path = path_in(self.folder, _GRAPHS, artifact.manifest.key)
-        write_atomically(path, pack([artifact]))
-        self._touch(path)
+        write_atomically(path, pack([artifact]), _later_than_all_beside(path))
         self.prune(keep=path)
         return path
 
-    def remove(self, key: str) -> None:
-        """Remove the artifact of a graph key from the folder we write, if it is there."""
-        with contextlib.suppress(OSError):
-            path_in(self.folder, _GRAPHS, key).unlink()
+    def remove(self, key: str, judged: Callable[[Artifact], bool] | None = None) -> bool:
+        """Remove the artifact of a graph key from the folder we write, if it is there. Return True if it was.
+
+        Args:
+            key: the graph key.
+            judged: tells whether an artifact, of which the parts are not read, is the one to be removed: another may
+                have taken its place. None for whatever is there.
+        """
+        path = path_in(self.folder, _GRAPHS, key)
+        with contextlib.suppress(OSError, ArtifactError):
+            if judged is not None:
+                return remove_judged(path, lambda file: _are_all(file, judged))
+            path.unlink()
+            return True
+        return False
 
     @contextlib.contextmanager
     def compiling(self, key: str) -> Iterator[None]:
@@ -232,16 +242,16 @@ class GraphStore:
         files = []
         for path in (self.folder / _GRAPHS).glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):
-                status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in files)
+                files.append((file_version(path), path))
+        total = sum(size for (_, size, _), _ in files)
         removed = []
-        for _, size, path in sorted(files):
+        for listed, path in sorted(files):
+            size = listed[1]
             if total <= limit:
                 break
-            if path != keep:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            # Another process may have written it anew, or used it, since it was listed.
+            with contextlib.suppress(OSError):
+                if path != keep and remove_judged(path, of_version(listed)):
                     removed.append(path)
                     total -= size
                     log.info("OneDiff: removed compiled graph %s to stay within %d MB", path.name, limit >> 20)
@@ -254,9 +264,23 @@ class GraphStore:
     def _touch(self, path: Path) -> None:
         """Mark as most recently used: later than every other file, even if the clock was set back."""
         with contextlib.suppress(OSError):
-            latest = max((p.stat().st_mtime_ns for p in path.parent.glob(f"*{SUFFIX}") if p != path), default=0)
-            now = max(time.time_ns(), latest + 1000)
+            now = _later_than_all_beside(path)
             os.utime(path, ns=(now, now))
+
+
+def _later_than_all_beside(path: Path) -> int:
+    """Return the time, or a later one than that of every other graph in the folder, in nanoseconds."""
+    latest = 0
+    for other in path.parent.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # another process may remove it meanwhile
+            latest = max(latest, other.stat().st_mtime_ns if other != path else 0)
+    return max(time.time_ns(), latest + 1000)
+
+
+def _are_all(path: Path, judged: Callable[[Artifact], bool]) -> bool:
+    """Return what ``judged`` says of a file's graphs, whatever its name."""
+    with open_graphs(path) as artifacts:
+        return all(map(judged, artifacts))
 
 
 @contextlib.contextmanager

@@ -19,12 +19,14 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onediff_comfy.store import store as store_module
 from onediff_comfy.store.artifact import FORMAT, Artifact, ArtifactError, Manifest, Part
 from onediff_comfy.store.graph_file import pack, unpack
+from onediff_comfy.store.notes import path_in
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust, Untrusted
 
@@ -391,6 +393,59 @@ def test_a_clock_that_was_set_back_does_not_cost_the_newest_graph(
     store.save(make_artifact(new))
     assert store.find(new) is not None
     assert store.find(old) is None
+
+
+@pytest.mark.parametrize("since", ["written anew", "used"])
+def test_a_graph_that_is_not_as_it_was_listed_any_more_stays(
+    since: str, store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has compiled it, or found it, while this one made its list."""
+    old, new = store.save(make_artifact("1" * 64)), store.save(make_artifact("2" * 64))
+    other = GraphStore(store.folder, Trust(tmp_path / "config"))
+    in_order = sorted
+
+    def listed(files: list[Any]) -> list[Any]:
+        monkeypatch.delattr(store_module, "sorted")
+        found = in_order(files)
+        if since == "used":
+            assert other.find(old.stem) is not None
+        else:
+            other.save(make_artifact(old.stem))
+        return found
+
+    monkeypatch.setattr(store_module, "sorted", listed, raising=False)
+    assert store.prune(limit=new.stat().st_size) == [new]
+    assert old.exists()
+
+
+def test_a_graph_is_the_latest_from_the_moment_that_it_is_there(
+    store: GraphStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set back, and another process prunes as soon as it sees the file."""
+    old, new = store.save(make_artifact("1" * 64)), path_in(store.folder, "graphs", "2" * 64)
+    os.utime(old, (time.time() + 86400,) * 2)
+    other, replace = GraphStore(store.folder, Trust(tmp_path / "config")), os.replace
+
+    def seen(source: Path, target: Path) -> None:
+        replace(source, target)
+        if target == new:
+            other.prune(limit=old.stat().st_size)
+
+    monkeypatch.setattr(os, "replace", seen)
+    store.save(make_artifact(new.stem))
+    assert new.exists() and not old.exists()
+
+
+def test_what_is_removed_is_what_was_judged(store: GraphStore) -> None:
+    ours, theirs = make_artifact(), make_artifact(size=4000)
+    path = store.save(ours)
+    assert not store.remove(KEY, lambda artifact: artifact.manifest_text == theirs.manifest_text)
+    assert_whole(store.find(KEY), ours)
+    path.write_bytes(b"damaged")
+    assert not store.remove(KEY, lambda _artifact: True) and path.exists(), "nobody can tell what it is"
+    store.save(ours)
+    assert store.remove(KEY, lambda artifact: artifact.manifest_text == ours.manifest_text)
+    assert not store.remove(KEY) and store.find(KEY) is None
 
 
 def test_what_crashed_writers_left_is_cleared_away(store: GraphStore) -> None:

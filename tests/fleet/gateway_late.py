@@ -191,7 +191,7 @@ async def given_up(folder: Path) -> dict[str, Any]:
                 if gateway.carrier.links[str(number)].prompts:
                     victims += await until(lambda worker=worker: worker.queue)
                 _gone(gateway, str(number), str(number))
-        again = asyncio.create_task(gateway.carrier._told.fail(prompt, "it is given up once more"))
+        again = asyncio.create_task(gateway.carrier.told.fail(prompt, "it is given up once more"))
         await asyncio.sleep(0)
         written.set()
         await again

@@ -22,7 +22,7 @@ from onediff_comfy.store.remote.objects import Unreachable
 from onediff_comfy.store.remote.tier import MAX_GRAPH
 from onediff_comfy.store.signing.key_ring import KeyRing, Signer
 from onediff_comfy.store.signing.signed import signed
-from onediff_comfy.store.store import Superseded
+from onediff_comfy.store.store import GraphStore, Superseded
 from onediff_comfy.store.trust import Trust
 
 GRAPH = f"v1/graphs/{KEY}"
@@ -245,6 +245,26 @@ def test_a_key_that_is_revoked_takes_its_graphs_along_those_that_were_fetched_to
     assert worker.store().find(KEY) is None
     assert not list((worker.folder / "cache" / "graphs").glob("*.graph"))
     assert store.tier.counters.snapshot()["refusals"] == 2, "the one that was here, and the one in the store"
+
+
+def test_what_is_compiled_here_while_a_fetched_one_is_judged_stays(
+    store_fleet: StoreFleet, worker: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has put its own in the place of what was signed with the key that is revoked."""
+    store, here = worker.store(), GraphStore(worker.folder / "cache", Trust(worker.folder / "config"))
+    assert store.find(KEY) is not None
+    worker.keys.revoke(store_fleet.signer.key_id)
+    is_revoked, own = store.tier.keys.is_revoked, graph(mark=b"made here")
+
+    def asked(key_id: str) -> bool:
+        here.save(own)
+        return is_revoked(key_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.tier.keys, "is_revoked", asked)
+        assert store.find(KEY) is None, "what is there now is found the next time"
+    found = store.find(KEY)
+    assert found is not None and found.digest == own.digest
 
 
 def test_what_another_builder_signed_never_counts_as_made_here(

@@ -17,6 +17,7 @@ from machines import KEY, Machine, StoreFleet, graph
 from stand_in import Bucket
 
 from onediff_comfy.__main__ import _parser, main
+from onediff_comfy.store.remote import upkeep
 from onediff_comfy.store.remote.lease import LeaseTimes
 from onediff_comfy.store.remote.tier_counters import COUNTED
 from onediff_comfy.store.store import GraphStore
@@ -90,6 +91,26 @@ def test_a_key_is_made_believed_elsewhere_and_revoked(
     status, said = on(worker)("trust", made["public"])
     assert status == 1 and "was revoked" in said
     assert f"key {made['key']} REVOKED" in on(worker)("status")[1]
+
+
+def test_to_revoke_a_key_does_not_remove_what_is_compiled_here_meanwhile(
+    folder_fleet: StoreFleet, on: Callable[[Machine], Command], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_fleet.machine().tier().publish(graph())
+    worker = folder_fleet.machine(builder=False)
+    assert worker.store().find(KEY) is not None
+    signed_by, own = upkeep.signed_by, graph(mark=b"made here")
+
+    def listed(folder: Path, trust: Trust, key_id: str) -> list[str]:
+        found = signed_by(folder, trust, key_id)
+        GraphStore(folder, trust).save(own)
+        return found
+
+    monkeypatch.setattr(upkeep, "signed_by", listed)
+    status, said = on(worker)("revoke", folder_fleet.signer.key_id)
+    assert status == 0 and "0 graphs that it signed removed" in said
+    found = worker.store().find(KEY)
+    assert found is not None and found.digest == own.digest
 
 
 @pytest.mark.parametrize("given", ["text", "not ascii", "undecodable", "folder", "pipe", "binary file"])

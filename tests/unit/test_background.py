@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
+from onediff_comfy.engines.inductor.code_folder import in_new_code_folder
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -631,18 +633,48 @@ def test_a_process_that_dies_is_started_once_more(
         "pathlib.Path(sys.argv[2]).write_text(json.dumps({'failure': None}))\n"
     )
     background = Background("dying_worker", lambda: [str(tmp_path)])
-    assert background.start("key", Job(b"", "forward", False, "", {}, {}, "cpu", True, {}))
-    deadline = time.monotonic() + 60
-    while background.busy():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert not background.start("key", Job(b"", "forward", False, "", {}, {}, "cpu", True, {})), "it is not done twice"
-    assert background.outcome("key") == outcome
+    assert ended(background) == outcome
     assert len(tries.read_text()) == 2
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         f"OneDiff: {KILLED}; it is started once more",
         f"OneDiff: {KILLED}",
     ][:deaths]
+
+
+def ended(background: Background) -> Outcome | None:
+    """Have a worker run, and return how that ended."""
+    assert background.start("key", Job(b"", "forward", False, "", {}, {}, "cpu", True, {}))
+    for thread in threading.enumerate():
+        if thread.name == "onediff-background":
+            thread.join(60)
+    assert not background.start("key", Job(b"", "forward", False, "", {}, {}, "cpu", True, {})), "it is not done twice"
+    return background.outcome("key")
+
+
+def test_a_process_that_is_killed_while_it_writes_its_result_has_died(tmp_path: Path) -> None:
+    (tmp_path / "cut_off_worker.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "pathlib.Path(sys.argv[2]).write_text('{\"failure\": nu')\n"
+        "print('oh dear', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert ended(Background("cut_off_worker", lambda: [str(tmp_path)])) == Outcome(KILLED, died=True)
+
+
+def test_a_process_is_started_without_what_a_job_of_this_one_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep its code in a folder that goes with that job, and that anybody can make anew."""
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    (tmp_path / "telling_worker.py").write_text(
+        "import json, os, pathlib, sys\n"
+        "told = [os.environ.get(name) for name in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')]\n"
+        "pathlib.Path(sys.argv[2]).write_text(json.dumps({'failure': repr(told)}))\n"
+    )
+    with in_new_code_folder():
+        outcome = ended(Background("telling_worker", lambda: [str(tmp_path)]))
+    assert outcome == Outcome(repr([str(tmp_path / "chosen"), None]))
 
 
 def test_a_process_that_died_twice_says_nothing_of_graphs_for_all_sizes(library: GraphLibrary) -> None:

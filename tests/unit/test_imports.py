@@ -59,7 +59,7 @@ def test_dependencies_point_one_way(root: Path) -> None:
     """capture ← engines ← runtime ← cache ← compilation ← serving ← host, and store beside them."""
     # The package itself, "", says its version and imports nothing.
     order = ("capture", "engines", "runtime", "cache", "compilation", "serving")
-    beside = {"", "settings", "metrics", "files", "folders", "messages", "terminal"}
+    beside = {"", "settings", "metrics", "environment", "files", "folders", "messages", "once", "terminal"}
     allowed = {layer: {*order[: number + 1], "store", *beside} for number, layer in enumerate(order)}
     allowed |= {"capture": {"capture", "messages"}, "store": {"store", *beside}}
     allowed["fleet"] = {"fleet", "warmup_command", "terminal", *beside}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import SimpleNamespace
@@ -289,3 +290,28 @@ def test_a_person_may_stop_waiting_for_their_turn() -> None:
     running.join(30)
     with jobs.between_jobs(stop):
         pass
+
+
+def test_a_job_that_waits_for_another_process_holds_up_no_other() -> None:
+    jobs, order = Jobs[str](), list[str]()
+    waits, released = threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        waits.set()
+        assert released.wait(WAIT)
+        order.append("begins")
+        yield
+        order.append("ends")
+
+    def late(waited: Waited) -> None:
+        assert waited < WAIT
+
+    begun = jobs.begin("a", lambda: order.append("works") or "made", around())
+    assert waits.wait(WAIT)
+    assert jobs.run("b", lambda: "another", late) == "another" and not begun.running()
+    with jobs.between_jobs(late):
+        pass
+    released.set()
+    assert begun.result(WAIT) == "made"
+    assert order == ["begins", "works", "ends"]

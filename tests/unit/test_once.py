@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from onediff_comfy.host.process.once import once
+from onediff_comfy.once import once
 
 
 def test_whichever_threads_ask_first_are_given_the_same() -> None:

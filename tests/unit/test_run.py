@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ from onediff_comfy.cache.serialization import GraphOrigin
 from onediff_comfy.capture.call import Signature
 from onediff_comfy.capture.export import Capture
 from onediff_comfy.compilation import graph_builder
+from onediff_comfy.compilation.job_queue import Waited
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
@@ -164,3 +168,42 @@ def test_how_long_compiling_takes_is_guessed_from_what_it_took(
     assert expected == pytest.approx(0.3)
     assert library.builder.expected_seconds(engine, CPU, 2 * operators) == pytest.approx(2 * expected)
     assert library.builder.expected_seconds(engine, torch.device("cuda"), operators) is None
+
+
+class _HeldElsewhere(GraphStore):
+    """Another process compiles every graph that is wanted, and does not end before it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "graphs", Trust(folder / "config"))
+        self.waits, self.released = threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def compiling(self, key: str) -> Iterator[None]:
+        self.waits.set()
+        assert self.released.wait(30)
+        with super().compiling(key):
+            yield
+
+
+def test_what_waits_for_another_process_holds_up_nothing_else(tmp_path: Path, capture_of: Any) -> None:
+    store = _HeldElsewhere(tmp_path)
+    builder = GraphLibrary(GraphCache(1 << 30), Metrics(), store).builder
+    captured, engine = capture_of(torch.nn.Linear(4, 4), torch.randn(2, 4)).capture, EagerEngine()
+    key, seen = GraphKey("5" * 64, compiler(engine, CPU)), list[bool]()
+
+    def stopped(waited: Waited) -> None:
+        seen.append(waited.for_turn)
+        if store.waits.is_set():
+            raise KeyboardInterrupt
+
+    def late(waited: Waited) -> None:
+        assert waited < 10
+
+    with pytest.raises(KeyboardInterrupt):
+        builder.compiled(key, captured, engine, CPU, ORIGIN, stopped)
+    assert all(seen), "nothing is being compiled here"
+    assert builder.loaded("6" * 64, engine, CPU, late) is None
+    with builder.while_no_graph_is_made(late):
+        pass
+    store.released.set()
+    assert builder.compiled(key, captured, engine, CPU, ORIGIN, lambda _waited: None).shapes == captured.shapes

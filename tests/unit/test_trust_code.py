@@ -102,6 +102,21 @@ def test_a_folder_that_a_person_chose_is_taken(folders: Path, monkeypatch: pytes
     assert environment() == before
 
 
+@pytest.mark.parametrize("choice", [None, "chosen"])
+def test_what_a_job_sets_is_no_persons_choice(
+    folders: Path, choice: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``choose`` asks on the prompts' thread; its folder is gone a moment later, and then anybody can make it."""
+    own = folders / "cache" / "onediff-machine-code"
+    if choice:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folders / choice))
+    with in_new_code_folder() as passing, ThreadPoolExecutor() as threads:
+        passing.rmdir()
+        assert threads.submit(unusable).result() is None
+        assert not passing.exists()
+    assert (folders / (choice or own)).is_dir() and own.is_dir() is not bool(choice)
+
+
 def test_what_pytorch_chose_itself_was_chosen_by_nobody(folders: Path) -> None:
     from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 

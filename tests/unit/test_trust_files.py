@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from onediff_comfy.files import NotPrivate, check_name, ours_alone, private_folder, read_regular, write_atomically
+from onediff_comfy.files import (
+    TEMPORARY_SUFFIX,
+    NotPrivate,
+    check_name,
+    file_version,
+    of_version,
+    ours_alone,
+    private_folder,
+    read_regular,
+    remove_judged,
+    write_atomically,
+)
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
@@ -57,6 +68,45 @@ def test_a_file_and_a_link_to_one_are_read(tmp_path: Path) -> None:
 def test_what_is_written_is_private_whatever_the_umask(tmp_path: Path, no_umask: None) -> None:
     write_atomically(tmp_path / "folder" / "file", b"content")
     assert stat.S_IMODE((tmp_path / "folder" / "file").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_has_taken_the_name_of_the_one_to_go_stays(
+    tmp_path: Path, newer: bool, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "file", list[Path]()
+
+    def no_link(*_: Path) -> None:
+        raise PermissionError
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    write_atomically(path, b"judged")
+
+    def judged(file: Path) -> bool:
+        asked.append(file)
+        found = file.read_bytes() == b"judged"
+        if len(asked) == 1:
+            write_atomically(path, b"written since")
+        elif newer:
+            write_atomically(path, b"newer still")
+        return found
+
+    assert not remove_judged(path, judged)
+    assert path.read_bytes() == (b"newer still" if newer else b"written since")
+    assert asked[0] == path and asked[1].name.endswith(TEMPORARY_SUFFIX), "a crash may leave it, and it is cleared away"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_judged_keeps_its_name(tmp_path: Path) -> None:
+    path, answers = tmp_path / "file", iter([True])
+    write_atomically(path, b"content")
+    with pytest.raises(StopIteration):
+        remove_judged(path, lambda _file: next(answers))
+    assert path.read_bytes() == b"content" and list(tmp_path.iterdir()) == [path]
+    assert remove_judged(path, of_version(file_version(path)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_graphs_notes_and_the_list_of_trusted_ones_are_private(tmp_path: Path, no_umask: None) -> None:

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...environment import environment
 from ...files import ours_alone, private_folder, read_regular, write_atomically
 from ...folders import cache_folder
 from ...messages import Message, message
@@ -36,7 +37,7 @@ def in_code_folder() -> Iterator[Path]:
     """Inside, Inductor and Triton keep machine code in the folder that this yields, from one process to the next."""
     chosen = _chosen(_INDUCTOR)
     folder = Path(chosen) if chosen else _own_folder()
-    with _environment({_INDUCTOR: str(folder), _TRITON: _chosen(_TRITON) or str(folder / "triton")}):
+    with environment().overridden({_INDUCTOR: str(folder), _TRITON: _chosen(_TRITON) or str(folder / "triton")}):
         yield folder
 
 
@@ -48,7 +49,7 @@ def in_new_code_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="onediff-", ignore_cleanup_errors=True) as folder:
         clear_caches()  # or what is known from elsewhere would not be written here
         try:
-            with _environment({_INDUCTOR: folder, _TRITON: os.path.join(folder, "triton")}):
+            with environment().overridden({_INDUCTOR: folder, _TRITON: os.path.join(folder, "triton")}):
                 yield Path(folder)
         finally:
             clear_caches()
@@ -100,10 +101,10 @@ def unusable() -> Message | None:
 
 
 def _chosen(variable: str) -> str | None:
-    """Return the folder that a person chose. PyTorch sets the variables too, to its own choice."""
+    """Return the folder that a person chose. Jobs set the variables for a while, and PyTorch to its own choice."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    value = os.environ.get(variable)
+    value = environment().get(variable)
     default = Path(default_cache_dir())
     if not value or default in (path := Path(os.path.abspath(value)), *path.parents):
         return None
@@ -161,18 +162,3 @@ def _passing(folder: Path, problem: str) -> Path:
 def _until_the_end() -> tempfile.TemporaryDirectory[str]:
     """Make a folder that goes when the process ends."""
     return tempfile.TemporaryDirectory(prefix="onediff-", ignore_cleanup_errors=True)
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Inside, these environment variables have these values; jobs run one at a time, so nobody else sets them."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

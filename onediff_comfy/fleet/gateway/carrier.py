@@ -65,6 +65,7 @@ class Carrier:
     Attributes:
         links: workers by name.
         background: runs what nobody waits for.
+        told: takes what workers tell of prompts, and ends prompts.
     """
 
     def __init__(self, ledger: Ledger, clients: Clients) -> None:
@@ -76,7 +77,7 @@ class Carrier:
         self._ledger, self._clients = ledger, clients
         self._looked_at: set[Link] = set()
         self._asked_what_it_has: set[Link] = set()
-        self._told = Told(ledger, clients, self.lose)
+        self.told = Told(ledger, clients, self.lose)
 
     async def start(self) -> None:
         """Take over what an earlier gateway left, and begin."""
@@ -104,7 +105,7 @@ class Carrier:
         else:
             if link is not None:
                 self.lose(link)
-            link = self.links[facts["name"]] = Link(self.session, facts, self._told.hear)
+            link = self.links[facts["name"]] = Link(self.session, facts, self.told.hear)
             if self._ledger.counts["recovered"]:
                 self._asked_what_it_has.add(link)
                 self.background.begin(self._adopt(link))
@@ -151,7 +152,7 @@ class Carrier:
     async def _deliver(self, attempt: Attempt, link: Link) -> None:
         status, answer = await self._hand_in(attempt, link)
         if status != 200:
-            await self._told.fail(attempt.prompt, *_reasons(status, answer))
+            await self.told.fail(attempt.prompt, *_reasons(status, answer))
 
     async def _hand_in(self, attempt: Attempt, link: Link) -> tuple[int, Any]:
         """Give a prompt to a worker. Return its answer; if that says nothing of the prompt, that the prompt is taken.
@@ -226,7 +227,7 @@ class Carrier:
         if prompt.attempts >= MOST_ATTEMPTS:
             prompt.given_up = True
             text = f"{prompt.attempts} workers died of this prompt or lost it; it is not tried again"
-            self.background.begin(self._told.fail(prompt, text))
+            self.background.begin(self.told.fail(prompt, text))
         else:
             self._ledger.counts["retried"] += 1
 
@@ -271,7 +272,7 @@ class Carrier:
             for attempt in had:
                 name = attempt.prompt.id
                 attempt.started = attempt.started or queued.get(name, False)
-                gone = not attempt.over and name not in queued and not await self._told.complete(attempt, link)
+                gone = not attempt.over and name not in queued and not await self.told.complete(attempt, link)
                 if gone and not attempt.over:
                     self._take_back(attempt.prompt)  # somebody emptied the worker's own queue
                     self._ledger.changed()

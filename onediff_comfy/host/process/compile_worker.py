@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...compilation.background import Job, Outcome
+from ...files import write_atomically
 from .host_settings import take_over, take_over_numbers
 
 # Of 19. Where the image is made on the CPU too, a compiler that only gets what is left would never end.
@@ -30,7 +31,7 @@ def main() -> int:
     job = Job.from_bytes(Path(work).read_bytes())
     _stand_back(job)
     outcome = run(job)
-    Path(result).write_text(json.dumps(asdict(outcome)))
+    write_atomically(Path(result), json.dumps(asdict(outcome)).encode())  # or none: who is killed leaves no half
     return 0
 
 

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from pathlib import Path
 
-from .once import once
+from ...once import once
 
 
 @once

@@ -13,11 +13,11 @@ from ...cache.memory import GraphCache
 from ...compilation.background import Background
 from ...compilation.library import GraphLibrary
 from ...metrics import Metrics
+from ...once import once
 from ...serving.dispatcher import Dispatcher
 from ...settings import GRAPH_BUDGET_SHARE
 from ...store.store import GraphStore, default_store
 from .device_reserve import device_reserve
-from .once import once
 
 
 @once

@@ -184,7 +184,7 @@ class TieredStore(GraphStore):
             return True
         self.tier.counters.count("refusals")
         log.warning("OneDiff: %.12s is removed: it was signed with key %s, revoked", found.manifest.key, signed_with)
-        self.remove(found.manifest.key)
+        self.remove(found.manifest.key, lambda there: self._sealed_with.fetched_from(there) == signed_with)
         return True
 
     def _fetched(self, key: str) -> VerifiedArtifact | None:
