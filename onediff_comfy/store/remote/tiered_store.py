@@ -207,7 +207,9 @@ class TieredStore(GraphStore):
             self.adopt(sealed, source)
         except OSError as error:  # a full disk: it serves all the same, and is fetched again
             log.warning("OneDiff: a fetched graph could not be kept in %s: %s", source.parent, error)
-        return verified
+        # Its key may have been revoked since it was judged. Whoever revokes writes that down before they sweep: so
+        # either their sweep finds this graph, or we find here what they wrote.
+        return None if self._was_revoked(verified) else verified
 
 
 def _count_unreachable(tier: Tier, error: Unreachable) -> None:
