@@ -264,7 +264,6 @@ WITHOUT = """
 import sys
 for name in {missing!r}: sys.modules[name] = None
 from onediff_comfy.__main__ import _parser, main
-from onediff_comfy.store.remote import tier as tier_module
 from onediff_comfy.store.store import GraphStore, default_store
 import logging
 logging.basicConfig()
