@@ -127,8 +127,8 @@ class Tier:
             self.refusals.keep(path, piece.version, piece.content, str(error))
             return None
 
-    def is_refused(self, key: str) -> bool:
-        """Return True if what lies in a graph's place may be used by nobody who believes what this machine does.
+    def refused(self, key: str) -> str | None:
+        """Return the version of what lies in a graph's place, if nobody may use it who believes what this machine does.
 
         Raises:
             Unreachable: the store did not answer.
@@ -136,7 +136,7 @@ class Tier:
         """
         path = _graph_path(key)
         piece = self.objects.read(path, 0, START_BYTES)
-        return piece is not None and self._judged(path, piece) is None
+        return piece.version if piece is not None and self._judged(path, piece) is None else None
 
     def publish(self, artifact: Artifact) -> bool:
         """Put a graph into the store, unless there is one that may be used. Return False if there is.
