@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__
@@ -47,13 +49,17 @@ def install(comfyui: Path) -> Path:
     """
     folder = _folder(comfyui)
     _make_sure_it_is_ours(folder)
-    new, old = _beside(folder), _beside(folder)
+    new, aside = _beside(folder), list[Path]()
     try:
         _copy_to(new)
-        while not _takes_the_place(new, folder, old):  # another install was quicker: ours comes in place of that one
-            shutil.rmtree(old, ignore_errors=True)  # there may have been none
+        while not _takes_the_place(new, folder, aside):
+            pass  # another install was quicker: ours comes in place of that one
+    except BaseException:  # Ctrl-C too
+        _put_back(aside, folder)
+        raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
+    for old in aside:
         shutil.rmtree(old, ignore_errors=True)
     return folder
 
@@ -66,11 +72,15 @@ def uninstall(comfyui: Path) -> Path:
         FileExistsError: the pack there was not put there by ``install``.
     """
     folder = _folder(comfyui)
-    if not folder.is_symlink() and not folder.exists():
-        raise FileNotFoundError(f"there is no {folder}; nothing was removed")
     _make_sure_it_is_ours(folder)
     old = _beside(folder)
-    folder.rename(old)  # no moment in which half a pack is there
+    try:
+        found = _set_aside(folder, old)  # no moment in which half a pack is there
+    except BaseException:  # Ctrl-C too
+        _put_back([old], folder)
+        raise
+    if not found:
+        raise FileNotFoundError(f"there is no {folder}; nothing was removed")
     shutil.rmtree(old)
     return folder
 
@@ -80,24 +90,62 @@ def _beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-{secrets.token_hex(4)}{_NOT_LOADED}")
 
 
-def _takes_the_place(new: Path, folder: Path, old: Path) -> bool:
-    """Put ``new`` in the place of ``folder``, and that to ``old``. Return False if another came in between.
+def _takes_the_place(new: Path, folder: Path, aside: list[Path]) -> bool:
+    """Put ``new`` in the place of ``folder``. Return False if another came in between.
+
+    Args:
+        new: a whole pack.
+        folder: where it belongs.
+        aside: is told where what was there lies now, before it is moved there.
 
     Raises:
-        OSError: it cannot be done; what was there is still there.
+        FileExistsError: what was there was not put there by ``install``.
+        OSError: it cannot be done.
     """
     _make_sure_it_is_ours(folder)
-    with contextlib.suppress(FileNotFoundError):
-        folder.rename(old)
+    aside.append(_beside(folder))
+    _set_aside(folder, aside[-1])
     try:
         new.rename(folder)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or folder.exists():  # it may be on its way elsewhere by now
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or os.path.lexists(folder):  # it may be gone again by now
             return False
-        if old.exists():
-            old.rename(folder)
         raise
     return True
+
+
+def _set_aside(folder: Path, old: Path) -> bool:
+    """Move the pack to ``old``. Return False if there is none.
+
+    Raises:
+        FileExistsError: what was moved there was not put there by ``install``; it is to be put back.
+    """
+    try:
+        folder.rename(old)
+    except FileNotFoundError:
+        return False
+    # Judged where it lies now, for in its place it could be another one by the time that it is moved.
+    if not _is_ours(old):
+        raise _not_ours(folder)
+    return True
+
+
+def _put_back(aside: Sequence[Path], folder: Path) -> None:
+    """Put what was set aside last into its place again, unless another is there, and remove what else is ours.
+
+    Raises:
+        FileExistsError: another is there, and what was set aside is not ours to remove; says where it lies.
+    """
+    for old in reversed(aside):
+        if not os.path.lexists(folder):
+            with contextlib.suppress(OSError):  # there was none to set aside, or another has come
+                old.rename(folder)
+        if not os.path.lexists(old):
+            continue
+        if not _is_ours(old):
+            raise FileExistsError(f"{folder} was not put there by this command; another is there now, and it is {old}")
+        if os.path.lexists(folder):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _folder(comfyui: Path) -> Path:
@@ -109,9 +157,17 @@ def _folder(comfyui: Path) -> Path:
 
 def _make_sure_it_is_ours(folder: Path) -> None:
     """Refuse a pack that ``install`` did not put there. None at all is in nobody's way."""
-    while (found := _identity(folder)) is not None and (folder.is_symlink() or not (folder / _MARK).is_file()):
+    while (found := _identity(folder)) is not None and not _is_ours(folder):
         if found == _identity(folder):  # and not what another process put there in between
-            raise FileExistsError(f"{folder} was not put there by this command; remove it yourself, then try again")
+            raise _not_ours(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    return not folder.is_symlink() and (folder / _MARK).is_file()
+
+
+def _not_ours(folder: Path) -> FileExistsError:
+    return FileExistsError(f"{folder} was not put there by this command; remove it yourself, then try again")
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -173,8 +173,7 @@ class RecordedGraph(CompiledGraph):
     def forget_recordings(self) -> None:
         """Throw the recordings away; they are made again when their sizes come again.
 
-        A model that dies asks for it, on any thread and between any two steps of this class. So what there is is
-        changed for another, and never emptied while somebody looks into it.
+        A model that dies asks for it, on any thread and between any two steps of this class.
         """
         recordings, self.by_sizes = self.by_sizes, OrderedDict()
         for sizes, recording in list(recordings.items()):
@@ -223,8 +222,7 @@ class RecordedGraph(CompiledGraph):
         calls = seen.calls if seen is not None and seen.addresses == addresses else 0
         gains = not record_only_launch_bound or self._launching.bound(sizes)
         if gains and record_only_launch_bound and seen is not None:
-            copied = (*tensors, *seen.outputs)
-            gains = sum(tensor.nbytes for tensor in copied if tensor is not None) <= MOST_COPIED
+            gains = sum(each.nbytes for each in (*tensors, *seen.outputs) if each is not None) <= MOST_COPIED
         if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
             if self._pool.may_record(tensors[0].device, seen.needed):
                 recorded = self._record_in_turn(_Call(sizes, addresses, weights, tensors, seen.outputs))
@@ -271,8 +269,7 @@ class RecordedGraph(CompiledGraph):
             # A compiler hands a number in RAM to its kernels by value, so a replay would not see it change.
             self._give_up("a weight is not on the device")
             return None
-        recordings = self.by_sizes
-        while len(recordings) >= MOST_RECORDINGS:
+        while len(recordings := self.by_sizes) >= MOST_RECORDINGS:
             recordings.popitem(last=False)
         with self._pool.recording(device), torch.cuda.device(device):
             torch.cuda.synchronize(device)

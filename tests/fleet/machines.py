@@ -30,6 +30,7 @@ from onediff_comfy.store.remote.tier import Tier
 from onediff_comfy.store.remote.tier_counters import TierCounters
 from onediff_comfy.store.remote.tiered_store import TieredStore
 from onediff_comfy.store.signing.key_ring import KeyRing
+from onediff_comfy.store.signing.own_key import OwnKey
 from onediff_comfy.store.store import Superseded
 from onediff_comfy.store.trust import Trust
 
@@ -88,9 +89,10 @@ class Machine:
     def tier(self, times: LeaseTimes = TIMES, pause_s: float = 1.0) -> Tier:
         """Its tier, in this process. The variables by which it finds the store are to be set."""
         keys, counters = self.keys, TierCounters()
-        signer = keys.signer() if self.builder else None
+        if self.builder:
+            keys.signer()
         refusals = Refusals(self.folder / "cache" / "refused", counters)
-        return Tier(open_store(self.url, pause_s), keys, signer, refusals, counters, times)
+        return Tier(open_store(self.url, pause_s), keys, OwnKey(keys, self.builder), refusals, counters, times)
 
     def store(self, tier: Tier | None = None) -> TieredStore:
         """Its store, in this process."""
@@ -155,7 +157,8 @@ class StoreFleet:
 
     def __post_init__(self) -> None:
         start_forkserver()
-        self.signer = KeyRing(self.folder / "keys").make("the fleet's")
+        keys = KeyRing(self.folder / "keys")
+        self.signer, self.own_key = keys.make("the fleet's"), OwnKey(keys, builder=True)
 
     def machine(self, builder: bool = True, url: str | None = None) -> Machine:
         """A new machine with empty folders."""

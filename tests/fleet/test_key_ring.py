@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from machines import start_forkserver
+from machines import CALL, KEY, StoreFleet, graph, start_forkserver
 
+from onediff_comfy.store.remote.lease import DONE, HELD
 from onediff_comfy.store.signing.key_ring import KeyRing, Signer, key_id_of
 
 ROUNDS = 10
+OTHER = "6" * 64
 
 
 def publics(number: int) -> list[str]:
@@ -126,3 +128,40 @@ def takes(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+def test_a_builder_that_runs_goes_on_with_the_key_that_there_is_now(folder_fleet: StoreFleet) -> None:
+    machine = folder_fleet.machine()
+    running = machine.store()  # as since before the change
+    held = running.tier.turn(OTHER)
+    new = machine.keys.make("the next", rotate=True)
+    machine.keys.revoke(folder_fleet.signer.key_id)
+    with running.compiling(KEY):
+        seen = machine.tier().leases.look(KEY)
+        assert seen is not None and seen.state == HELD
+        running.save(graph())
+    statement = machine.tier().statement(KEY)
+    assert statement is not None and statement.key == new.key_id
+    assert [key for key, _ in machine.tier().calls(CALL)] == [KEY]
+    assert held is not None
+    held.release(published=True)
+    seen = machine.tier().leases.look(OTHER)
+    assert seen is not None and seen.state == DONE, "a lease that was taken before is signed anew"
+
+
+def test_a_builder_whose_key_is_revoked_leases_and_publishes_nothing_and_says_so_once(
+    folder_fleet: StoreFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = folder_fleet.machine()
+    running = machine.store()
+    machine.keys.revoke(folder_fleet.signer.key_id)
+    for key in (KEY, OTHER):
+        with running.compiling(key):
+            running.save(graph(key))
+        assert running.find(key) is not None, "it serves here"
+    assert running.tier.objects.listed("v1/") == []
+    counted = running.tier.counters.snapshot()
+    assert (counted["alone"], counted["published"], counted["unpublished"]) == (2, 0, 0)
+    assert caplog.text.count(f"key {folder_fleet.signer.key_id} is revoked; make another") == 1
+    with pytest.raises(PermissionError, match="is revoked"):
+        running.tier.publish(graph())

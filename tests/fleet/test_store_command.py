@@ -17,6 +17,7 @@ from machines import KEY, Machine, StoreFleet, graph
 from stand_in import Bucket
 
 from onediff_comfy.__main__ import _parser, main
+from onediff_comfy.store.remote import tier as tier_module
 from onediff_comfy.store.remote import upkeep
 from onediff_comfy.store.remote.lease import LeaseTimes
 from onediff_comfy.store.remote.tier_counters import COUNTED
@@ -111,6 +112,26 @@ def test_to_revoke_a_key_does_not_remove_what_is_compiled_here_meanwhile(
     assert status == 0 and "0 graphs that it signed removed" in said
     found = worker.store().find(KEY)
     assert found is not None and found.digest == own.digest
+
+
+@pytest.mark.parametrize("revoked", ["while it is fetched", "while it is kept"])
+def test_a_graph_whose_key_is_revoked_on_its_way_in_is_not_kept(
+    store_fleet: StoreFleet, on: Callable[[Machine], Command], monkeypatch: pytest.MonkeyPatch, revoked: str
+) -> None:
+    assert store_fleet.machine().tier().publish(graph())
+    worker = store_fleet.machine(builder=False)
+    store = worker.store()
+    place, name = (tier_module, "_whole") if revoked == "while it is fetched" else (store, "adopt")
+    before = getattr(place, name)
+
+    def then_revoke(*arguments: Any) -> Any:
+        status, said = on(worker)("revoke", store_fleet.signer.key_id)
+        assert status == 0 and "0 graphs that it signed removed" in said
+        return before(*arguments)
+
+    monkeypatch.setattr(place, name, then_revoke)
+    assert store.find(KEY) is None
+    assert not list((worker.folder / "cache" / "graphs").glob("*.graph"))
 
 
 @pytest.mark.parametrize("given", ["text", "not ascii", "undecodable", "folder", "pipe", "binary file"])

@@ -71,7 +71,7 @@ def test_an_answer_that_got_lost_is_no_defeat(store_fleet: StoreFleet) -> None:
     assert tier.counters.snapshot()["published"] == 1
 
     lossy = Leases(tier.objects, tier.keys, TIMES)
-    held = lossy.take(OTHER, None, store_fleet.signer)
+    held = lossy.take(OTHER, None, store_fleet.own_key)
     assert held is not None
     seen = lossy.look(OTHER)
     assert seen is not None and seen.state == HELD
@@ -159,13 +159,13 @@ def test_a_write_that_another_was_in_the_way_of_is_tried_again(
 
 def test_a_lease_is_taken_by_one_and_released(store_fleet: StoreFleet) -> None:
     mine, theirs = leases(store_fleet.machine()), leases(store_fleet.machine())
-    held = mine.take(KEY, None, store_fleet.signer)
-    assert held is not None and theirs.take(KEY, None, store_fleet.signer) is None
+    held = mine.take(KEY, None, store_fleet.own_key)
+    assert held is not None and theirs.take(KEY, None, store_fleet.own_key) is None
     held.release(published=False)
     seen = theirs.look(KEY)
     assert seen is not None and (seen.state, seen.failures) == (FAILED, 1)
-    again = theirs.take(KEY, seen, store_fleet.signer)
-    assert again is not None and mine.take(KEY, seen, store_fleet.signer) is None
+    again = theirs.take(KEY, seen, store_fleet.own_key)
+    assert again is not None and mine.take(KEY, seen, store_fleet.own_key) is None
     again.release(published=True)
 
 

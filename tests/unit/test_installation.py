@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import shutil
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -150,6 +152,97 @@ def test_an_install_that_fails_leaves_what_was_there(comfyui: Path, monkeypatch:
         installation.install(comfyui)
     assert (pack / "of before").is_file() and (pack / "__init__.py").is_file()
     assert list(pack.parent.iterdir()) == [pack]
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+@pytest.mark.parametrize("kind", ["checkout", "link"])
+def test_what_a_person_puts_there_after_it_was_judged_is_left_alone(
+    comfyui: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, command: str, kind: str
+) -> None:
+    pack, work, rename = installation.install(comfyui), comfyui / "work", Path.rename
+    work.mkdir()
+    (work / "mine.py").write_text("mine")
+
+    def after_a_person(path: Path, target: Path) -> Path:
+        if path == pack and work.is_dir() and not (pack / "mine.py").exists():
+            shutil.rmtree(pack)
+            if kind == "checkout":
+                shutil.copytree(work, pack)
+            else:
+                pack.symlink_to(work)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", after_a_person)
+    assert run(command, comfyui) == 1
+    assert "was not put there by this command; remove it yourself" in capsys.readouterr().err
+    assert (pack / "mine.py").read_text() == "mine" and pack.is_symlink() is (kind == "link")
+    assert list(pack.parent.iterdir()) == [pack]
+
+
+@pytest.mark.parametrize("command", [installation.install, installation.uninstall])
+def test_a_persons_pack_that_cannot_be_put_back_is_kept_and_named(
+    comfyui: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[[Path], Path]
+) -> None:
+    """It was moved, and another install came into the place before it could be put back."""
+    pack, rename, moves = installation.install(comfyui), Path.rename, list[int]()
+
+    def between_others(path: Path, target: Path) -> Path:
+        if path != pack or moves:
+            return rename(path, target)
+        moves.append(1)
+        shutil.rmtree(pack)
+        pack.mkdir()
+        (pack / "mine.py").write_text("mine")
+        moved = rename(path, target)
+        pack.mkdir()
+        (pack / ".installed-by-onediff-comfy").touch()
+        return moved
+
+    monkeypatch.setattr(Path, "rename", between_others)
+    with pytest.raises(FileExistsError, match="another is there now") as raised:
+        command(comfyui)
+    (kept,) = (path for path in pack.parent.iterdir() if path != pack)
+    assert str(kept) in str(raised.value) and (kept / "mine.py").read_text() == "mine"
+    assert (pack / ".installed-by-onediff-comfy").is_file()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("which", ["the old one is moved", "the new one is moved"])
+def test_an_install_that_is_interrupted_leaves_a_whole_pack(
+    comfyui: Path, monkeypatch: pytest.MonkeyPatch, when: str, which: str
+) -> None:
+    pack, rename, interrupted = installation.install(comfyui), Path.rename, list[int]()
+
+    def with_ctrl_c(path: Path, target: Path) -> Path:
+        if interrupted or (path == pack) is not (which == "the old one is moved"):
+            return rename(path, target)
+        interrupted.append(1)
+        if when == "after":
+            rename(path, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", with_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        installation.install(comfyui)
+    assert list(pack.parent.iterdir()) == [pack]
+    assert (pack / "__init__.py").is_file() and (pack / "nodes").is_dir()
+
+
+def test_an_uninstall_that_is_interrupted_as_it_begins_leaves_the_pack(
+    comfyui: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, rename = installation.install(comfyui), Path.rename
+
+    def with_ctrl_c(path: Path, target: Path) -> Path:
+        moved = rename(path, target)
+        if path == pack:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "rename", with_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        installation.uninstall(comfyui)
+    assert list(pack.parent.iterdir()) == [pack] and (pack / "__init__.py").is_file()
 
 
 def test_there_may_be_nothing_to_remove(comfyui: Path, capsys: pytest.CaptureFixture) -> None:

@@ -169,17 +169,11 @@ class Carrier:
             if attempt.prompt.id in self._ledger.open:
                 self._ledger.changed()  # it may wait since before it was among those that wait
             else:
-                await self._have_dropped(attempt.prompt.id, link)
+                await _have_dropped(attempt.prompt.id, link)
             return 200, None
         if status == 200:
             self._ledger.changed()
         return status, answer
-
-    async def _have_dropped(self, prompt_id: str, link: Link) -> None:
-        """Have a worker drop a prompt that nobody wants any more, queued or running."""
-        with contextlib.suppress(WorkerLost):
-            await link.ask("POST", "/queue", {"delete": [prompt_id]})
-            await link.ask("POST", "/interrupt", {"prompt_id": prompt_id})
 
     async def interrupt(self, prompt_id: str | None) -> bool:
         """Stop one running prompt, or as ComfyUI does without an id, whatever runs. Return True if one ran."""
@@ -214,6 +208,7 @@ class Carrier:
         """Take back what a dead worker had."""
         if self.links.get(link.name) is link:
             del self.links[link.name]
+            link.lost = True
             self._ledger.counts["workers_lost"] += 1
             log.warning("worker %s is gone with %d prompts", link.name, link.load)
         link.listening.close()
@@ -234,24 +229,12 @@ class Carrier:
     async def _adopt(self, link: Link) -> None:
         """Find out which prompts of an earlier gateway a worker has. One that takes its time holds up no other."""
         try:
-            await asyncio.wait_for(self._find_in(link), GRACE_S)
+            await asyncio.wait_for(_adopt_from(link, self._ledger), GRACE_S)
         except (WorkerLost, TimeoutError, asyncio.TimeoutError):
             log.warning("worker %s does not say which prompts it has of an earlier gateway", link.name)
         finally:
             self._asked_what_it_has.discard(link)
         self.hand_out()
-
-    async def _find_in(self, link: Link) -> None:
-        queued = await link.queued()
-        for prompt in self._ledger.waiting():
-            if prompt.id in queued or await link.history(prompt.id) is not None:
-                if prompt.attempt is not None or self.links.get(link.name) is not link:
-                    continue
-                attempt = link.assign(prompt)
-                attempt.taken, attempt.started = True, queued.get(prompt.id, False)
-                self._ledger.counts["adopted"] += 1
-                if prompt.client is not None:
-                    await link.listening.to(prompt.client)
 
     async def _look_after(self) -> None:
         """Find what no message told: workers that are silent, prompts whose end was missed."""
@@ -282,6 +265,32 @@ class Carrier:
             pass
         finally:
             self._looked_at.discard(link)
+
+
+async def _have_dropped(prompt_id: str, link: Link) -> None:
+    """Have a worker drop a prompt that nobody wants any more, queued or running."""
+    with contextlib.suppress(WorkerLost):
+        await link.ask("POST", "/queue", {"delete": [prompt_id]})
+        await link.ask("POST", "/interrupt", {"prompt_id": prompt_id})
+
+
+async def _adopt_from(link: Link, ledger: Ledger) -> None:
+    """Count those waiting prompts as a worker's that it has.
+
+    Raises:
+        WorkerLost: it does not answer, or was lost meanwhile.
+    """
+    queued = await link.queued()
+    for prompt in ledger.waiting():
+        if prompt.id in queued or await link.history(prompt.id) is not None:
+            if link.lost:
+                raise WorkerLost(f"{link.name} is gone")
+            if prompt.attempt is None:
+                attempt = link.assign(prompt)
+                attempt.taken, attempt.started = True, queued.get(prompt.id, False)
+                ledger.counts["adopted"] += 1
+                if prompt.client is not None:
+                    await link.listening.to(prompt.client)
 
 
 def _reasons(status: int, answer: Any) -> tuple[str, Mapping[str, Any]]:

@@ -52,6 +52,7 @@ class Link:
         self.prompts: dict[str, Prompt] = {}
         self.checkpoint: tuple[str, ...] | None = None
         self.last_used = 0.0
+        self.lost = False
         self.report: dict[str, Any] = {}
         self.listening = Listening(session, self, listener)
         self._session = session

@@ -20,7 +20,8 @@ import time
 from dataclasses import dataclass
 
 from ..artifact import parse_json
-from ..signing.key_ring import KeyRing, Signer
+from ..signing.key_ring import KeyRing
+from ..signing.own_key import OwnKey
 from ..signing.signed import START_BYTES, Refused, check_body, signed, statement_in
 from .objects import Objects, Unreachable
 
@@ -96,18 +97,18 @@ class Leases:
             log.debug("no lease at %s: %s", path, error)
             return SeenLease(piece.version, "", "", FAILED, 0)
 
-    def take(self, key: str, seen: SeenLease | None, signer: Signer) -> HeldLease | None:
+    def take(self, key: str, seen: SeenLease | None, own_key: OwnKey) -> HeldLease | None:
         """Take a lease that nobody holds, or that is dead; return None if another was quicker.
 
         Args:
             key: of the graph.
             seen: the lease as it was found; exactly this one is taken over.
-            signer: of this builder.
+            own_key: of this builder.
 
         Raises:
             Unreachable: the store did not answer.
         """
-        held = HeldLease(self, key, signer, failures=seen.failures if seen else 0)
+        held = HeldLease(self, key, own_key, failures=seen.failures if seen else 0)
         return held if held.begin(seen.version if seen else None) else None
 
     def write(self, key: str, content: bytes, version: str | None) -> str | None:
@@ -127,12 +128,12 @@ class HeldLease:
     Args:
         leases: where it stands.
         key: of the graph.
-        signer: of this builder.
+        own_key: of this builder, asked at each renewal: it may be another by then.
         failures: how many holders before it published nothing.
     """
 
-    def __init__(self, leases: Leases, key: str, signer: Signer, failures: int) -> None:
-        self._leases, self._key, self._signer = leases, key, signer
+    def __init__(self, leases: Leases, key: str, own_key: OwnKey, failures: int) -> None:
+        self._leases, self._key, self._own_key = leases, key, own_key
         self._failures = failures
         self._nonce = secrets.token_hex(16)
         self._version: str | None = None
@@ -140,12 +141,18 @@ class HeldLease:
         self._ended = threading.Event()
 
     def begin(self, over: str | None) -> bool:
-        """Write the lease, over a version or where there is none, and renew it from now on. False if another has it.
+        """Write the lease, over a version or where there is none, and renew it from now on.
+
+        Returns:
+            False if another has it, or if this builder has no key to sign with now.
 
         Raises:
             Unreachable: the store did not answer.
         """
-        self._version = self._leases.write(self._key, self._content(HELD), over)
+        content = self._content(HELD)
+        if content is None:
+            return False
+        self._version = self._leases.write(self._key, content, over)
         if self._version is None and not self._is_ours_after_all():
             return False
         threading.Thread(target=self._renew, name=f"onediff-lease-{self._key[:12]}", daemon=True).start()
@@ -164,17 +171,20 @@ class HeldLease:
         while not self._ended.wait(times.ttl_s / 3) and time.monotonic() < last:
             with contextlib.suppress(Unreachable):  # tried again soon; if it stays so, another takes over
                 if not self._rewrite(HELD):
-                    log.info("OneDiff: another machine took over the compilation of %.12s", self._key)
+                    log.info("OneDiff: the lease of %.12s is no longer this process's", self._key)
                     return
 
     def _rewrite(self, state: str) -> bool:
-        """Write the lease over the version of before. Return False if it is another's by now."""
+        """Write the lease over the version of before. Return False if it is another's by now, or nobody's to sign."""
         with self._writing:
             if state == HELD and self._ended.is_set():
                 return True
             for _ in range(2):
                 assert self._version is not None
-                version = self._leases.write(self._key, self._content(state), self._version)
+                content = self._content(state)
+                if content is None:
+                    return False
+                version = self._leases.write(self._key, content, self._version)
                 if version is not None:
                     self._version = version
                     return True
@@ -190,7 +200,10 @@ class HeldLease:
         self._version = seen.version
         return True
 
-    def _content(self, state: str) -> bytes:
+    def _content(self, state: str) -> bytes | None:
+        signer = self._own_key.usable()
+        if signer is None:
+            return None
         body = {
             "owner": f"{os.getpid()}@{platform.node()}",
             "nonce": self._nonce,
@@ -198,7 +211,7 @@ class HeldLease:
             "failures": self._failures,
         }
         # Signed with a nonce of its own each time, so that no two renewals are one version.
-        return signed(_path(self._key), json.dumps(body).encode(), {}, self._signer)[0]
+        return signed(_path(self._key), json.dumps(body).encode(), {}, signer)[0]
 
 
 class Watch:

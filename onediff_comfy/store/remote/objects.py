@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -68,6 +68,19 @@ class Listed:
 
     path: str
     size: int
+    written: float
+
+
+@dataclass(frozen=True)
+class Looked:
+    """An object as it was at one moment.
+
+    Attributes:
+        version: see ``Piece``.
+        written: when, in seconds since 1970; a cloud tells whole seconds here.
+    """
+
+    version: str
     written: float
 
 
@@ -168,11 +181,46 @@ class Objects:
         with self._asking(), contextlib.suppress(NotFoundError, FileNotFoundError):
             obstore.delete(self._quick, path)
 
-    def _version(self, path: str) -> str | None:
+    def delete_if(self, path: str, may_go: Callable[[Looked], bool]) -> bool:
+        """Remove an object if what is there now may go. Return True if it was removed.
+
+        No cloud's client has a removal by ETag: what takes the object's place within the one question that the removal
+        takes is removed all the same.
+
+        Args:
+            path: of the object.
+            may_go: says so of what is there; asked right before it is removed.
+
+        Raises:
+            Unreachable: the store did not answer.
+        """
+        with self._asking():
+            there = self._looked(path)
+            if there is None or not may_go(there):
+                return False
+            with contextlib.suppress(NotFoundError, FileNotFoundError):
+                obstore.delete(self._quick, path)
+            return True
+
+    def exists(self, path: str) -> bool:
+        """Return True if there is an object.
+
+        Raises:
+            Unreachable: the store did not answer.
+        """
+        with self._asking():
+            return self._looked(path) is not None
+
+    def _looked(self, path: str) -> Looked | None:
         try:
-            return obstore.head(self._quick, path)["e_tag"]
+            meta = obstore.head(self._quick, path)
         except (NotFoundError, FileNotFoundError):
             return None
+        return Looked(meta["e_tag"] or "", meta["last_modified"].timestamp())
+
+    def _version(self, path: str) -> str | None:
+        looked = self._looked(path)
+        return None if looked is None else looked.version
 
     def _put(self, path: str, content: bytes, mode: Any) -> str:
         # One request: of an upload in parts, several writers could each complete one.
@@ -196,7 +244,8 @@ class FolderObjects(Objects):
     """The same in a folder that machines share. It has no ETags to replace by: a lock of the file system stands in.
 
     Creating is a hard link, which exactly one of any number of writers can make. Replacing is read, compare and
-    rename under a lock, so it is as good as the locks of that folder.
+    rename under a lock, and a removal that depends on what is there asks under it too: both are as good as the locks
+    of that folder.
     """
 
     def __init__(self, url: str, pause_s: float = _PAUSE_S) -> None:
@@ -213,11 +262,20 @@ class FolderObjects(Objects):
 
     def replace(self, path: str, content: bytes, version: str) -> str | None:
         """See ``Objects.replace``."""
-        with self._asking():
-            lock = self._folder / "locks" / hashlib.sha256(path.encode()).hexdigest()
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(lock, timeout=_LOCK_S):
-                return self._put(path, content, "overwrite") if self._version(path) == version else None
+        with self._asking(), self._locked(path):
+            return self._put(path, content, "overwrite") if self._version(path) == version else None
+
+    def delete_if(self, path: str, may_go: Callable[[Looked], bool]) -> bool:
+        """See ``Objects.delete_if``; nothing is replaced meanwhile."""
+        with self._asking(), self._locked(path):
+            return super().delete_if(path, may_go)
+
+    @contextlib.contextmanager
+    def _locked(self, path: str) -> Iterator[None]:
+        lock = self._folder / "locks" / hashlib.sha256(path.encode()).hexdigest()
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(lock, timeout=_LOCK_S):
+            yield
 
 
 def open_store(url: str, pause_s: float = _PAUSE_S) -> Objects:

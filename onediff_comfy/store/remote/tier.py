@@ -19,7 +19,8 @@ from typing import Any
 
 from ..artifact import Artifact, ArtifactError, Manifest, parse_json
 from ..graph_file import pack, unpack
-from ..signing.key_ring import KeyRing, Signer
+from ..signing.key_ring import KeyRing
+from ..signing.own_key import OwnKey
 from ..signing.signed import START_BYTES, Refused, Statement, check_body, signed, statement_in
 from .lease import HELD, HeldLease, Leases, LeaseTimes, Watch
 from .objects import Objects, Piece, Unreachable
@@ -60,7 +61,7 @@ class Tier:
     Args:
         objects: the store.
         keys: whom this machine believes.
-        signer: of this machine, if it is a builder; a worker only reads.
+        own_key: of this machine, asked at each use; a worker, which has none, only reads.
         refusals: keeps aside what is refused.
         counters: told of everything.
         times: of leases.
@@ -70,12 +71,12 @@ class Tier:
         self,
         objects: Objects,
         keys: KeyRing,
-        signer: Signer | None,
+        own_key: OwnKey,
         refusals: Refusals,
         counters: TierCounters,
         times: LeaseTimes | None = None,
     ) -> None:
-        self.objects, self.keys, self.signer = objects, keys, signer
+        self.objects, self.keys, self.own_key = objects, keys, own_key
         self.refusals, self.counters = refusals, counters
         self.leases = Leases(objects, keys, times or LeaseTimes())
 
@@ -126,8 +127,8 @@ class Tier:
             self.refusals.keep(path, piece.version, piece.content, str(error))
             return None
 
-    def is_refused(self, key: str) -> bool:
-        """Return True if what lies in a graph's place may be used by nobody who believes what this machine does.
+    def refused(self, key: str) -> str | None:
+        """Return the version of what lies in a graph's place, if nobody may use it who believes what this machine does.
 
         Raises:
             Unreachable: the store did not answer.
@@ -135,22 +136,20 @@ class Tier:
         """
         path = _graph_path(key)
         piece = self.objects.read(path, 0, START_BYTES)
-        return piece is not None and self._judged(path, piece) is None
+        return piece.version if piece is not None and self._judged(path, piece) is None else None
 
     def publish(self, artifact: Artifact) -> bool:
         """Put a graph into the store, unless there is one that may be used. Return False if there is.
 
         Raises:
             Unreachable: the store did not answer.
-            PermissionError: this machine is no builder.
-            OSError: it cannot read whom it believes, or believes nobody: so it cannot judge what is there.
+            PermissionError: this machine is no builder, or its key is revoked.
+            OSError: see ``OwnKey``; or it believes nobody, and so cannot judge what is there.
         """
-        if self.signer is None:
-            raise PermissionError("this machine has no key to sign with")
-        manifest = artifact.manifest
+        signer, manifest = self.own_key.signer(), artifact.manifest
         path = _graph_path(manifest.key)
         body = pack([Artifact(artifact.manifest_text, "", artifact.data)])  # our own seal means nothing elsewhere
-        content, statement = signed(path, body, _about(manifest), self.signer)
+        content, statement = signed(path, body, _about(manifest), signer)
         if not self._put(manifest.key, content, statement):
             self.counters.count("late")
             return False
@@ -232,10 +231,10 @@ class Tier:
         self._note(f"v1/calls/{call_key}/{graph_key}", {"shapes": shapes})
 
     def _note(self, path: str, value: Mapping[str, Any]) -> None:
-        body = json.dumps(value, sort_keys=True).encode()
-        if self.signer is None or len(body) > _MAX_NOTE - START_BYTES:
+        body, signer = json.dumps(value, sort_keys=True).encode(), self.own_key.usable()
+        if signer is None or len(body) > _MAX_NOTE - START_BYTES:
             return
-        content, _ = signed(path, body, {}, self.signer)
+        content, _ = signed(path, body, {}, signer)
         if self.objects.create(path, content) is None:
             there = self.objects.read(path, 0, _MAX_NOTE)
             if there is not None and self._note_in(path, there) is None:
@@ -286,9 +285,9 @@ class Tier:
                 seen = self.leases.look(key)
                 if not watch.alive(seen):
                     version, failures = (seen.version, seen.failures) if seen is not None else (None, 0)
-                    if self.signer is None or failures >= _TRIES_BY_OTHERS or refused[version] >= _TRIES:
+                    if self.own_key.usable() is None or failures >= _TRIES_BY_OTHERS or refused[version] >= _TRIES:
                         return None
-                    held = self.leases.take(key, seen, self.signer)
+                    held = self.leases.take(key, seen, self.own_key)
                     if held is not None:
                         self.counters.count("takeovers", seen is not None and seen.state == HELD)
                         return held

@@ -19,6 +19,7 @@ from ...settings import DISK_LIMIT_BYTES
 from ..artifact import Artifact, ArtifactError
 from ..notes import OPTIONS, Notes, path_in
 from ..signing.key_ring import KeyRing
+from ..signing.own_key import OwnKey
 from ..store import GraphStore, Superseded
 from ..trust import Trust, Untrusted, VerifiedArtifact
 from .lease import HeldLease
@@ -57,7 +58,7 @@ class TieredNotes(Notes):
         """See ``Notes.add_call``; a builder tells the fleet, if the fleet has the graph."""
         super().add_call(call_key, graph_key, shapes)
         with self._counted():
-            if self._tier.signer is not None and self._tier.statement(graph_key) is not None:
+            if self._tier.own_key.usable() is not None and self._tier.statement(graph_key) is not None:
                 self._tier.note_call(call_key, graph_key, shapes)
 
     def calls(self, call_key: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -132,7 +133,7 @@ class TieredStore(GraphStore):
         try:
             path = super().save(artifact)
         finally:
-            upload = self._publisher.begin(artifact) if self.tier.signer is not None else None
+            upload = self._publisher.begin(artifact) if self.tier.own_key.usable() is not None else None
         done = upload is not None and wait([upload], _WAIT_FOR_UPLOAD_S).done
         if upload is not None and done and upload.exception() is None and upload.result() is Published.ANOTHER:
             raise Superseded(path)
@@ -207,7 +208,9 @@ class TieredStore(GraphStore):
             self.adopt(sealed, source)
         except OSError as error:  # a full disk: it serves all the same, and is fetched again
             log.warning("OneDiff: a fetched graph could not be kept in %s: %s", source.parent, error)
-        return verified
+        # Its key may have been revoked since it was judged. Whoever revokes writes that down before they sweep: so
+        # either their sweep finds this graph, or we find here what they wrote.
+        return None if self._was_revoked(verified) else verified
 
 
 def _count_unreachable(tier: Tier, error: Unreachable) -> None:
@@ -236,7 +239,8 @@ def open_tier(url: str, role: str, cache: Path, config: Path) -> Tier:
     if role not in ROLES:
         raise ValueError(f"ONEDIFF_STORE_ROLE is {role}; give {' or '.join(ROLES)}")
     keys, counters = KeyRing(config), TierCounters()
-    signer = keys.signer() if role == "builder" else None
-    if role == "builder" and signer is None:
+    # One that is revoked is no reason not to fetch: it is asked for at each use.
+    if role == "builder" and keys.signer() is None:
         raise FileNotFoundError(f"there is no builder's key {keys.private_file}; make one with store keygen")
-    return Tier(open_store(url), keys, signer, Refusals(cache / "refused", counters), counters)
+    own_key = OwnKey(keys, role == "builder")
+    return Tier(open_store(url), keys, own_key, Refusals(cache / "refused", counters), counters)

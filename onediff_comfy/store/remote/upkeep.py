@@ -22,7 +22,8 @@ from ..graph_file import open_graphs
 from ..signing.signed import Statement
 from ..store import Entry
 from ..trust import Trust
-from .objects import Listed, Objects
+from .lease import HELD
+from .objects import Listed, Looked, Objects
 from .tier import Tier
 from .tiered_store import TieredStore
 
@@ -236,37 +237,68 @@ def prune(tier: Tier, days: float | None, limit: int | None, unbelieved: bool) -
 
     Raises:
         Unreachable: the store did not answer.
-        OSError: what is unbelieved cannot be told: see ``Tier.is_refused``. Nothing is removed.
+        OSError: what is unbelieved cannot be told: see ``Tier.refused``. Nothing is removed.
     """
     found = sorted(tier.objects.listed("v1/graphs/"), key=lambda listed: listed.written)
     keys = [listed.path.rpartition("/")[2] for listed in found]
-    refused = _refused(tier, keys) if unbelieved else set()
+    refused = _refused(tier, keys) if unbelieved else {}
     total, oldest = sum(listed.size for listed in found), time.time() - (days or 0) * _DAY_S
     removed = []
     for key, listed in zip(keys, found, strict=True):
         too_old = days is not None and listed.written < oldest
         too_much = limit is not None and total > limit
         if too_old or too_much or key in refused:
-            tier.objects.delete(f"v1/graphs/{key}")
-            tier.objects.delete(f"v1/leases/{key}")
-            removed.append(key)
-            total -= listed.size
+            # To judge them all takes long: by now a builder may have put a good graph in the place of this one.
+            version = None if too_old or too_much else refused[key]
+            if tier.objects.delete_if(f"v1/graphs/{key}", _is_still(listed, version)):
+                _remove_lease(tier, key)
+                removed.append(key)
+                total -= listed.size
     for kind in ("calls", "options") if removed else ():
         for note in tier.objects.listed(f"v1/{kind}/"):
             *_, name, key = note.path.split("/")
-            if key in removed:
+            if key in removed and not tier.objects.exists(f"v1/graphs/{key}"):  # it may be published again by now
                 tier.objects.delete(f"v1/{kind}/{name}/{key}")
     return removed
 
 
-def _refused(tier: Tier, keys: Sequence[str]) -> set[str]:
+def _is_still(listed: Listed, version: str | None) -> Callable[[Looked], bool]:
+    """Return what says whether an object is the one that was judged.
+
+    Args:
+        listed: as it was listed.
+        version: by which it was judged; None if by when it was written, which clouds tell to the second only.
+    """
+    if version is not None:
+        return lambda there: there.version == version
+    return lambda there: there.written < listed.written + 1
+
+
+def _remove_lease(tier: Tier, key: str) -> None:
+    """Remove the lease of a graph that was removed, unless somebody may hold it.
+
+    Whether a holder lives only who watches it can tell, and of a lease that this machine does not believe, nobody here.
+    Those stay, until they have not been written for a day: they are in nobody's way.
+    """
+    seen, long_ago = tier.leases.look(key), time.time() - _DAY_S
+    if seen is not None:
+        given_back = seen.nonce != "" and seen.state != HELD
+        version = seen.version
+        tier.objects.delete_if(
+            f"v1/leases/{key}",
+            lambda there: there.version == version and (given_back or there.written < long_ago),
+        )
+
+
+def _refused(tier: Tier, keys: Sequence[str]) -> dict[str, str]:
+    """Return the keys of graphs that nobody may use, and the version of each."""
     with ThreadPoolExecutor(_READERS) as threads:
         try:
             tier.keys.check_that_anybody_is_believed()
-            refused = list(threads.map(tier.is_refused, keys))
+            refused = list(threads.map(tier.refused, keys))
         except OSError as error:
             raise OSError(f"nothing was removed: {error}") from error
-    return {key for key, is_refused in zip(keys, refused, strict=True) if is_refused}
+    return {key: version for key, version in zip(keys, refused, strict=True) if version is not None}
 
 
 def status(tier: Tier) -> dict[str, Any]:
