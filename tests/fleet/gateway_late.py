@@ -46,17 +46,23 @@ def _only(gateway: Gateway) -> Prompt:
     return prompt
 
 
+def _writing_when_let_go(gateway: Gateway) -> asyncio.Event:
+    """Have the journal write prompts once the event that this returns is set."""
+    write, written = gateway.ledger.journal.write, asyncio.Event()
+
+    async def writes(*prompt: Any) -> bool:
+        await written.wait()
+        return await write(*prompt)
+
+    gateway.ledger.journal.write = writes  # type: ignore[method-assign]
+    return written
+
+
 async def on_its_way(folder: Path) -> dict[str, Any]:
     """The journal takes its time, and a worker to check a prompt; it shows its queue meanwhile. Nobody looks for it."""
-    begun, go, written = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    begun, go = asyncio.Event(), asyncio.Event()
     async with visited(folder) as (gateway, session, url), Server(_late("/prompt", begun, go)) as worker:
-        write = gateway.ledger.journal.write
-
-        async def writes(*prompt: Any) -> bool:
-            await written.wait()
-            return await write(*prompt)
-
-        gateway.ledger.journal.write = writes  # type: ignore[method-assign]
+        written = _writing_when_let_go(gateway)
         register(gateway, "worker", worker)
         handing_in = asyncio.create_task(hand_in(session, url))
         await until(lambda: gateway.carrier.links["worker"].prompts)
@@ -92,15 +98,8 @@ async def belated(folder: Path) -> dict[str, Any]:
 
 async def lost_while_written(folder: Path) -> dict[str, Any]:
     """A worker is lost while the journal writes the prompt that was to be its. Another one gets it, and it does not."""
-    written = asyncio.Event()
     async with visited(folder) as (gateway, session, url), Server(slow) as one, Server(slow) as two:
-        write = gateway.ledger.journal.write
-
-        async def writes(*prompt: Any) -> bool:
-            await written.wait()
-            return await write(*prompt)
-
-        gateway.ledger.journal.write = writes  # type: ignore[method-assign]
+        written = _writing_when_let_go(gateway)
         register(gateway, "one", one)
         handing_in = asyncio.create_task(hand_in(session, url))
         await until(lambda: gateway.carrier.links["one"].prompts)
