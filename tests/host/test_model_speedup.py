@@ -210,6 +210,15 @@ def test_calls_that_torch_compile_takes_are_counted_one_by_one_and_its_node_is_n
     assert [text for node, text in result.texts if node == "speedup"][-1] == f"not accelerated: {reason}"
 
 
+def test_a_model_that_torch_compile_had_before_is_served_by_the_graph_that_there_is(server: ComfyServer) -> None:
+    """What PyTorch's compiler notes on weights and layers stays there when its node is taken out of the workflow."""
+    latent_of(server.run(FLUX.workflow(1, "eager")))
+    latent_of(server.run(_behind(FLUX.workflow(1), "loader", "TorchCompileModel", backend="cudagraphs")))
+    counters = Counters(server)
+    assert_same_picture(latent_of(server.run(FLUX.workflow(2, "eager"))), latent_of(server.run(FLUX.workflow(2))))
+    assert (counters.captured, counters.served, counters.fallbacks) == (0, FLUX.steps, {})
+
+
 @pytest.mark.parametrize("place", ["model1", "model2"])
 def test_a_model_that_is_merged_away_is_said_not_to_be_used(server: ComfyServer, place: str) -> None:
     workflow = _behind(SD15.workflow(1, "eager"), "speedup", "ModelMergeSimple")

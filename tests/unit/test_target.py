@@ -110,6 +110,19 @@ def test_weight_values_never_count_however_they_got_there() -> None:
     assert Target(copy.deepcopy(Net())).fingerprint == fingerprint()
 
 
+def test_what_torch_compile_leaves_on_a_model_never_counts() -> None:
+    """A workflow with ComfyUI's TorchCompileModel may have run before, on the same model."""
+    net = Net()
+    target = Target(net)
+    assert is_settled(target)
+    torch.compile(net, backend="eager")(torch.rand(1, 3, 8, 8))
+    torch._dynamo.mark_static_address(net.sigmas)  # as it does where a forward reads a tensor that is no weight
+    assert vars(net.conv.weight) and vars(net.sigmas) and "_is_torch_compile" in vars(net)
+    again = Target(net)
+    assert (again.refusal, again.fingerprint) == (None, target.fingerprint)
+    assert target.is_current()
+
+
 CHANGES: dict[str, Callable[[Net], Any]] = {
     "int attribute": setting("heads", 3),
     "int to bool": setting("heads", True),

@@ -18,6 +18,7 @@ from ...messages import message
 from ..fingerprint.code_ownership import is_impostor
 from ..fingerprint.snapshot import Snapshot
 from ..fingerprint.watching_describer import WatchingDescriber
+from ..values.tensors import own_attributes
 from ..values.value_text import Indescribable
 from .forms import is_leaf, order_of, take_apart, text_of
 from .numbers import HeldNumber, Uses
@@ -207,7 +208,7 @@ class HeldState:
         Raises:
             Indescribable: it is more than numbers.
         """
-        if type(value) not in _PLAIN_TENSORS or value.layout != torch.strided or vars(value):
+        if type(value) not in _PLAIN_TENSORS or value.layout != torch.strided or own_attributes(value):
             raise Indescribable(message("a tensor of the kind {kind}", kind=type(value).__qualname__))
         index = self._indices.setdefault(id(value), len(self.tensors))
         if index == len(self.tensors):

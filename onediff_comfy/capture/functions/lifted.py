@@ -23,6 +23,7 @@ from ..fingerprint.code_ownership import HostCode
 from ..fingerprint.snapshot import Snapshot
 from ..fingerprint.sources import Sources
 from ..handed_over import ChangedState, Copies, Functions, Unliftable, source_of
+from ..values.tensors import own_attributes
 from ..values.value_text import PLAIN, Indescribable
 from .forms import empty_like, fill
 from .held_state import HeldState, StateDescriber
@@ -30,7 +31,7 @@ from .numbers import ALL_NUMBERS, Number, Uses
 from .reached_state import ReachedState
 from .readings import VALUES, Arriving, Asked, Reading, Readings, Values, is_readable
 
-_facts_of, _attributes_of = operator.attrgetter("__class__", "requires_grad"), operator.attrgetter("__dict__")
+_facts_of = operator.attrgetter("__class__", "requires_grad")
 _MOST_BYTES_MOVED = 16 << 20  # at each call
 _CALCULATED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -270,7 +271,7 @@ def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _facts(tensors: Sequence[torch.Tensor]) -> list[object]:
     """Return what code may ask of tensors and their stand-ins do not tell, but for where they lie."""
-    return [*map(_facts_of, tensors), *map(len, map(_attributes_of, tensors))]
+    return [*map(_facts_of, tensors), *(len(own_attributes(tensor)) if vars(tensor) else 0 for tensor in tensors)]
 
 
 def _other_values(tensor: torch.Tensor) -> torch.Tensor:

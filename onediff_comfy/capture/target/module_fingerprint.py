@@ -24,12 +24,15 @@ from ..fingerprint.snapshot import Snapshot, is_equal
 from ..fingerprint.sources import Sources
 from ..fingerprint.unread_attributes import is_tensors, stored_by
 from ..fingerprint.watching_describer import WatchingDescriber
+from ..values.tensors import own_attributes
 from ..values.value_text import Describer, Indescribable
 from .tensor_parts import WeightFormat, format_of
 
-NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward"))
-"""nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart."""
-_MISSING, _OF_BUFFERS = object(), frozenset(("_is_buffer", "persistent"))  # which torch.nn.Buffer notes
+NOT_DESCRIBED = frozenset((*vars(torch.nn.Module()), "forward", "_is_torch_compile"))
+"""nn.Module's own bookkeeping: described through named_modules/parameters/buffers, or checked apart.
+
+``torch.compile(module)`` leaves the last on the module that it wraps, and only TorchDynamo reads it."""
+_MISSING = object()
 
 
 class Inspected(NamedTuple):
@@ -226,7 +229,7 @@ def _weight_lines(
             else:
                 weights[id(tensor)] = f"{path}.{name}"
                 form = format_of(tensor, formats)
-                if form is None and (own := vars(tensor).keys() - _OF_BUFFERS):  # what stands in for it has none
+                if form is None and (own := own_attributes(tensor)):  # what stands in for it has none
                     raise Indescribable(message("a weight with an attribute of its own ({name})", name=min(own)))
                 if form is None:
                     yield f"\n  weight {name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"

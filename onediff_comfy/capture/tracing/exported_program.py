@@ -12,7 +12,7 @@ from ...messages import message
 from ..call import NotCovered
 from ..export import Binding, Capture, GraphInput
 from ..graph_text import graph_lines, text_digest
-from ..values.value_text import tensor_digest
+from ..values.tensors import tensor_digest
 from .operator_traits import calls_option, draws_random_numbers, waits_for_values
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from ...messages import message
+from .tensors import own_attributes, tensor_digest
 
 _PLAIN = frozenset((bool, int, str, bytes, complex, range))
 _PLAIN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -98,7 +99,7 @@ class Describer:
         if kind is float:
             return f"float {value.hex()}"
         if isinstance(value, torch.Tensor):
-            own = f" {self.describe(vars(value))}" if vars(value) else ""
+            own = f" {self.describe(noted)}" if (noted := own_attributes(value)) else ""
             return f"tensor {value.dtype} {tuple(value.shape)} {value.device.type} {tensor_digest(value)}{own}"
         if isinstance(value, torch.nn.Module) and id(value) in self._layers:
             return f"layer {self._layers[id(value)]}"
@@ -340,11 +341,3 @@ def _constant(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_constant, value))})"
     return f"{type(value).__name__} {value!r}"
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """sha256 over a tensor's values (on the CPU, contiguous), for constants that belong to the code."""
-    if tensor.is_meta:
-        return "meta"
-    data = tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
