@@ -164,3 +164,23 @@ def test_what_reads_a_clock_runs_eager(net: Net, dispatcher: Dispatcher, adversa
 @pytest.mark.parametrize("adversary", adversaries.SERVED, ids=lambda adversary: adversary.__name__)
 def test_what_others_change_is_seen(net: Net, dispatcher: Dispatcher, adversary: Adversary) -> None:
     assert _compared(net, dispatcher, adversary) == CALLS, dispatcher.metrics.snapshot()["fallbacks"]
+
+
+def test_what_torch_compile_notes_on_a_patchs_tensor_changes_nothing(net: Net) -> None:
+    """Another extension compiles a layer that a patch's tensor is in, or did before the patch came here."""
+    before, meanwhile = torch.ones(4), torch.ones(4)
+    torch._dynamo.mark_static_address(before)
+    made = Metrics()
+    dispatcher = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), made), HOST)
+
+    def patch(x: torch.Tensor, _options: dict[str, Any]) -> torch.Tensor:
+        return x * before + meanwhile
+
+    with torch.inference_mode():
+        for step in range(3):
+            given = (torch.randn(2, 4),), {"transformer_options": _options([patch], 0, {})}
+            torch.testing.assert_close(dispatcher(net, net.forward, *given), net(given[0][0], **given[1]))
+            if step == 1:
+                torch._dynamo.mark_static_address(meanwhile)
+    counts = dispatcher.metrics.snapshot()
+    assert (counts["served"], counts["fallbacks"], made.snapshot()["captured"]) == (3, {}, 1)

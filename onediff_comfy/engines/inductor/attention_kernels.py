@@ -124,7 +124,7 @@ def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, floa
         output = query.new_empty(queries.shape)  # contiguous, however the arguments lie
         rows = max(1, _SCORES_AT_ONCE // (heads * keys))
         for few, into in zip(queries.split(rows, 1), output.split(rows, 1), strict=True):
-            into.copy_(torch.bmm(_softmax(_product(few, turned), scale, values.dtype), values))
+            into.copy_(_product(_softmax(_product(few, turned), scale, values.dtype), values))
         return output.unflatten(0, query.shape[:2])
 
     @wide_attention.register_fake
@@ -135,6 +135,11 @@ def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, floa
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return a matrix product in float32: whoever wants fewer bits rounds each sum once.
+
+    Where rows are no multiple of 8 numbers, cuBLAS cuts a sum into parts, and by PyTorch's default it adds these up in
+    the output's dtype: in 16 bits, 1.4 times what rounding the sum costs (1023, 1025, 1026 and 1028 tokens, H200).
+    """
     if left.is_cuda:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left.float(), right.float())
