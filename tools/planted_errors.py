@@ -155,7 +155,7 @@ ERRORS = (
     ),
     Error(
         "rows: too long for registers",
-        "engines/inductor/row_reductions.py",
+        "engines/inductor/while_compiling/row_reductions.py",
         "MOST_ELEMENTS if hint",
         "2 * MOST_ELEMENTS if hint",
         "test_row_reductions.py",

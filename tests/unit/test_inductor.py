@@ -15,6 +15,7 @@ from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.inductor.engine import InductorEngine
+from onediff_comfy.engines.inductor.while_compiling.compiler_settings import set_otherwise
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.options import Options
@@ -92,6 +93,40 @@ def test_torchs_settings_are_as_they_were(compiled: tuple[Dispatcher, Net, Graph
         assert library.metrics.snapshot()["compiled"] == made + compilations
         assert configuration() == before
     module.float()
+
+
+def test_what_an_extension_sets_inductor_to_is_no_part_of_a_graph(capture_of: Callable[..., Any]) -> None:
+    """Its key would not tell, and other processes and machines use it: here with a pass that leaves the scale out."""
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    met = []
+
+    def pass_of_another(graph: torch.fx.Graph) -> None:
+        met.append(graph)
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            node.replace_all_uses_with(node.args[0])
+
+    module, tensors = Net().eval(), (torch.randn(2, 4), torch.rand(2, 1))
+    captured, engine = capture_of(module, *tensors), InductorEngine()
+    settings = {"post_grad_custom_post_pass": pass_of_another, "compile_threads": 1}
+    with inductor_config.patch(settings), functorch_config.patch(functionalize_rng_ops=True), torch.no_grad():
+        graph = engine.compile(captured.capture)
+        parts = engine.to_parts(graph)
+        assert parts is not None and not met
+        assert inductor_config.post_grad_custom_post_pass is pass_of_another
+        weights = captured.target.weights(captured.capture.binding.weight_names, tensors[0].device)
+        for each in (graph, engine.from_parts(captured.capture.binding, captured.capture.shapes, parts)):
+            torch.testing.assert_close(each(weights, captured.call.tensors)[0], module(*tensors)["output"])
+
+
+def test_settings_that_others_have_changed_are_found_and_nothing_else() -> None:
+    import torch._inductor.config as inductor_config
+
+    assert set_otherwise(inductor_config) == {}
+    changed = {"max_autotune": True, "triton.cudagraphs": True, "cpp.cxx": (None, "clang++"), "compile_threads": 1}
+    with inductor_config.patch(changed):
+        assert set_otherwise(inductor_config) == {"max_autotune": False, "triton.cudagraphs": False}
 
 
 def test_one_compilation_serves_all_sizes(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:

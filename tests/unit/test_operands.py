@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -187,7 +189,8 @@ def _compiled(captured: Capture, pointwise: bool) -> tuple[CompiledGraph, str]:
     import torch._inductor.config as config
     from torch._inductor.utils import run_and_get_code
 
-    with config.patch(force_pointwise_cat=pointwise):
+    ours = mock.patch.object(engine, "as_pytorch_sets_them", contextlib.nullcontext)  # which would set it back
+    with config.patch(force_pointwise_cat=pointwise), ours:
         graph, code = run_and_get_code(InductorEngine().compile, captured)
     return graph, "\n".join(code)
 

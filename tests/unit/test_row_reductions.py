@@ -12,7 +12,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.virtualized import V
 
-from onediff_comfy.engines.inductor.row_reductions import MOST_ELEMENTS, rows_in_one_pass
+from onediff_comfy.engines.inductor.while_compiling.row_reductions import MOST_ELEMENTS, rows_in_one_pass
 
 
 def _in_one_pass(

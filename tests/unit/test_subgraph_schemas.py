@@ -1,4 +1,4 @@
-"""engines/inductor/subgraph_schemas.py: a subgraph is traced once to see what it takes and gives."""
+"""engines/inductor/while_compiling/subgraph_schemas.py: a subgraph is traced once to see what it takes and gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch._guards import InvokeSubgraphCache
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 
-from onediff_comfy.engines.inductor.subgraph_schemas import schemas_found_once
+from onediff_comfy.engines.inductor.while_compiling.subgraph_schemas import schemas_found_once
 
 
 @pytest.fixture

@@ -38,9 +38,10 @@ from .passes.few_bits import (
 )
 from .passes.frames import conv3d_together, put_channels_together
 from .passes.upsampling import fold_upsampling
-from .row_reductions import rows_in_one_pass
-from .subgraph_schemas import schemas_found_once
 from .triton_launch import by_address
+from .while_compiling.compiler_settings import as_pytorch_sets_them
+from .while_compiling.row_reductions import rows_in_one_pass
+from .while_compiling.subgraph_schemas import schemas_found_once
 
 # Eager rounds to 16 bits after every operator, a fused kernel only at its end. Mostly that is more
 # exact, but it is not always the same picture: Flux computes cos(1000 * guidance) with the product
@@ -134,7 +135,8 @@ class InductorEngine(Engine):
         on_cpu = _on_cpu(capture)
         with in_new_code_folder() if on_cpu else in_code_folder() as folder:
             try:
-                artifact = _compiled(capture)
+                with as_pytorch_sets_them():
+                    artifact = _compiled(capture)
             except Exception as error:
                 raise explained(error) from error
             kernels = _shared_objects(folder) if on_cpu else {}
@@ -181,7 +183,7 @@ def _loaded(artifact: bytes, kernels: Mapping[str, bytes], folder: Path) -> Any:
     with tempfile.TemporaryDirectory() as passing:
         path = Path(passing, _ARTIFACT)
         path.write_bytes(artifact)
-        with inductor_config.patch(_compiled_headers()):
+        with as_pytorch_sets_them(), inductor_config.patch(_compiled_headers()):
             return CompiledArtifact.load(path=str(path), format="binary")
 
 
