@@ -127,6 +127,7 @@ def test_settings_that_others_have_changed_are_found_and_nothing_else() -> None:
     changed = {"max_autotune": True, "triton.cudagraphs": True, "cpp.cxx": (None, "clang++"), "compile_threads": 1}
     with inductor_config.patch(changed):
         assert set_otherwise(inductor_config) == {"max_autotune": False, "triton.cudagraphs": False}
+    assert set_otherwise(object()) == {}  # of a PyTorch that keeps its settings otherwise
 
 
 def test_one_compilation_serves_all_sizes(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:

@@ -8,8 +8,9 @@ sets by environment variables (``TORCHINDUCTOR_...``) is PyTorch's own from the 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch.fx.experimental._config as symbols
@@ -34,31 +35,33 @@ def as_pytorch_sets_them() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for config in (inductor_config, functorch_config, symbols):
-            stack.enter_context(config.patch(dict(set_otherwise(config))))
+            stack.enter_context(config.patch(set_otherwise(config)))
         yield
 
 
-def set_otherwise(config: Any) -> Mapping[str, Any]:
+def set_otherwise(config: Any) -> dict[str, Any]:
     """Return PyTorch's own value of each setting that code in this process has set to another.
 
     Args:
         config: a module of settings, as ``torch._inductor.config``.
     """
-    entries: Mapping[str, Any] = config._config  # nothing public tells a setting's own value
-    found = {}
-    for name, entry in entries.items():
+    try:
+        return {name: copy.deepcopy(own) for name, own, chosen in _settings(config) if chosen != own}
+    except (AttributeError, ImportError, StopIteration):
+        # Nothing public tells a setting's own value. A newer PyTorch may keep it elsewhere, and must compile all the
+        # same; dev/torches.py shows where it does.
+        return {}
+
+
+def _settings(config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, PyTorch's own value and the value in this thread of each setting that code has set."""
+    from torch.utils._config_module import _UNSET_SENTINEL as unset
+
+    for name, entry in config._config.items():
         if entry.alias is not None or entry.justknob is not None or entry.hide or name.startswith(_OF_THE_MACHINE):
             continue
-        chosen = entry.user_override
-        chosen = chosen.get() if hasattr(chosen, "get") and not isinstance(chosen, dict) else chosen  # of this thread
-        own = next(value for value in (entry.env_value_force, entry.env_value_default, entry.default) if _is_set(value))
-        if _is_set(chosen) and chosen != own:
-            found[name] = copy.deepcopy(own)
-    return found
-
-
-def _is_set(value: object) -> bool:
-    """Return False for what PyTorch has in the place of a value that nobody gave."""
-    from torch.utils._config_module import _UNSET_SENTINEL
-
-    return value is not _UNSET_SENTINEL
+        chosen = entry.user_override  # of each thread by itself since PyTorch 2.13
+        chosen = chosen.get() if isinstance(chosen, contextvars.ContextVar) else chosen
+        if chosen is not unset:
+            values = (entry.env_value_force, entry.env_value_default, entry.default)
+            yield name, next(value for value in values if value is not unset), chosen
