@@ -117,7 +117,8 @@ def test_what_torch_compile_leaves_on_a_model_never_counts() -> None:
     assert is_settled(target)
     torch.compile(net, backend="eager")(torch.rand(1, 3, 8, 8))
     torch._dynamo.mark_static_address(net.sigmas)  # as it does where a forward reads a tensor that is no weight
-    assert vars(net.conv.weight) and vars(net.sigmas) and "_is_torch_compile" in vars(net)
+    net._is_torch_compile = True  # PyTorch 2.11 has not set it
+    assert vars(net.conv.weight) and vars(net.sigmas)
     again = Target(net)
     assert (again.refusal, again.fingerprint) == (None, target.fingerprint)
     assert target.is_current()
