@@ -95,12 +95,21 @@ def test_torchs_settings_are_as_they_were(compiled: tuple[Dispatcher, Net, Graph
     module.float()
 
 
-def test_what_an_extension_sets_inductor_to_is_no_part_of_a_graph(capture_of: Callable[..., Any]) -> None:
+def test_what_an_extension_sets_inductor_to_is_no_part_of_a_graph(
+    capture_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its key would not tell, and other processes and machines use it: here with a pass that leaves the scale out."""
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
+    from torch._inductor.standalone_compile import CompiledArtifact
 
-    met = []
+    met, at_loading, load = [], [], CompiledArtifact.load
+
+    def loads(**given: Any) -> Any:
+        at_loading.append(inductor_config.post_grad_custom_post_pass)
+        return load(**given)
+
+    monkeypatch.setattr(CompiledArtifact, "load", staticmethod(loads))
 
     def pass_of_another(graph: torch.fx.Graph) -> None:
         met.append(graph)
@@ -118,6 +127,7 @@ def test_what_an_extension_sets_inductor_to_is_no_part_of_a_graph(capture_of: Ca
         weights = captured.target.weights(captured.capture.binding.weight_names, tensors[0].device)
         for each in (graph, engine.from_parts(captured.capture.binding, captured.capture.shapes, parts)):
             torch.testing.assert_close(each(weights, captured.call.tensors)[0], module(*tensors)["output"])
+    assert at_loading == [None]
 
 
 def test_settings_that_others_have_changed_are_found_and_nothing_else() -> None:

@@ -60,7 +60,7 @@ def _settings(config: Any) -> Iterator[tuple[str, Any, Any]]:
     for name, entry in config._config.items():
         if entry.alias is not None or entry.justknob is not None or entry.hide or name.startswith(_OF_THE_MACHINE):
             continue
-        chosen = entry.user_override  # of each thread by itself since PyTorch 2.13
+        chosen = entry.user_override  # in PyTorch 2.13 each thread has its own
         chosen = chosen.get() if isinstance(chosen, contextvars.ContextVar) else chosen
         if chosen is not unset:
             values = (entry.env_value_force, entry.env_value_default, entry.default)
