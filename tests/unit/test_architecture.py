@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 CORE = ("capture", "engines", "runtime", "cache", "compilation", "serving", "store", "fleet")
@@ -114,6 +115,15 @@ def test_folders_hold_few_files(root: Path) -> None:
             folders[path.parent].append(path.name)
     assert len(folders) > len(CORE)
     assert {str(folder): names for folder, names in folders.items() if len(names) > MOST_FILES_OF_A_FOLDER} == {}
+
+
+def test_every_folder_of_the_package_is_distributed(root: Path) -> None:
+    """pyproject.toml has to name them. What it leaves out is missing for whoever installs with pip."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 brings it")
+    listed = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(root) for path in (root / "onediff_comfy").rglob("__init__.py")}
+    outer = {"onediff_comfy.pack", "onediff_comfy.pack.nodes"}
+    assert {".".join(folder.parts) for folder in folders} | outer == set(listed)
 
 
 def test_no_two_modules_are_called_alike(root: Path) -> None:
