@@ -9,7 +9,7 @@ from typing import Any
 import comfy.model_management
 import torch
 from comfy.cli_args import args
-from comfy.ldm.modules.attention import attention_pytorch
+from comfy.ldm.modules import attention as attention_layers
 from comfy.ldm.modules.diffusionmodules import model as vae_layers
 
 from ...capture.call import NotCovered
@@ -38,7 +38,8 @@ def _attention(_chosen: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     run, some call libraries that tracing cannot see into. What a person has chosen for its own sake, as
     --use-sage-attention, a graph calls as the host does (``HostServices.opaque``).
     """
-    return attention_pytorch(*args, **kwargs)
+    output: torch.Tensor = attention_layers.attention_pytorch(*args, **kwargs)
+    return output
 
 
 def _refuse_patched_layers(layers: Iterable[torch.nn.Module]) -> None:
@@ -117,18 +118,42 @@ _MACHINERY = frozenset(
 
 def _untraceable_attention() -> str:
     """Return the name of the attention that the host was started with, if no trace can look into it; else nothing."""
-    return next((name for name in ("sage", "flash") if getattr(args, f"use_{name}_attention", False)), "")
+    return next((name for name in ("sage", "flash", "ck") if getattr(args, f"use_{name}_attention", False)), "")
+
+
+def _refuse_attention_of_a_file(layers: Iterable[torch.nn.Module]) -> None:
+    """Refuse layers whose attention the model's file chooses. What is put into a capture's options would replace it.
+
+    Raises:
+        NotCovered: there is such a layer.
+    """
+    kind = getattr(attention_layers, "ComfyAttention", ())  # of hosts since autumn 2026
+    if any(isinstance(layer, kind) and layer.function is not None for layer in layers):
+        raise NotCovered(
+            message(
+                "the model's file chooses the attention of its layers, and this ComfyUI was started with another than "
+                "PyTorch's; start it with --use-pytorch-cross-attention"
+            )
+        )
 
 
 def host_services() -> HostServices:
     """Return the services of the ComfyUI that this process runs."""
     chosen = _untraceable_attention()
+    # A capture keeps PyTorch's whole anyway.
+    as_it_is = not chosen and attention_layers.optimized_attention is attention_layers.attention_pytorch
+
+    def refuse(layers: Iterable[torch.nn.Module]) -> None:
+        _refuse_patched_layers(layers)
+        if not as_it_is:
+            _refuse_attention_of_a_file(layers)
+
     return HostServices(
         identity=f"{host_code()} {kernels()}{chosen and f' attention by {chosen}'}",
         options_name="transformer_options",
-        capture_options={_ATTENTION: _attention},
+        capture_options={} if as_it_is else {_ATTENTION: _attention},
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
-        refuse=_refuse_patched_layers,
+        refuse=refuse,
         watched=_weight_functions,
         side_multiple=_side_multiple,
         prepare=_whole_vae_attention,
