@@ -36,6 +36,21 @@ from onediff_comfy.metrics import Metrics  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
 
 CALLS = 6
+
+
+@torch.library.custom_op("planned_models::pausing", mutates_args=())
+def pausing(x: torch.Tensor) -> torch.Tensor:
+    """As operators of comfy-kitchen's: a table that outlives the call is made in a pause of their own."""
+    with prefetch.pause_malloc_graph():
+        table = torch.ones(1)
+    return x * table
+
+
+@pausing.register_fake
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 _MODELS = """
 import comfy.model_prefetch
 import comfy.patcher_extension
@@ -84,6 +99,17 @@ class AroundWrappers(Model):
             x = block(x)
         comfy.model_prefetch.prefetch_queue_pop(queue, x.device, None, malloc_scope="block")
         return x * 2
+
+
+class PausingBlock(Block):
+    def forward(self, x):
+        return x.add_(self.outer(torch.tanh(torch.ops.planned_models.pausing(self.inner(x)))))
+
+
+class OperatorPauses(AroundWrappers):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(PausingBlock() for _ in range(3))
 
 
 class InsideForward(Model):
@@ -243,7 +269,8 @@ def looked_at(kind: type, opened: plans.Opened, paused: bool, streamed: bool = F
 def main() -> None:
     opened = plans.install(lambda _device: plans.CountingPlan())
     written(_MODELS, models)
-    whole = ("AroundWrappers", "InsideForward", "Cores", "PausesItself", "GivenUpAround", "GivenUpInside")
+    served = ("AroundWrappers", "OperatorPauses", "InsideForward", "Cores", "PausesItself")
+    whole = (*served, "GivenUpAround", "GivenUpInside")
     in_blocks = ("AroundWrappers", "InsideForward", "PausesItself")
     with torch.inference_mode():
         found = {

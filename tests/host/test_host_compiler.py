@@ -9,7 +9,7 @@ from scripts import printed_by
 
 from dev.environment import comfyui_path
 
-WHOLE = ("AroundWrappers", "InsideForward", "Cores", "PausesItself")
+WHOLE = ("AroundWrappers", "OperatorPauses", "InsideForward", "Cores", "PausesItself")
 IN_BLOCKS = ("AroundWrappers in blocks", "InsideForward in blocks")
 GIVEN_UP = ("GivenUpAround", "GivenUpInside")
 INSIDE_A_PLAN = ("AroundWrappers", "Cores", *IN_BLOCKS)

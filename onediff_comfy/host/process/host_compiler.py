@@ -36,7 +36,8 @@ _PLANS = ("MALLOC_GRAPHS", "ACTIVE_MALLOC_GRAPHS")
 def unplanned() -> Iterator[None]:
     """Have the host's compiler take no notice of what this thread allocates and frees inside.
 
-    Do not free anything inside that was allocated outside of it in the same forward. A pause in a pause ends both.
+    Do not free anything inside that was allocated outside of it in the same forward. A pause in a pause would end both,
+    and an operator of comfy-kitchen's may pause for itself: so the plan is out of its sight.
 
     Raises:
         NotCovered: the compiler is at work here, and this host cannot have it pause.
@@ -52,7 +53,7 @@ def unplanned() -> Iterator[None]:
                 "it with --disable-comfy-compiler"
             )
         )
-    with prefetch.pause_malloc_graph():
+    with prefetch.pause_malloc_graph(), _out_of_sight(_plan(prefetch)):
         yield
 
 
@@ -113,6 +114,20 @@ def _plan(prefetch: ModuleType) -> Any | None:
         if plan is not None and getattr(plan, "_comfy_active", True):
             return plan
     return None
+
+
+@contextlib.contextmanager
+def _out_of_sight(plan: Any) -> Iterator[None]:
+    """Have the host take a plan that is paused for one that is not followed. It neither pauses nor resumes that."""
+    seen = getattr(plan, "_comfy_active", None)
+    if seen is None:  # a host of the compiler's first days, in which nothing but ours pauses
+        yield
+        return
+    plan._comfy_active = False
+    try:
+        yield
+    finally:
+        plan._comfy_active = seen
 
 
 def _depth(plan: Any | None) -> int:
