@@ -24,6 +24,7 @@ from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options
 from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
+from ..weights.layer_images import OF_DYNAMIC_VRAM
 from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit, with_methods_of
 from .module_proxy import ModuleProxy, module_behind, server_behind
@@ -141,8 +142,8 @@ def _resident_patcher(control: ControlNet) -> ModelPatcher:
     return patcher
 
 
-# What Dynamic VRAM notes on a network and its layers.
-_DYNAMIC = ("_v", "_v_signature", "_pin_state", "dynamic_vbars", "dynamic_pins", "dynamic_patchers")
+# What Dynamic VRAM notes on a network and its layers. A copy of it would be of pages that may be gone by then.
+_DYNAMIC = OF_DYNAMIC_VRAM | {"dynamic_vbars", "dynamic_pins", "dynamic_patchers"}
 
 
 def _own_network(network: torch.nn.Module) -> torch.nn.Module:

@@ -16,15 +16,19 @@ from ..adapters.module_image import ModuleImage
 KEYS = ("weight", "bias")
 """What a layer's weights are called that the host moves."""
 
-# What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
-NOTES = frozenset(
+OF_DYNAMIC_VRAM = frozenset(
     (
-        *("comfy_cast_weights", "prev_comfy_cast_weights", "comfy_patched_weights", "seed_key"),
         *("_v", "_v_signature", "_v_weight", "_v_bias", "_prefetch", "_pins", "_pin_state"),
         *("_v_block", "_v_block_faulted", "_comfy_graph"),  # of hosts that record blocks as CUDA graphs
-        *(f"{key}{function}" for key in KEYS for function in ("_function", "_lowvram_function")),
     )
 )
+"""What Dynamic VRAM notes on a layer: pages of its weights, which may be gone from the device, and pinned RAM."""
+
+# What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
+NOTES = OF_DYNAMIC_VRAM | {
+    *("comfy_cast_weights", "prev_comfy_cast_weights", "comfy_patched_weights", "seed_key"),
+    *(f"{key}{function}" for key in KEYS for function in ("_function", "_lowvram_function")),
+}
 """Their names."""
 # What nn.Module keeps weights, buffers and hooks in. An image has its own, of the same content.
 _HOLDERS = {name: kept for name, kept in vars(torch.nn.Module()).items() if isinstance(kept, dict | set)}
