@@ -870,8 +870,6 @@ EAGER: frozenset[Adversary] = frozenset(
         table_with_a_maker,
         annotation_of_a_function,
         variable_by_the_globals_of_a_function,
-        attribute_of_a_logger,
-        loggers_are_silenced,
         tensors_of_another_size_in_the_same_memory,
         object_is_a_key,
         setting_of_torch_is_read,

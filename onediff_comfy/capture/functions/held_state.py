@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_OF_LOGGERS = vars(logging.Logger("")).keys() | {"manager", "parent"}
+_OF_LOGGERS = vars(logging.Logger("")).keys() - {"manager"}  # which the root has of its class
 _OF_ENUMS = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 _MOST_OBJECTS = 20_000
 _MOST_BYTES_OF_ARRAY = 1 << 16  # which are compared at every call
@@ -98,7 +98,7 @@ class StateDescriber(WatchingDescriber):
         """The text for a logger: what code may ask it for."""
         asked = []
         while logger is not None:
-            if vars(logger).keys() != _OF_LOGGERS:
+            if vars(logger).keys() - {"manager"} != _OF_LOGGERS:
                 raise Indescribable(message("a {kind}", kind="logging.Logger"))
             for watched in (logger, logger.manager, logger.handlers, logger.filters):
                 self.snapshot.add(watched)
