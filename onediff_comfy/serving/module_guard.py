@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.utils._pytree as pytree
 from torch.utils._device import DeviceContext
 
@@ -54,12 +56,14 @@ class _Identities:
     Attributes:
         known: fingerprints.
         stateful: those of them as which its forward changed what it keeps.
+        at_last: the fingerprint at the last look, once some were stateful.
         last_known: attributes, of the last identity that was allowed.
         changing: what changed since.
     """
 
     known: set[str] = field(default_factory=set)
     stateful: set[str] = field(default_factory=set)
+    at_last: str = ""
     last_known: dict[tuple[str, str], str] = field(default_factory=dict)
     changing: tuple[Target, Message] | None = None
 
@@ -71,6 +75,7 @@ class _Guarded:
     target: Target
     options_read: frozenset[str] = frozenset()  # as far as is known
     checked: bool = False  # in this run
+    refused: Message | None = None  # why, since it was looked at
     accepted: bool = False  # by the host, with the attributes that its layers have
     method: Callable[..., Any] | None = None  # the function of a method that was called: it is the module's own
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
@@ -113,10 +118,12 @@ class ModuleGuard:
         """
         if any(_SEES_ALL) or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
             refuse_what_sees_all()
+        if _transforms() is not None or forward_ad._current_level >= 0 or torch._C._get_tracing_state() is not None:
+            raise NotCovered(message("PyTorch differentiates or traces what runs here, and sees nothing of a graph"))
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # nothing may be read meanwhile
             raise NotCovered(message("ComfyUI records a CUDA graph of its own here"))
         guarded = self._guarded.get(id(invocation.module))
-        if guarded is None or guarded.target.refusal is not None or not guarded.target.guard_holds():
+        if guarded is None or guarded.refused is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
         target = guarded.target
         called, own = invocation.method or invocation.forward, guarded.method
@@ -132,7 +139,7 @@ class ModuleGuard:
         if not call.tensors:
             raise NotCovered(message("the call has no tensors"))
         device = max(call.tensors, key=torch.Tensor.numel).device
-        if torch.is_grad_enabled() and any(map(_requires_grad, pytree.tree_leaves(arguments))):
+        if torch.is_grad_enabled() and _want_gradients(arguments, target.module):
             raise NotCovered(message("gradients are wanted, and compiled graphs have none"))
         if torch.is_autocast_enabled(device.type):
             raise NotCovered(message("autocast is on, and graphs compute in the types that weights and inputs have"))
@@ -246,17 +253,15 @@ class ModuleGuard:
             while len(self._guarded) > _MOST_MODULES:
                 self._guarded.popitem(last=False)
         elif not (guarded.checked and guarded.target.guard_holds()):
-            guarded.accepted = False
+            guarded.accepted = guarded.checked = False
             if not guarded.target.is_current():
                 guarded.target = Target(module, self._host.code, self._host.formats)
+        if not guarded.checked:
+            guarded.refused = guarded.target.refusal or _objection(guarded.target, guarded.identities)
         guarded.checked = True
-        if guarded.target.refusal is not None:
-            raise NotCovered(guarded.target.refusal)
+        if guarded.refused is not None:
+            raise NotCovered(guarded.refused)
         guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
-        if len(guarded.identities.stateful) >= _MOST_STATEFUL:  # or each image would wait for another trace
-            raise NotCovered(message("the model's forward changes what it keeps"))
-        if guarded.target.fingerprint not in guarded.identities.known:
-            _count_identity(guarded.target, guarded.identities)
         return guarded
 
 
@@ -277,17 +282,25 @@ def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> Callable
     raise NotCovered(message("another extension runs the model by a function of its own"))
 
 
-def _count_identity(target: Target, identities: _Identities) -> None:
-    """Note that a module has another identity.
+def _objection(target: Target, identities: _Identities) -> Message | None:
+    """Note that a module has this identity. Return why nothing that is captured of it could be relied on, if so.
 
-    Raises:
-        NotCovered: it has had too many.
+    What a forward keeps makes another identity of its module again and again, and each image would wait for another
+    trace. After some of these only one is traced that the module still has at the next look.
     """
+    if len(identities.stateful) >= _MOST_STATEFUL:
+        lasts = target.fingerprint in identities.known or target.fingerprint == identities.at_last
+        identities.at_last = target.fingerprint
+        if not lasts or target.fingerprint in identities.stateful:
+            return message("the model's forward changes what it keeps")
+    if target.fingerprint in identities.known:
+        return None
     if len(identities.known) >= MOST_IDENTITIES:
-        raise NotCovered(_what_changes(target, identities))
+        return _what_changes(target, identities)
     identities.known.add(target.fingerprint)
     if len(identities.known) == MOST_IDENTITIES:
         identities.last_known = target.attributes()
+    return None
 
 
 def _what_changes(target: Target, identities: _Identities) -> Message:
@@ -303,6 +316,7 @@ def _what_changes(target: Target, identities: _Identities) -> Message:
     return identities.changing[1]
 
 
+_transforms = torch._C._functorch.peek_interpreter_stack  # of torch.func, the innermost that is open
 _SEES_ALL = (torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks)
 """Hooks on all layers of this process."""
 
@@ -321,5 +335,6 @@ def refuse_what_sees_all() -> None:
             raise NotCovered(message("another extension changes what all functions of PyTorch do"))
 
 
-def _requires_grad(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+def _want_gradients(arguments: Mapping[str, Any], module: torch.nn.Module) -> bool:
+    tensors = (value for value in pytree.tree_leaves(arguments) if isinstance(value, torch.Tensor))
+    return any(tensor.requires_grad for tensor in itertools.chain(tensors, module.parameters()))

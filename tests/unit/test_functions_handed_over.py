@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -184,3 +185,59 @@ def test_what_torch_compile_notes_on_a_patchs_tensor_changes_nothing(net: Net) -
                 torch._dynamo.mark_static_address(meanwhile)
     counts = dispatcher.metrics.snapshot()
     assert (counts["served"], counts["fallbacks"], made.snapshot()["captured"]) == (3, {}, 1)
+
+
+def _served(net: Net, dispatcher: Dispatcher, patch: Patch, **more: Any) -> int:
+    """Run five steps with a patch, each compared with eager. Return how many were served."""
+    with torch.inference_mode():
+        for step in range(5):
+            options, x = {**_options([patch], step, {}), **more}, torch.randn(2, 4)
+            output = dispatcher(net, net.forward, (x,), {"transformer_options": options})
+            torch.testing.assert_close(output, net(x, options))
+    return int(dispatcher.metrics.snapshot()["served"])
+
+
+def test_a_patch_may_ask_a_tensor_itself_whether_it_is_its_turn(net: Net, dispatcher: Dispatcher) -> None:
+    """PyTorch words its error by what variables hold, so it looks at options that nothing has read."""
+
+    def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        sigma = extra["sigmas"]
+        return out * 1.5 if 0.3 < sigma[0] <= 0.8 else out
+
+    assert _served(net, dispatcher, patch, wrappers={"another extension": [object()]}) == 5
+
+
+log = logging.getLogger(__name__)
+
+
+def test_a_patch_may_log(net: Net, dispatcher: Dispatcher) -> None:
+    def patch(out: torch.Tensor, extra: dict[str, Any]) -> torch.Tensor:
+        log.debug("patched")
+        return out * 1.5
+
+    assert _served(net, dispatcher, patch) == 5, dispatcher.metrics.snapshot()["fallbacks"]
+
+
+class Sharing(nn.Module):
+    """As ComfyUI-layerdiffuse has it: the options of a call are left on a class, for whoever may ask."""
+
+    options: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        Sharing.options = transformer_options
+        return self.linear(x)
+
+
+def test_options_that_a_forward_leaves_behind_are_not_read_by_our_own_look(dispatcher: Dispatcher) -> None:
+    module, x = Sharing(), torch.randn(2, 4)
+    with torch.inference_mode():
+        for _run in range(3):
+            dispatcher.begin_run()
+            options = {"wrappers": {"another extension": [object()]}}
+            output = dispatcher(module, module.forward, (x,), {"transformer_options": options})
+            torch.testing.assert_close(output, module.linear(x))
+    assert not any("wrappers" in reason for reason in dispatcher.metrics.snapshot()["fallbacks"])

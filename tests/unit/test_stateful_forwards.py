@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from onediff_comfy.capture.target.target import KeepsState, Target
 from onediff_comfy.compilation import compile_graph
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
@@ -209,3 +210,66 @@ def test_what_counts_in_every_image_is_not_traced_in_every_image(
     for _run in range(8):
         _image(dispatcher, module, x)
     assert len(traced) == 3 == len(set(traced)), "a table that is filled once makes one"
+
+
+def test_one_image_is_not_traced_again_and_again_when_that_is_known(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced, trace = list[str](), compile_graph.capture
+
+    def noted(target: Any, *arguments: Any) -> Any:
+        traced.append(target.fingerprint)
+        return trace(target, *arguments)
+
+    monkeypatch.setattr(compile_graph, "capture", noted)
+    module, x, dispatcher = ByDict(), torch.randn(2, 4), Dispatcher("eager", library, HOST)
+    for _run in range(4):
+        _image(dispatcher, module, x)
+        with torch.no_grad():
+            for _step in range(3):
+                dispatcher(module, module.forward, (x,), {})
+    assert len(traced) == 3
+
+
+class Caching(nn.Module):
+    """As extensions that leave out steps do it: with their node it keeps what it computed, and without it nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(4, 4), dict[str, Any]()
+        self.settings = {"number": 0}  # of their node; none at 0
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        if not self.settings["number"]:
+            return self.linear(x)
+        output = self.linear(x) + sum(self.kept.get("before", [torch.zeros(4)]))
+        self.kept.setdefault("before", [output])[:] = [output * self.settings["number"]]
+        return output
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_model_is_served_again_once_it_keeps_nothing(before: bool, library: GraphLibrary) -> None:
+    """At once if it was served so before, else from the second image."""
+    module, x, dispatcher = Caching(), torch.randn(2, 4), Dispatcher("eager", library, HOST)
+    for number in (*([0] if before else []), 1, 2, 3, 4, 5):
+        module.settings["number"] = number
+        _image(dispatcher, module, x)
+    assert library.metrics.snapshot()["served"] == before
+    module.settings["number"] = 0
+    module.kept.clear()
+    for _run in range(3):
+        torch.testing.assert_close(_image(dispatcher, module, x), module.linear(x))
+    assert library.metrics.snapshot()["served"] == (4 if before else 2)
+
+
+def test_what_a_call_has_made_since_the_model_was_described_is_no_traces_to_write(library: GraphLibrary) -> None:
+    """A call that is eager makes a list, and the next one, which is traced, would have put a fake tensor into it."""
+    module, x = Caching(), torch.randn(2, 4)
+    module.settings["number"] = 1
+    target = Target(module)
+    with torch.no_grad():
+        module(x)
+        (kept,) = module.kept["before"]
+        with pytest.raises(KeepsState), target.unchanged():
+            module(x)
+    assert module.kept["before"][0] is kept

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from ...messages import message
+from ...messages import Message, message
 from ..call import ChangesState
 from ..fingerprint.code_ownership import NO_HOST, HostCode
 from ..fingerprint.snapshot import is_equal
 from ..fingerprint.unread_attributes import is_tensors
+from ..option_probe import OptionRead
 from ..values.value_text import Describer
 from .held_objects import AttributeGuard, WeightSpec, WeightTable
 from .module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
@@ -27,6 +28,9 @@ _FORMATS = (TensorSubclasses(),)
 
 class KeepsState(ChangesState):
     """The module's own forward changes what it keeps from call to call. A graph would not."""
+
+    def __init__(self, reason: Message | None = None) -> None:
+        super().__init__(reason or message("the model's forward changes what it keeps"))
 
 
 class Target:
@@ -125,13 +129,30 @@ class Target:
         Raises:
             KeepsState: the module is another one after them.
         """
-        if self._inspected.seen is None:  # what could not be described is not compared
+        seen = self._inspected.seen
+        if seen is None:  # what could not be described is not compared
             yield
             return
-        with self._inspected.seen.put_back() as holds:
+        if not seen.is_same():  # what it holds by now could not be put back: the call before this one may have made it
+            self._inspected = found = self._inspect_again()
+            if found.seen is None or (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
+                raise KeepsState
+            seen = found.seen
+        with seen.put_back() as holds:
             yield
-            if not holds() and self._inspect()[:2] != self._inspected[:2]:
-                raise KeepsState(message("the model's forward changes what it keeps"))
+            if not holds() and self._inspect_again()[:2] != self._inspected[:2]:
+                raise KeepsState
+
+    def _inspect_again(self) -> Inspected:
+        """Inspect the module around a trace.
+
+        Raises:
+            KeepsState: its forward left options of a call behind, where now our own look would read them.
+        """
+        try:
+            return self._inspect()
+        except OptionRead as read:
+            raise KeepsState from read
 
     @contextlib.contextmanager
     def attributes_unchanged(self) -> Iterator[None]:

@@ -7,17 +7,15 @@ code of its own).
 from __future__ import annotations
 
 import contextlib
-import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.fx.experimental._config as symbols
-import torch.utils._pytree as pytree
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...messages import Message, first_line, message
 from ..call import Call, ChangesState, NotCovered
@@ -42,6 +40,7 @@ from .trace_scopes import (
     hooks_removed,
     lines_of_code_forgotten,
     no_gradients_wanted,
+    numbers_drawn,
     other_threads_left_alone,
 )
 from .watch import Watch
@@ -154,14 +153,18 @@ def _traced(
             rebuilt[bag] = watch.handing(_options(settings, options, rebuilt[bag], watch.raised))
         return rebuilt
 
-    wrapper = _Forward(target, forward, arguments, watch.forward_ended)
     with settings.around(), _tracing(target, watch):
         try:
             with functions.unchanged() if functions is not None else contextlib.nullcontext():
-                program = _exported(wrapper, target, inputs, settings)
+                program = _exported(_Forward(target, forward, arguments, watch.forward_ended), target, inputs, settings)
             return capture_of(program, inputs.batch, inputs.folds)
-        except (OptionRead, NotCovered):
+        except NotCovered:
             raise
+        except OptionRead as read:
+            # PyTorch words this error by what stands in variables around it: then nothing of the model's has read it.
+            if not isinstance(read.__context__, GuardOnDataDependentSymNode):
+                raise
+            raise _told(read.__context__, call) from read.__context__
         except ChangedState as error:
             assert functions is not None
             raise ChangesState(changes_state(functions)) from error
@@ -170,11 +173,7 @@ def _traced(
         except Exception as raised:
             settings.check()  # what looks like a failure may be an interruption that torch has wrapped
             cause = (raised.__cause__ if isinstance(raised, _ForwardFailed) else None) or raised
-            if call.probed:  # torch's own functions take a probe for a number as a mistake, not as a use
-                raise OptionRead(call.probed[0]) from cause
-            if functions is not None and (learned := functions.learned_from(cause)) is not None:
-                raise OptionRead(learned) from cause
-            raise NotCovered(_cannot_be_captured(cause, call)) from cause
+            raise _told(cause, call) from cause
 
 
 def _options(
@@ -253,10 +252,10 @@ def _exported(
         settings.prepare(target.layers)
         if settings.general:
             wrapper.called = keep_sizes_symbolic(target.layers, wrapper.called)
-        drawn = _numbers_drawn()
+        drawn = numbers_drawn()
         wrapper.wholes = Wholes(target.layers, target.formats)
         program = torch.export.export(wrapper, (inputs.examples,), dynamic_shapes=sizes, strict=False)
-        if _numbers_drawn() != drawn:  # a number of Python's is a constant in the graph
+        if numbers_drawn() != drawn:  # a number of Python's is a constant in the graph
             raise NotCovered(message("the model's forward draws random numbers ({operator})", operator="Python"))
     # Tracing once more makes any graph functional. With symbols for sizes it takes twice as long as the export itself,
     # and most need nothing or little. Engines for static graphs also count on the fewer operators that come out of it.
@@ -305,6 +304,15 @@ class _Forward(torch.nn.Module):
             return output
 
 
+def _told(error: BaseException, call: Call) -> OptionRead | NotCovered:
+    """Return what is to be raised for an error in a trace."""
+    if call.probed:  # torch's own functions take a probe for a number as a mistake, not as a use
+        return OptionRead(call.probed[0])
+    if call.functions is not None and (learned := call.functions.learned_from(error)) is not None:
+        return OptionRead(learned)
+    return NotCovered(_cannot_be_captured(error, call))
+
+
 def _cannot_be_captured(error: BaseException, call: Call) -> Message:
     kind, line = type(error).__name__, first_line(error)
     if call.functions is None:
@@ -338,9 +346,3 @@ def _never_found_again(error: AddressInText) -> Message:
         "the captured graph names {what} by its address in memory, by which no other process could find it again",
         what=str(error),
     )
-
-
-def _numbers_drawn() -> tuple[Any, list[Any]]:
-    """Return how far the generators of Python and of numpy have come."""
-    of_numpy = pytree.tree_leaves(np.random.get_state(legacy=False))  # another generator has other parts
-    return random.getstate(), [part.tobytes() if isinstance(part, np.ndarray) else part for part in of_numpy]

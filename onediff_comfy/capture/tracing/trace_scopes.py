@@ -15,6 +15,7 @@ import torch
 import torch.fx.config as fx_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.nn.modules.module as module_hooks
+import torch.utils._pytree as pytree
 
 _NO_LINES = "do_not_emit_stack_traces"
 
@@ -150,3 +151,9 @@ def other_threads_left_alone() -> Iterator[None]:
         yield
     finally:
         tracer.call_module, tracer.getattr = call_module, getattribute
+
+
+def numbers_drawn() -> tuple[Any, list[Any]]:
+    """Return how far the generators of Python and of numpy have come."""
+    of_numpy = pytree.tree_leaves(np.random.get_state(legacy=False))  # another generator has other parts
+    return random.getstate(), [part.tobytes() if isinstance(part, np.ndarray) else part for part in of_numpy]
