@@ -8,6 +8,8 @@ import pytest
 from pictures import FAMILIES
 from scripts import EVERY_HOST, checkpoint_of, path_of_host, printed_by
 
+from dev.environment import comfyui_path
+
 FLUX = FAMILIES["flux"]
 
 
@@ -92,3 +94,8 @@ def test_vaes_and_clips_share_theirs_too(found: dict[str, Any]) -> None:
 def test_the_host_sees_no_leak(found: dict[str, Any]) -> None:
     """As it would if a loader has put the model on the device already, and its patcher were not the one we keep."""
     assert found["leaks"] == []
+
+
+def test_our_copy_of_a_network_has_no_pages_that_may_be_gone() -> None:
+    """Where a ControlNet ran in Dynamic VRAM before it was given a node of ours."""
+    assert printed_by("network_copied.py", comfyui_path()) == {"left": [], "kept": True, "same": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import random
 from collections.abc import Sequence
@@ -204,7 +205,7 @@ def test_a_patch_may_ask_a_tensor_itself_whether_it_is_its_turn(net: Net, dispat
         sigma = extra["sigmas"]
         return out * 1.5 if 0.3 < sigma[0] <= 0.8 else out
 
-    assert _served(net, dispatcher, patch, wrappers={"another extension": [object()]}) == 5
+    assert _served(net, dispatcher, patch, wrappers={"another extension": [collections.Counter()]}) == 5
 
 
 log = logging.getLogger(__name__)
@@ -237,7 +238,7 @@ def test_options_that_a_forward_leaves_behind_are_not_read_by_our_own_look(dispa
     with torch.inference_mode():
         for _run in range(3):
             dispatcher.begin_run()
-            options = {"wrappers": {"another extension": [object()]}}
+            options = {"wrappers": {"another extension": [collections.Counter()]}}
             output = dispatcher(module, module.forward, (x,), {"transformer_options": options})
             torch.testing.assert_close(output, module.linear(x))
     assert not any("wrappers" in reason for reason in dispatcher.metrics.snapshot()["fallbacks"])
