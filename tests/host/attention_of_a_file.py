@@ -25,7 +25,7 @@ setattr(args, f"use_{started_with}_cross_attention", True)
 import comfy.ldm.flux.math as flux_math  # noqa: E402
 import comfy.ldm.modules.attention as attention  # noqa: E402
 import comfy.sd  # noqa: E402
-from tiny_flux import sampled  # noqa: E402
+from tiny_flux import figures, sampled  # noqa: E402
 
 
 class ComfyAttention(torch.nn.Module):
@@ -78,15 +78,7 @@ def main() -> None:
         pairs = [(sampled(fast, seed), sampled(model, seed)) for seed in (1, 1, 2)]
     dispatcher = find_dispatcher(fast)
     assert dispatcher is not None
-    plain = pairs[0][1]
-    span = float(plain.max() - plain.min())
-    figures = dispatcher.metrics.snapshot()
-    found = {
-        "off": [float((ours - eager).abs().max()) / span for ours, eager in pairs],
-        "rounded": float((plain - exactly).abs().max()) / span,
-        **{name: figures[name] for name in ("served", "fallbacks", "retired")},
-    }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(figures(dispatcher.metrics.snapshot(), pairs, exactly)) + "\n")
 
 
 main()

@@ -1,6 +1,8 @@
-"""A MODEL in a ComfyUI that was started with --use-sage-attention, in this process.
+"""A MODEL in a ComfyUI that was started with an attention library, in this process.
 
-    python by_attention_library.py COMFY_DIR CHECKPOINT
+    python by_attention_library.py COMFY_DIR CHECKPOINT sage|ck
+
+The last is which start flag says so. The library is SageAttention's by either: hosts since autumn 2026 have the other.
 
 Prints as JSON how far the pictures of an engine, that of the variable ENGINE, are from the host's, how far those are
 from exact attention's, and what served. Without a GPU the library is the one in ``attention_library``.
@@ -14,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-comfyui, checkpoint = sys.argv[1:]
+comfyui, checkpoint, flag = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
 sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
 import torch  # noqa: E402
@@ -28,7 +30,7 @@ args.cpu = not ON_GPU
 args.use_sage_attention = True
 import comfy.ldm.modules.attention as attention  # noqa: E402
 import comfy.sd  # noqa: E402
-from tiny_flux import sampled, with_lora  # noqa: E402
+from tiny_flux import figures, sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 
@@ -47,23 +49,18 @@ def exact(_chosen: Any, *given: Any, **options: Any) -> torch.Tensor:
 
 def main() -> None:
     assert attention.optimized_attention is attention.attention_sage
+    args.use_sage_attention = False
+    setattr(args, f"use_{flag}_attention", True)
     with torch.inference_mode():
         model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
         fast = accelerate(model, os.environ.get("ENGINE", "eager"))
-        plain, exactly = picture(model, 1), picture(model, 1, exact)
-        span = float(plain.max() - plain.min())
+        exactly = picture(model, 1, exact)
         pairs = [(picture(fast, seed), picture(model, seed)) for seed in (1, 2)]
         pairs.append((picture(with_lora(fast, 0.5), 1), picture(with_lora(model, 0.5), 1)))
         pairs.append((picture(fast, 1, exact), exactly))
     dispatcher = find_dispatcher(fast)
     assert dispatcher is not None
-    figures = dispatcher.metrics.snapshot()
-    found = {
-        "off": [float((ours - eager).abs().max()) / span for ours, eager in pairs],
-        "rounded": float((plain - exactly).abs().max()) / span,
-        **{name: figures[name] for name in ("served", "fallbacks", "recorded")},
-    }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(figures(dispatcher.metrics.snapshot(), pairs, exactly)) + "\n")
 
 
 main()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from scripts import checkpoint_of, printed_by
 
 from dev.environment import comfyui_path
 
 
-def test_graphs_attend_as_the_host_does() -> None:
-    found = printed_by("by_attention_library.py", comfyui_path(), checkpoint_of("flux_min"))
+@pytest.mark.parametrize("flag", ["sage", "ck"])
+def test_graphs_attend_as_the_host_does(flag: str) -> None:
+    found = printed_by("by_attention_library.py", comfyui_path(), checkpoint_of("flux_min"), flag)
     assert found["rounded"] > 1e-4  # the library is told from exact attention
     assert max(found["off"]) == 0
     assert found["fallbacks"] == {}

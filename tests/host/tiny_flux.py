@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.sample
@@ -31,3 +32,22 @@ def with_lora(model: Any, strength: float) -> Any:
             lora[f"{layer}.lora_up.weight"] = torch.randn(weight.shape[0], 4, generator=generator) * 0.2
             lora[f"{layer}.lora_down.weight"] = torch.randn(4, weight.shape[1], generator=generator) * 0.1
     return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]
+
+
+def figures(
+    counted: Mapping[str, Any], pairs: Sequence[Sequence[torch.Tensor]], exactly: torch.Tensor
+) -> dict[str, Any]:
+    """How far pictures are from the host's, how far the host's first is from exact attention's, and what served.
+
+    Args:
+        counted: a dispatcher's metrics.
+        pairs: of pictures, ours and the host's.
+        exactly: by exact attention, with the seed of the first pair.
+    """
+    plain = pairs[0][1]
+    span = float(plain.max() - plain.min())
+    return {
+        "off": [float((ours - eager).abs().max()) / span for ours, eager in pairs],
+        "rounded": float((plain - exactly).abs().max()) / span,
+        **{name: counted[name] for name in ("served", "fallbacks", "recorded", "retired")},
+    }

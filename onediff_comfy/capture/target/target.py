@@ -99,7 +99,7 @@ class Target:
             return True
         guard = self._guard if self._guard.holds() else AttributeGuard(self.layers, self._guard.left)
         found = self._inspect()
-        if (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
+        if self._is_another(found):
             return False
         if same is not None:
             same.twice = True
@@ -134,14 +134,18 @@ class Target:
             yield
             return
         if not seen.is_same():  # what it holds by now could not be put back: the call before this one may have made it
-            self._inspected = found = self._inspect_again()
-            if found.seen is None or (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal):
+            found = self._inspect_again()
+            if found.seen is None or self._is_another(found):
                 raise KeepsState
-            seen = found.seen
+            self._inspected, seen = found, found.seen
         with seen.put_back() as holds:
             yield
-            if not holds() and self._inspect_again()[:2] != self._inspected[:2]:
+            if not holds() and self._is_another(self._inspect_again()):
                 raise KeepsState
+
+    def _is_another(self, found: Inspected) -> bool:
+        """Return True if what was found is not the module that this target is of."""
+        return (found.fingerprint, found.refusal) != (self.fingerprint, self.refusal)
 
     def _inspect_again(self) -> Inspected:
         """Inspect the module around a trace.

@@ -43,7 +43,8 @@ def unplanned() -> Iterator[None]:
         NotCovered: the compiler is at work here, and this host cannot have it pause.
     """
     prefetch = _prefetch()
-    if prefetch is None or _plan(prefetch) is None:
+    plan = None if prefetch is None else _plan(prefetch)
+    if prefetch is None or plan is None:
         yield
         return
     if not can_pause():
@@ -53,7 +54,7 @@ def unplanned() -> Iterator[None]:
                 "it with --disable-comfy-compiler"
             )
         )
-    with prefetch.pause_malloc_graph(), _out_of_sight(_plan(prefetch)):
+    with prefetch.pause_malloc_graph(), _out_of_sight(plan):
         yield
 
 
