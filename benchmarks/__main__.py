@@ -32,6 +32,7 @@ from typing import Any, BinaryIO
 
 from .files import Report, file_name, read, results_folder, write
 from .plan import PLANS, Job, Step, with_other_torch
+from .processor import CoreTime
 from .summary import table
 
 _POLL_S = 0.5
@@ -202,13 +203,15 @@ class Bench:
 
     def _measure(self, job: Job, gpu: str, cores: Sequence[int]) -> None:
         with _folder(None) if job.alone else contextlib.nullcontext(self._folder) as folder:
-            step, start = job.measuring(), time.monotonic()
+            step, start, before = job.measuring(), time.monotonic(), CoreTime.of(cores)
             output, log = (self._log(step).with_suffix(suffix) for suffix in (".json", ".log"))
             output.unlink(missing_ok=True)
             with log.open("wb") as said:
                 environment = _environment(folder, gpu, job.packages)
                 status = _status(self._command(step, output), environment, self._patience, cores, said)
             found: dict[str, Any] = {"s": time.monotonic() - start, "status": status, "module": step.module}
+            if before is not None and (now := CoreTime.of(cores)) is not None:
+                found["stolen"] = now.stolen_since(before)
             if output.exists():
                 found["report"] = read(output)
             else:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoints import FORMATTED, load
 from .host import reported, start_host
+from .processor import processor_facts
 from .variants import names, variant
 
 if TYPE_CHECKING:
@@ -341,6 +342,7 @@ def environment(device: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "comfyui": comfyui_version.__version__,
         "cpus": os.cpu_count(),
+        **processor_facts(),
         "device": str(device),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -14,8 +14,9 @@ from benchmarks.models import FAMILIES
 from benchmarks.summary import table
 from benchmarks.whole import PARTS, WHOLES
 
+from . import readme
 from .marked_tables import ResultsTable
-from .readme import RESULTS
+from .readme import FASTER_PROCESSOR, RESULTS, Row, rows
 
 _FRAMES = 4  # of a video, for each of its latents but the first
 _FORMATS = {
@@ -90,6 +91,24 @@ def _everything(found: Report) -> list[str]:
     return [*table(found), "", f"One {found['environment']['gpu']}; random weights of real size."]
 
 
+def processors(found: Report) -> list[str]:
+    """Return the table of each model's gain, beside that of another machine, whose processor is faster."""
+    columns = ("ComfyUI, s", "OneDiff", "gain")
+    head = "".join(f" | {column}" for column in (*columns, *(f"faster: {column}" for column in columns)))
+    elsewhere = {row.kind: row for row in rows(readme.report(FASTER_PROCESSOR))}
+    return [
+        f"| model{head} |",
+        "|---" * 7 + "|",
+        *(f"| {row.cells(0)[0].rstrip('*')} | {_gain(row)} | {_gain(elsewhere[row.kind])} |" for row in rows(found)),
+        "",
+        f"*Faster*: [{FASTER_PROCESSOR}](../benchmarks/results/{FASTER_PROCESSOR}), the same GPU.",
+    ]
+
+
+def _gain(row: Row) -> str:
+    return f"{row.eager_s:.2f} | {row.ours_s:.2f} | {row.eager_s / row.ours_s:.2f}x"
+
+
 def _table(page: str, name: str, lines: Callable[[Report], list[str]], results: str = RESULTS) -> ResultsTable:
     return ResultsTable(page, name, results, lines, _COMMAND)
 
@@ -105,6 +124,7 @@ TABLES = (
     _table("video.md", "Wan's VAE", decoding, "2026-11-25-h200-video-vae.json"),
     _table("weights.md", "formats", formats, "2026-11-25-h200-formats.json"),
     _table("speed.md", "bench", _everything),
+    _table("speed.md", "processors", processors),
 )
 
 if __name__ == "__main__":

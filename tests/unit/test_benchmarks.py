@@ -20,10 +20,11 @@ import torch
 from children import has_ended
 
 from benchmarks import __main__ as everything
-from benchmarks import variants, whole
+from benchmarks import processor, variants, whole
 from benchmarks.files import file_name
 from benchmarks.measures import psnr, relative_error, ssim
 from benchmarks.plan import PLANS, Job, Step, with_other_torch
+from benchmarks.processor import CoreTime, processor_facts
 from benchmarks.quality import against_float32, comparison
 from benchmarks.sampling import ours_failed
 from benchmarks.summary import table
@@ -315,6 +316,34 @@ def test_a_script_that_fails_loses_nothing_of_the_others(tmp_path: Path, monkeyp
         "whole": 0,
     }
     assert "report" not in jobs["broken"] and jobs["partly"]["report"] == jobs["whole"]["report"] == sampling_report()
+    if sys.platform == "linux":
+        assert all(0 <= job["stolen"] <= 1 for job in jobs.values())
+
+
+def test_of_each_job_it_is_said_how_long_others_had_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(processor, "_STAT", stat)
+    #                 user nice system idle iowait irq softirq steal guest guest_nice
+    stat.write_text(
+        "cpu  9 9 9 9 9 9 9 9 9 9\ncpu3 10 0 5 100 7 0 0 2 8 0\ncpu4 0 0 0 50 0 0 0 0 0 0\ncpu5 9 9 9 9 9 9 9 9 9 9\n"
+    )
+    before = CoreTime.of([3, 4])
+    assert before == CoreTime(17, 2)
+    stat.write_text("cpu3 60 0 10 120 9 0 0 12 30 0\ncpu4 20 0 5 60 0 0 1 9 0 0\nintr 5\n")
+    now = CoreTime.of([3, 4])
+    assert before is not None and now is not None
+    assert now.stolen_since(before) == pytest.approx((10 + 9) / (50 + 5 + 10 + 20 + 5 + 1 + 9))
+    assert before.stolen_since(before) == 0
+    stat.unlink()
+    assert CoreTime.of([3]) is None
+
+
+def test_a_file_names_the_processor_and_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    facts = processor_facts()
+    assert facts["processor"] is None and isinstance(facts["python_loop_ms"], float) and facts["python_loop_ms"] > 0
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: One: of a kind\nmodel name\t: Other\n")
+    assert processor_facts()["processor"] == "One: of a kind"
 
 
 def test_first_images_are_measured_with_another_torch_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ _INLINE = re.compile(r"`([^`]+)`")
 _COMMAND = re.compile(r"^    (\S*python\S*) (\S*onediff_comfy) (.*)$", re.MULTILINE)
 
 # Cards of readers, of which nothing was measured.
-_OF_THE_READER = {"8 GB", "12 GB"}
+_OF_THE_READER = {"12 GB"}
 _VIDEO = "5 s"  # how long Wan's is
 
 
