@@ -158,7 +158,7 @@ def plot(found: Report) -> str:
             for place, ratio in zip(places, found_ratios, strict=True):
                 axes.annotate(f"{ratio:.2f}x", (ratio, place), (4, 0), textcoords="offset points", va="center", size=7)
         elsewhere = {row.kind: _ratio(row, row.ours_s) for row in rows(report(FASTER_PROCESSOR))}
-        marks = [elsewhere.get(row.kind) for row in shown]
+        marks = [elsewhere.get(row.kind) or float("nan") for row in shown]
         axes.plot(marks, range(len(shown)), "k|", markersize=9, label="OneDiff, faster processor")
         axes.axvline(1, color="#8a8f98", linewidth=1)
         axes.set_yticks(range(len(shown)), [_NAMES[row.kind][0].rstrip("*") for row in shown])
