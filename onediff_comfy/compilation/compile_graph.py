@@ -24,7 +24,7 @@ from ..capture.rewrites.op_substitutions import Forms
 from ..capture.rewrites.step_cache_split import with_brief
 from ..capture.target.target import Target
 from ..capture.target.tensor_parts import TensorSubclasses, WeightFormat
-from ..capture.tracing.operator_traits import foreign_operators
+from ..capture.tracing.operator_traits import foreign_operators, waits_unless_fused
 from ..capture.tracing.trace_forward import TraceSettings, capture
 from ..engines.base import CompiledGraph, Engine
 from ..messages import Message, message
@@ -241,6 +241,8 @@ class Maker:
 
     def _calls_what_may_not_be_recorded(self, captured: Capture) -> bool:
         """Return True if nobody has seen a recording of what a graph calls. One that fails may end the process."""
+        if not self.engine.fuses and any(map(waits_unless_fused, captured.graph.graph.nodes)):
+            return True
         if foreign_operators(captured.graph) <= self.host.recordable:
             return False
         return not foreign_operators(self.engine.rewritten(captured)) <= self.host.recordable

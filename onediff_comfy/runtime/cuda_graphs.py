@@ -17,7 +17,6 @@ tensors of ours, and the workspaces of cuBLAS are freed at its end.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from ..engines.base import CompiledGraph, Outputs
 from .device_memory import kept_free, memory_errors
 from .launch_bound import Launching
 from .recording_pool import DevicePool, RecordingPool
+from .stream_capture import recorded_on
 
 log = logging.getLogger(__name__)
 
@@ -128,12 +128,6 @@ def _copy(source: Outputs, destination: Outputs) -> None:
         of.append(given)
     for into, of in alike.values():
         torch._foreach_copy_(into, of)
-
-
-def _renew_workspace(device: torch.device) -> None:
-    """Have cuBLAS take its workspace again now, and not in a forward of the host's, whose allocations it may plan."""
-    some = torch.empty((2, 2), device=device)
-    torch.addmm(some[0], some, some)
 
 
 class RecordedGraph(CompiledGraph):
@@ -274,14 +268,12 @@ class RecordedGraph(CompiledGraph):
         with self._pool.recording(device), torch.cuda.device(device):
             torch.cuda.synchronize(device)
             free = torch.cuda.mem_get_info(device)[0]
-            random_state = torch.cuda.get_rng_state(device)
             try:
                 recording = self._new_recording(call)
                 result = recording.replay(call.tensors)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:
-                _renew_generator(device, random_state)
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
                 self._give_up(f"{type(error).__name__}: {error}")
                 return None
             alone = self._pool.nbytes == 0
@@ -305,25 +297,9 @@ class RecordedGraph(CompiledGraph):
         with torch.inference_mode(False):
             own = [tensor.clone() for tensor in call.tensors]
             outputs = [None if like is None else torch.empty_like(like, device=device) for like in call.likes]
-        torch._C._cuda_clearCublasWorkspaces()  # those of cuBLAS so far, which are not the recording's
-        graph, pool = torch.cuda.CUDAGraph(), self._pool.on_device(device)
-        pool.stream.wait_stream(torch.cuda.current_stream(device))
-        with memory_errors(), torch.cuda.stream(pool.stream):
-            # thread_local: what other threads do (a graph being loaded, an image being encoded) must not end this
-            # recording, nor this recording them.
-            graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-            try:
-                with self.inner.recordable():
-                    _copy(self.inner(call.weights, own), outputs)
-            except BaseException as error:
-                traceback.clear_frames(error.__traceback__)  # they hold tensors
-                raise
-            finally:
-                # cuBLAS would keep what it allocated while recording, 32 MB, beyond the pool's end.
-                torch._C._cuda_clearCublasWorkspaces()
-                graph.capture_end()
-        torch.cuda.current_stream(device).wait_stream(pool.stream)
-        _renew_workspace(device)
+        pool = self._pool.on_device(device)
+        with recorded_on(pool) as graph, self.inner.recordable():
+            _copy(self.inner(call.weights, own), outputs)
         return _Recording(graph, call.addresses, own, outputs, pool)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
@@ -337,14 +313,3 @@ class RecordedGraph(CompiledGraph):
         if alone or self._overflows[sizes] >= _MOST_OVERFLOWS:
             self._plain.add(sizes)
             self._pool.tell_too_large(together)
-
-
-def _renew_generator(device: torch.device, state: torch.Tensor) -> None:
-    """Give the device's random generator a fresh state with the same numbers to come.
-
-    A recording that fails leaves PyTorch's generator believing that it is still being recorded, and
-    the next random number that anybody wants there is an error.
-    """
-    fresh = torch.Generator(device)
-    fresh.set_state(state)
-    torch.cuda.default_generators[device.index or 0].graphsafe_set_state(fresh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import subprocess
@@ -24,7 +25,7 @@ from onediff_comfy.capture.export import Binding
 from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerGraph
-from onediff_comfy.runtime import cuda_graphs, device_memory, recording_pool
+from onediff_comfy.runtime import cuda_graphs, device_memory, recording_pool, stream_capture
 from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph
 from onediff_comfy.runtime.launch_bound import Launching
 from onediff_comfy.runtime.recording_pool import RecordingPool
@@ -160,6 +161,10 @@ class Card:
         stream: that kernels are launched on.
         needs: bytes that the call takes which is being recorded.
         fails: what a replay raises, if anything.
+        fails_to_end: what the end of a recording raises, if anything.
+        told_before: PyTorch has told its allocator of that end by then.
+        records: what PyTorch's allocator believes.
+        released: how often a pool was given back without a recording.
     """
 
     OutOfMemoryError = torch.OutOfMemoryError
@@ -167,14 +172,15 @@ class Card:
     def __init__(self) -> None:
         self.needs = self.held = self.kept = self.free = self.given_back = 0
         self.fails: Exception | None = None
+        self.fails_to_end: Exception | None = None
+        self.told_before = self.records = False
+        self.released = 0
         self.copied: list[int] = []
         self.stream = Stream()
         nothing = contextlib.nullcontext()
         stream = Stream()
         self.cuda = SimpleNamespace(
-            CUDAGraph=lambda: SimpleNamespace(
-                capture_begin=lambda **_options: None, capture_end=self._take, replay=self._replay
-            ),
+            CUDAGraph=lambda: SimpleNamespace(capture_begin=self._begin, capture_end=self._take, replay=self._replay),
             Stream=lambda _device: stream,
             current_stream=lambda _device: self.stream,
             device=lambda _device: nothing,
@@ -192,7 +198,11 @@ class Card:
         self.addmm = lambda *_matrices: None
         self.cuda.default_generators = [SimpleNamespace(graphsafe_set_state=lambda _state: None)]
         self.Generator = lambda _device: SimpleNamespace(set_state=lambda _state: None)
-        self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
+        self._C = SimpleNamespace(
+            _cuda_clearCublasWorkspaces=lambda: None,
+            _cuda_endAllocateToPool=lambda _index, _handle: self._end(),
+            _cuda_releasePool=self._release,
+        )
 
     def empty(self, _shape: tuple[int, int], device: object) -> Any:
         return (None, None)
@@ -203,7 +213,23 @@ class Card:
     def _foreach_copy_(self, into: Sequence[OnCard], given: Sequence[OnCard]) -> None:
         self.copied.append(len(given))
 
+    def _begin(self, **_options: Any) -> None:
+        assert not self.records
+        self.records = True
+
+    def _end(self) -> None:
+        if not self.records:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.records = False
+
+    def _release(self, _index: int, _handle: object) -> None:
+        self.released += 1
+
     def _take(self) -> None:
+        if self.fails_to_end is None or self.told_before:
+            self._end()
+        if self.fails_to_end is not None:
+            raise self.fails_to_end
         self.held += self.needs
 
     def _replay(self) -> None:
@@ -265,7 +291,7 @@ class Part:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
-    for module in (cuda_graphs, device_memory, recording_pool):
+    for module in (cuda_graphs, device_memory, recording_pool, stream_capture):
         monkeypatch.setattr(module, "torch", card)
     monkeypatch.setattr(Launching, "measured", lambda *_args: contextlib.nullcontext())
     return card
@@ -517,6 +543,21 @@ def test_want_of_memory_and_errors_are_nothing_to_the_picture(card: Card, one_re
         one_records.release()
 
 
+@pytest.mark.parametrize(("told_before", "released"), [(False, 1), (True, 0)])
+def test_pytorchs_allocator_is_told_of_the_end_of_a_recording_that_failed(
+    card: Card, caplog: pytest.LogCaptureFixture, told_before: bool, released: int
+) -> None:
+    part = Part(card, RecordingPool(lambda: MANY), MB)
+    card.fails_to_end, card.told_before = RuntimeError("previous error during capture"), told_before
+    part.calls(3)
+    assert not card.records and (part.recordings, card.released) == (0, released)
+    assert "previous error during capture" in warnings(caplog)[0]
+    card.fails_to_end = None
+    other = Part(card, RecordingPool(lambda: MANY), MB)
+    other.calls(3)
+    assert other.recordings == 1
+
+
 class NamedAfterACard(torch.Tensor):
     """A tensor with values that says it is on the card."""
 
@@ -758,7 +799,12 @@ def test_a_graph_that_cannot_be_recorded_runs_plainly_and_says_so_once(caplog: p
     assert (run.made, run.graph.recordings) == (0, 0)
     assert len(warnings(caplog)) == 1
     assert "cannot be recorded" in warnings(caplog)[0]
-    # And others are recorded as before.
+    # PyTorch still gives back what nobody uses, and others are recorded as before.
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before
     other = Recorded(pool=run.pool)
     for _ in range(3):
         assert other.right(weight, on_gpu(2, 4))
@@ -788,7 +834,8 @@ def test_a_graph_that_is_gone_takes_its_recordings_with_it() -> None:
     del run.graph
     gc.collect()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before, [new for at, new in _segments().items() if at not in segments]
+    left = [new for at, new in _segments().items() if at not in segments]
+    assert torch.cuda.memory_reserved() <= before, json.dumps(left, default=str)  # a list would be cut short
 
 
 def _segments() -> dict[int, dict[str, object]]:
