@@ -44,26 +44,24 @@ def recorded_on(pool: DevicePool) -> Iterator[torch.cuda.CUDAGraph]:
             finally:
                 # cuBLAS would keep what it allocated while recording, 32 MB, beyond the pool's end.
                 torch._C._cuda_clearCublasWorkspaces()
-                _end(graph, pool)
+                graph.capture_end()
     except BaseException:
+        _tell_allocator(pool)
         _renew_generator(device, random_state)
         raise
     torch.cuda.current_stream(device).wait_stream(pool.stream)
     _renew_workspace(device)
 
 
-def _end(graph: torch.cuda.CUDAGraph, pool: DevicePool) -> None:
-    """End a recording, for PyTorch's allocator too where it has failed.
+def _tell_allocator(pool: DevicePool) -> None:
+    """Tell PyTorch's allocator that a recording which has failed is over.
 
-    PyTorch tells the allocator of ends that succeed alone. While it waits for one, ``empty_cache`` gives nothing back.
+    PyTorch itself does where CUDA ended it well. The allocator would wait for the end for ever, and ``empty_cache``
+    gives nothing back meanwhile.
     """
-    try:
-        graph.capture_end()
-    except Exception:
-        with contextlib.suppress(RuntimeError):  # it was told: what failed came after that
-            torch._C._cuda_endAllocateToPool(pool.device.index or 0, pool.handle)
-            torch._C._cuda_releasePool(pool.device.index or 0, pool.handle)
-        raise
+    with contextlib.suppress(RuntimeError):  # it was told
+        torch._C._cuda_endAllocateToPool(pool.device.index or 0, pool.handle)
+        torch._C._cuda_releasePool(pool.device.index or 0, pool.handle)
 
 
 @contextlib.contextmanager

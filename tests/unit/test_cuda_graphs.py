@@ -161,7 +161,8 @@ class Card:
         stream: that kernels are launched on.
         needs: bytes that the call takes which is being recorded.
         fails: what a replay raises, if anything.
-        fails_to_end: what the end of a recording raises, if anything.
+        fails_to_begin: what the beginning of a recording raises, if anything.
+        fails_to_end: what its end raises, if anything.
         told_before: PyTorch has told its allocator of that end by then.
         records: what PyTorch's allocator believes.
         released: how often a pool was given back without a recording.
@@ -172,6 +173,7 @@ class Card:
     def __init__(self) -> None:
         self.needs = self.held = self.kept = self.free = self.given_back = 0
         self.fails: Exception | None = None
+        self.fails_to_begin: Exception | None = None
         self.fails_to_end: Exception | None = None
         self.told_before = self.records = False
         self.released = 0
@@ -216,6 +218,8 @@ class Card:
     def _begin(self, **_options: Any) -> None:
         assert not self.records
         self.records = True
+        if self.fails_to_begin is not None:
+            raise self.fails_to_begin
 
     def _end(self) -> None:
         if not self.records:
@@ -543,16 +547,19 @@ def test_want_of_memory_and_errors_are_nothing_to_the_picture(card: Card, one_re
         one_records.release()
 
 
-@pytest.mark.parametrize(("told_before", "released"), [(False, 1), (True, 0)])
-def test_pytorchs_allocator_is_told_of_the_end_of_a_recording_that_failed(
-    card: Card, caplog: pytest.LogCaptureFixture, told_before: bool, released: int
+@pytest.mark.parametrize(
+    ("fails", "told_before", "released"),
+    [("fails_to_begin", False, 1), ("fails_to_end", False, 1), ("fails_to_end", True, 0)],
+)
+def test_pytorchs_allocator_is_told_that_a_recording_which_failed_is_over(
+    card: Card, caplog: pytest.LogCaptureFixture, fails: str, told_before: bool, released: int
 ) -> None:
-    part = Part(card, RecordingPool(lambda: MANY), MB)
-    card.fails_to_end, card.told_before = RuntimeError("previous error during capture"), told_before
+    part, card.told_before = Part(card, RecordingPool(lambda: MANY), MB), told_before
+    setattr(card, fails, RuntimeError("previous error during capture"))
     part.calls(3)
     assert not card.records and (part.recordings, card.released) == (0, released)
     assert "previous error during capture" in warnings(caplog)[0]
-    card.fails_to_end = None
+    setattr(card, fails, None)
     other = Part(card, RecordingPool(lambda: MANY), MB)
     other.calls(3)
     assert other.recordings == 1
