@@ -9,41 +9,32 @@ on it.
 
 from __future__ import annotations
 
-import copy
 import logging
-import types
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...buckets import BucketSet
 from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
-from ...messages import Message, message
-from ...runtime.step_cache import StepCache
+from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options, no_sizes
 from ..preparation.latents import latent_ratio
 from ..process.process import NodeOrigin, accelerated, set_budget
-from ..report.owners import owners_of
-from ..report.status import status_of
 from ..report.unused import say_if_unused
-from ..weights.dynamic_vram import needs_resident_form, resident_clone, resident_on_other_gpus
+from ..weights.dynamic_vram import needs_resident_form, resident_clone
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
-from .conditioning import keep_on_device
-from .module_proxy import ModuleProxy
+from .forward_wrappers import ApplyWrapper, ForwardWrapper
 from .placement import ModelServer
+from .sampling_runs import STEP_CACHE, RunWrapper, SamplerWrapper, StepCacheRequest
 
 log = logging.getLogger(__name__)
 
 # Of the first image in background mode: as long as a fast GPU needs for one.
 _COMPILE_DELAY_S = 2.0
-_STEP_CACHE = f"{KEY}_step_cache"
 _AROUND_SAMPLER = getattr(WrappersMP, "SAMPLER_SAMPLE", "sampler_sample")  # a host without it only keeps prompts itself
 
 
@@ -113,24 +104,17 @@ def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
     Args:
         in_blocks: see ``ModelServer``.
     """
-    around_forward = ForwardWrapper(dispatcher, ModelServer(clone.model, dispatcher, in_blocks))
+    around_run = RunWrapper(dispatcher)
+    around_forward = ForwardWrapper(around_run, ModelServer(clone.model, dispatcher, in_blocks))
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
-        WrappersMP.APPLY_MODEL: _ApplyWrapper(around_forward),
-        WrappersMP.OUTER_SAMPLE: _RunWrapper(dispatcher),
-        _AROUND_SAMPLER: keep_on_device,
+        WrappersMP.APPLY_MODEL: ApplyWrapper(around_forward),
+        WrappersMP.OUTER_SAMPLE: around_run,
+        _AROUND_SAMPLER: SamplerWrapper(around_run),
     }
     for place, wrapper in wrappers.items():
         clone.remove_wrappers_with_key(place, KEY)
         clone.add_wrapper_with_key(place, KEY, wrapper)
-
-
-@dataclass(frozen=True)
-class _StepCacheRequest:
-    """A wish on a patcher: its runs are to reuse what deep layers computed."""
-
-    threshold: float
-    node_id: str | None
 
 
 def with_step_cache(model: Any, threshold: float, node_id: str | None = None) -> Any:
@@ -148,7 +132,7 @@ def with_step_cache(model: Any, threshold: float, node_id: str | None = None) ->
         reason = message("this model is not accelerated; connect the output of OneDiff Model Speedup")
         return pass_through(model, reason, node_id, name="the model")
     clone = model.clone()
-    clone.set_attachments(_STEP_CACHE, _StepCacheRequest(threshold, node_id))
+    clone.set_attachments(STEP_CACHE, StepCacheRequest(threshold, node_id))
     clone.remove_wrappers_with_key(WrappersMP.PREDICT_NOISE, KEY)
     clone.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, _around_prediction)
     return clone
@@ -160,24 +144,6 @@ def _around_prediction(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> 
     if dispatcher is not None:
         dispatcher.begin_step()
     return executor(*args, **kwargs)
-
-
-def _strengths_change(conditionings: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
-    """Return True if hooks change the weights from one step to another.
-
-    All keyframes but the first are for later steps. The hooks that the host has registered do not tell: of two of one
-    origin, of which one has keyframes, it keeps the first.
-    """
-    groups = [conditioning.get("hooks") for of_one_name in conditionings.values() for conditioning in of_one_name]
-    return any(len(hook.hook_keyframe.keyframes) > 1 for group in groups if group is not None for hook in group.hooks)
-
-
-def _reused(step_cache: StepCache) -> Message:
-    """Return what a step cache did in a run, for people."""
-    if not step_cache.reused and (step_cache.others or not step_cache.calls):
-        reason = max(step_cache.others, key=step_cache.others.__getitem__, default="")
-        return message("no step was reused: {reason}", reason=reason or message("no compiled graph answered a call"))
-    return message("{reused} of {calls} calls reused", reused=step_cache.reused, calls=step_cache.calls)
 
 
 def find_dispatcher(model: Any) -> Dispatcher | None:
@@ -207,132 +173,6 @@ def _sizes_of(buckets: BucketSet, ratio: int) -> Callable[[Signature], bool]:
         return any(buckets.holds(width, height, batch) for batch in batches)
 
     return wanted
-
-
-class ForwardWrapper:
-    """Serve the diffusion model's forward, below every other extension's wrapper.
-
-    Others may have put wrappers before ours and behind it. Ours replaces only the bottom of the stack, the model's own
-    code, so that all of theirs still run, in their order.
-
-    Args:
-        dispatcher: answers calls.
-        serve: asks it, wherever the weights are.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, serve: ModelServer) -> None:
-        self.dispatcher, self.serve = dispatcher, serve
-        self.reached_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-    def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
-            return executor(*args, **kwargs)
-        self.reached_by.add(executor.class_obj)
-
-        def served(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            return self.serve(executor.class_obj, executor.original, inner_args, inner_kwargs)
-
-        behind = executor.wrappers[executor.idx + 1 :]
-        return WrapperExecutor.new_class_executor(served, executor.class_obj, behind).execute(*args, **kwargs)
-
-
-class _ApplyWrapper:
-    """Serve diffusion models whose forward asks for no wrappers, around the host's ``apply_model``.
-
-    The first call of a module shows if its forward does; the host runs it, once and on its own arguments, for code that
-    nodes put into the model may count. If it does not reach our wrapper, all later calls go to a passing copy of the
-    host's model object that holds a proxy of the diffusion model. The object itself, which other clones share, keeps
-    its own. Like ``ForwardWrapper`` this replaces the bottom of the stack of wrappers.
-    """
-
-    def __init__(self, around_forward: ForwardWrapper) -> None:
-        self._around_forward = around_forward
-        self._stand_ins: dict[int, ModuleProxy] = {}  # by id of the module, which each of them holds
-
-    def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-        model, method = executor.class_obj, executor.original
-        module, reached_by = model.diffusion_model, self._around_forward.reached_by
-        if torch.compiler.is_compiling() or not isinstance(method, types.MethodType):  # replaced by another extension
-            return executor(*args, **kwargs)
-
-        def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            if model.diffusion_model is not module:  # another extension's is there for this call, as torch.compile's
-                return self._passed_by(executor, inner_args, inner_kwargs)
-            if module in reached_by:
-                return method(*inner_args, **inner_kwargs)
-            if id(module) not in self._stand_ins:
-                output = method(*inner_args, **inner_kwargs)
-                if module not in reached_by:
-                    self._stand_ins[id(module)] = ModuleProxy(module, self._around_forward.serve, ("forward",))
-                    first = message("the first call of a model of this kind is ComfyUI's")
-                    self._around_forward.dispatcher.passed_by(module, first, expected=True)
-                return output
-            return method.__func__(_holding(model, self._stand_ins[id(module)]), *inner_args, **inner_kwargs)
-
-        behind = executor.wrappers[executor.idx + 1 :]
-        return WrapperExecutor.new_class_executor(apply, model, behind).execute(*args, **kwargs)
-
-    def _passed_by(self, executor: WrapperExecutor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a model that a node behind ours has put in the place of its own, and count that as a call not served.
-
-        It may ask for our wrapper all the same; then the dispatcher has counted the call.
-        """
-        dispatcher = self._around_forward.dispatcher
-        asked = dispatcher.calls
-        output = executor.original(*args, **kwargs)
-        if dispatcher.calls == asked:
-            others = owners_of(executor.wrappers[executor.idx + 1 :])
-            dispatcher.passed_by(
-                executor.class_obj.diffusion_model,
-                message(
-                    "{node}, behind OneDiff Model Speedup, runs the model in a way of its own; use one of the two",
-                    node=others,
-                ),
-            )
-        return output
-
-
-def _holding(model: Any, diffusion_model: ModuleProxy) -> Any:
-    """Return a shallow copy of the host's model object with another diffusion model."""
-    image = copy.copy(model)
-    # Found before the layer of that name, which is in a dict that the copy shares.
-    vars(image)["diffusion_model"] = diffusion_model
-    return image
-
-
-class _RunWrapper:
-    """Begin and end a run of the dispatcher around each sampling run."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-        guider = executor.class_obj
-        patcher = guider.model_patcher
-        asked: _StepCacheRequest | None = patcher.get_attachment(_STEP_CACHE)
-        step_cache = StepCache(asked.threshold) if asked is not None and asked.threshold else None
-        if step_cache is not None and _strengths_change(guider.conds):
-            step_cache.refuse(message("keyframes of a hook change the weights during the run"))
-        on_other_gpus = resident_on_other_gpus(patcher)
-        if on_other_gpus:
-            log.info("OneDiff: a run over %d GPUs; its CUDA graphs are recorded when it is over", on_other_gpus + 1)
-        self._dispatcher.begin_run(step_cache)
-        try:
-            result = executor(*args, **kwargs)
-        finally:
-            if asked is not None and step_cache is not None:
-                self._dispatcher.end_step_cache()
-                status_of(asked.node_id)(_reused(step_cache))
-        self._dispatcher.end_run(patcher.model.diffusion_model, _size_of(result, latent_ratio(patcher)))
-        return result
-
-
-def _size_of(latent: Any, ratio: int) -> str:
-    """Return the image size of a latent ``[batch, channels, (frames,) height, width]``: ``1024×1024 b1``."""
-    if not isinstance(latent, torch.Tensor) or latent.ndim < 4:
-        return ""
-    height, width = (side * ratio for side in latent.shape[-2:])
-    return f"{width}×{height} b{len(latent)}"
 
 
 ADAPTER = Adapter(
