@@ -220,3 +220,16 @@ def test_after_an_image_that_was_stopped_the_network_is_looked_at_again() -> Non
     found = printed_by("stopped_control.py", comfyui_path(), checkpoint_of("sd15_min"), made / checkpoint_file(NET))
     assert found["changes"] > 0.05
     assert found["off"] < 1e-5
+
+
+def test_what_another_extension_makes_of_a_controlnet_is_what_it_makes_of_the_hosts() -> None:
+    """It asks for the class itself, and has methods of its own on the object."""
+    made = repository() / ".cache" / "controls"
+    ensure_controls(comfyui_path(), made, [NET, LORA])
+    files = [checkpoint_of("sd15_min"), *(made / checkpoint_file(name) for name in (NET, LORA))]
+    found = printed_by("converted_control.py", comfyui_path(), *files)
+    assert found["kind"] and found["lora"]
+    assert found["served"] > 0
+    assert found["off"] < 1e-5
+    assert found["changes"] > 0.05
+    assert found["off_then"] < 1e-5

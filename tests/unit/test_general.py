@@ -293,6 +293,28 @@ def test_what_ranges_are_narrowed_to(name: str, expected: list[int], capture_of:
     assert [n for n in sizes if captured.covers(module, torch.randn(3, n, 4))] == expected
 
 
+def _by_frames(self: Body, x: torch.Tensor) -> torch.Tensor:
+    """Five layers over the frames of a video whose batch is all frames of all videos, as AnimateDiff's are."""
+    for _ in range(5):
+        frames, tokens = 4, x.shape[1]
+        videos = x.reshape(x.shape[0] // frames, -1, *x.shape[1:])
+        mixed = videos.transpose(1, 2).reshape(-1, videos.shape[1], 4) + self.linear.bias
+        mixed = mixed.cumsum(1) / frames
+        videos = mixed.reshape(mixed.shape[0] // tokens, tokens, mixed.shape[1], 4).transpose(1, 2)
+        x = videos.reshape(videos.shape[0] * videos.shape[1], tokens, 4)
+    return x
+
+
+def test_a_batch_that_is_divided_again_and_again_is_no_symbol_and_ends(capture_of: Any) -> None:
+    """Each division would make its expression three times as long: a trace of twenty would not end."""
+    module, x = Body(_by_frames).requires_grad_(False), torch.randn(8, 16, 4)
+    captured = capture_of(module, x, general=True)
+    assert captured.covers(module, x) and captured.covers(module, torch.randn(8, 11, 4))
+    assert not captured.covers(module, torch.randn(12, 16, 4))
+    other = torch.randn(8, 11, 4)
+    torch.testing.assert_close(captured.run_on(module, other), module(other))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_linspace_of_a_known_number_of_steps_is_what_it_was(dtype: torch.dtype, capture_of: Any) -> None:
     """Exactly: positions that are multiplied by 10000 must not move."""

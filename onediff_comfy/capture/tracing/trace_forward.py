@@ -43,7 +43,7 @@ from .trace_scopes import (
     numbers_drawn,
     other_threads_left_alone,
 )
-from .watch import Watch
+from .watch import SizesGrow, Watch
 
 _AUTO = torch.export.Dim.AUTO  # symbolic, unless the forward insists on this very size
 
@@ -99,8 +99,8 @@ def capture(
 ) -> Capture:
     """Trace ``forward`` for the signature of ``call``.
 
-    A forward that loops over its samples does not let a symbol be its batch. It is traced again, for this call's batch
-    and all other sizes.
+    A forward that loops over its samples does not let a symbol be its batch, and one that divides it into frames again
+    and again makes it ever longer. It is traced again, for this call's batch and all other sizes.
 
     Args:
         target: the module that ``forward`` runs and whose weights become inputs.
@@ -116,12 +116,13 @@ def capture(
     specs = call.signature.tensors
     batch = batch_tensor(specs[: call.own_tensors], images=settings.multiple > 0)
     any_batch = batch is None or not _made_up(specs[batch].shape[0], call)
-    captured = _traced(target, forward, call, options, settings, any_batch)
-    if not settings.general or not any_batch or batch is None:
-        return captured
-    if _takes(captured.shapes.axes[batch][0], specs[batch].shape[0]):
-        return captured
-    return _traced(target, forward, call, options, settings, any_batch=False)
+    if settings.general and any_batch and batch is not None:
+        with contextlib.suppress(SizesGrow):
+            captured = _traced(target, forward, call, options, settings, any_batch)
+            if _takes(captured.shapes.axes[batch][0], specs[batch].shape[0]):
+                return captured
+        any_batch = False
+    return _traced(target, forward, call, options, settings, any_batch)
 
 
 def _traced(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
@@ -23,6 +25,17 @@ _OF_MEMORY = frozenset(
     )
 )
 """What tells of a tensor's memory, of which those that stand for it in a trace have none."""
+
+
+_MOST_TERMS = 64
+"""Of the expression of a size. The longest of SD 1.5, SDXL and Flux has 5."""
+
+
+class SizesGrow(NotCovered):
+    """Sizes are calculated from sizes again and again, which no symbols can follow."""
+
+    def __init__(self) -> None:
+        super().__init__(message("its sizes are calculated from one another in a way that is too long for symbols"))
 
 
 class Watch(TorchFunctionMode):
@@ -45,7 +58,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, check: Callable[[], None], substitutions: Forms, general: bool, wary: bool) -> None:
         super().__init__()
-        self._interrupted, self._wary = check, wary
+        self._interrupted, self._wary, self._general = check, wary, general
         self._substitutions = {**substitutions, **SIZELESS} if general else substitutions
         self.raised: list[BaseException] = []
         self.copies: Copies | None = None
@@ -57,14 +70,26 @@ class Watch(TorchFunctionMode):
         self._interrupted()
         function = self._substitutions.get(func, func)
         if not self._wary:
-            return function(*args, **(kwargs or {}))
+            return self._watched(function(*args, **(kwargs or {})))
         try:
             if function in _OF_MEMORY and any(args[0] is held for held in self.held):
                 raise NotCovered(message("code in the options looks at where a tensor lies"))
-            return function(*args, **(kwargs or {}))
+            return self._watched(function(*args, **(kwargs or {})))
         except Exception as error:
             self.raised.append(error)
             raise
+
+    def _watched(self, output: Any) -> Any:
+        """Return what a function gave.
+
+        Raises:
+            SizesGrow: PyTorch would take longer for each size than for the one before, and for the last for ever.
+        """
+        if self._general and isinstance(output, torch.Tensor):
+            for size in output.shape:
+                if isinstance(size, torch.SymInt) and _is_long(size.node.expr):
+                    raise SizesGrow
+        return output
 
     def handing(self, options: dict[str, Any]) -> dict[str, Any]:
         """Take note of the options that the forward is handed, and return them."""
@@ -87,3 +112,7 @@ class Watch(TorchFunctionMode):
             raise ChangedState
         for error in self.raised:
             raise error
+
+
+def _is_long(expression: sympy.Basic) -> bool:
+    return next(itertools.islice(sympy.preorder_traversal(expression), _MOST_TERMS, None), None) is not None

@@ -76,12 +76,28 @@ def pass_through(thing: Any, reason: Message, node_id: str | None, name: str = "
     return thing
 
 
+class StandsFor(type):
+    """The class of classes that stand for one of the host's, and equal it.
+
+    Other extensions ask what they are handed by ``type(it) == ControlNet``, and leave alone what is not just that.
+    """
+
+    _stands_for: type
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls._stands_for
+
+    def __hash__(cls) -> int:
+        return hash(cls._stands_for)
+
+
 @functools.cache
 def with_methods_of(methods: type, kind: type) -> Any:
     """Return a subclass of a class of the host's with these methods before its own; the class itself if it is one."""
     if issubclass(kind, methods):
         return kind
-    return type(kind.__name__, (methods, kind), {"__module__": kind.__module__})
+    of_classes = StandsFor if type(kind) is type else type("StandsFor", (StandsFor, type(kind)), {})
+    return of_classes(kind.__name__, (methods, kind), {"__module__": kind.__module__, "_stands_for": kind})
 
 
 def release_on_detach(patcher: Any) -> None:

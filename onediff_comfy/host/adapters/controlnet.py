@@ -26,7 +26,7 @@ from ..process.services import host_services
 from ..weights.dynamic_vram import is_dynamic
 from ..weights.layer_images import OF_DYNAMIC_VRAM
 from .adapter import Adapter, module_at
-from .attach import dispatcher_for, pass_through, release_on_detach, unfit, with_methods_of
+from .attach import StandsFor, dispatcher_for, pass_through, release_on_detach, unfit, with_methods_of
 from .module_proxy import ModuleProxy, module_behind, server_behind
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, co
         served = control.copy()
         served.control_model_wrapped = _resident_patcher(control)
         served.control_model = ModuleProxy(served.control_model_wrapped.model, server, ["forward"])
-        kind: type = type(served)
-        served.__class__ = with_methods_of(_Runs, kind)
+        _begin_runs_of(served)
     served.previous_controlnet = control.previous_controlnet
     return served
 
@@ -90,18 +89,50 @@ class _Runs:
     """Over a class of ControlNets: each sampling run is one of the dispatcher, for which networks are looked at."""
 
     control_model: Any
+    control_model_wrapped: Any
 
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
         super().pre_run(model, percent_to_timestep_function)  # type: ignore[misc]
-        server = server_behind(self.control_model)
-        if isinstance(server, _ControlNetServer):
-            server.dispatcher.begin_run()
+        _begin_run(self)
 
     def copy(self) -> Any:
         copied = super().copy()  # type: ignore[misc]
-        kind: type = type(copied)
-        copied.__class__ = with_methods_of(_Runs, kind)
+        _begin_runs_of(copied)
         return copied
+
+    def copy_to(self, other: Any) -> None:
+        """Have ``other`` be like this one: a copy, or what another extension makes of it."""
+        super().copy_to(other)  # type: ignore[misc]
+        if getattr(other, "control_model", None) is self.control_model:
+            other.control_model_wrapped = self.control_model_wrapped
+            _begin_runs_of(other)
+
+
+def _begin_run(control: Any) -> None:
+    server = server_behind(control.control_model)
+    if isinstance(server, _ControlNetServer):
+        server.dispatcher.begin_run()
+
+
+def _begin_runs_of(control: Any) -> None:
+    """Have the runs of ``control`` begin with its ``pre_run``: its class's, or what its constructor has set on it."""
+    kind: type = type(control)
+    control.__class__ = with_methods_of(_Runs, kind)
+    own = vars(control).get("pre_run")
+    if own is not None and not isinstance(own, _OwnPreRun):
+        control.pre_run = _OwnPreRun(own, weakref.ref(control))
+
+
+class _OwnPreRun:
+    """The ``pre_run`` that an extension has set on a ControlNet itself, and the beginning of a run."""
+
+    def __init__(self, pre_run: Callable[..., None], control: weakref.ref[Any]) -> None:
+        self._pre_run, self._control = pre_run, control
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._pre_run(*args, **kwargs)
+        if (control := self._control()) is not None:
+            _begin_run(control)
 
 
 def _for_each_image(hint: torch.Tensor, latent: Any) -> torch.Tensor:
@@ -164,9 +195,10 @@ def _own_network(network: torch.nn.Module) -> torch.nn.Module:
     return own
 
 
-class _ServedControlLora(ControlLora):
+class _ServedControlLora(ControlLora, metaclass=StandsFor):
     """A ControlLora, of which the host builds a network anew from the diffusion model's weights at each run."""
 
+    _stands_for = ControlLora
     networks: _Networks
     control_model: Any
 
@@ -187,6 +219,14 @@ class _ServedControlLora(ControlLora):
 
     def copy(self) -> _ServedControlLora:
         return _ServedControlLora.of(self, self.networks)
+
+    def copy_to(self, other: ControlLora) -> None:
+        """Have ``other`` be like this one. What another extension makes of it builds its network by itself."""
+        super().copy_to(other)
+        if not isinstance(other, _ServedControlLora):
+            reason = message("another extension runs the model by a function of its own")
+            self.networks.server.dispatcher.metrics.fell_back(reason)
+            log.warning("OneDiff: a Control LoRA is not accelerated: %s", reason)
 
     def cleanup(self) -> None:
         self.networks.give_back(id(self))
