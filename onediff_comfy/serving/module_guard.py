@@ -25,12 +25,11 @@ from ..capture.target.target import KeepsState, Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
 from ..messages import Message, message
-from ..settings import MOST_IDENTITIES
 from .decision import Invocation, Request
 from .function_lifter import FunctionLifter
+from .module_identities import MOST_CHANGES, Identities
 from .run import RunContext
 
-_MOST_STATEFUL = 3  # a table that is filled once makes one
 _MOST_MODULES = 256  # of one object: blocks, a text encoder's stacks, a GPU's copy each, a ControlLora's pool
 
 
@@ -50,25 +49,6 @@ class _Read:
 
 
 @dataclass
-class _Identities:
-    """What a module has been.
-
-    Attributes:
-        known: fingerprints.
-        stateful: those of them as which its forward changed what it keeps.
-        at_last: the fingerprint at the last look, once some were stateful.
-        last_known: attributes, of the last identity that was allowed.
-        changing: what changed since.
-    """
-
-    known: set[str] = field(default_factory=set)
-    stateful: set[str] = field(default_factory=set)
-    at_last: str = ""
-    last_known: dict[tuple[str, str], str] = field(default_factory=dict)
-    changing: tuple[Target, Message] | None = None
-
-
-@dataclass
 class _Guarded:
     """A module that was seen."""
 
@@ -80,7 +60,8 @@ class _Guarded:
     method: Callable[..., Any] | None = None  # the function of a method that was called: it is the module's own
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
     read_with_functions: _Read | None = None  # by the call before, if it had some
-    identities: _Identities = field(default_factory=_Identities)
+    identities: Identities = field(default_factory=Identities)
+    changes: int = 0  # of its identity, in this run
 
 
 class ModuleGuard:
@@ -100,7 +81,7 @@ class ModuleGuard:
         """Have every module and function looked at again: extensions may have changed them since."""
         self._lifter.begin_run()
         for guarded in list(self._guarded.values()):  # a thread of another GPU may be late with a module of its own
-            guarded.checked, guarded.method = False, None
+            guarded.checked, guarded.method, guarded.changes = False, None, 0
             guarded.target.forget_addresses()
 
     def request(self, invocation: Invocation, run: RunContext, assume: bool = False) -> Request:
@@ -252,12 +233,14 @@ class ModuleGuard:
             guarded = self._guarded[id(module)] = _Guarded(target)
             while len(self._guarded) > _MOST_MODULES:
                 self._guarded.popitem(last=False)
-        elif not (guarded.checked and guarded.target.guard_holds()):
-            guarded.accepted = guarded.checked = False
+        elif guarded.changes < MOST_CHANGES and not (guarded.checked and guarded.target.guard_holds()):
+            in_run, guarded.accepted, guarded.checked = guarded.checked, False, False
             if not guarded.target.is_current():
                 guarded.target = Target(module, self._host.code, self._host.formats)
+                guarded.changes += in_run
         if not guarded.checked:
-            guarded.refused = guarded.target.refusal or _objection(guarded.target, guarded.identities)
+            objection = guarded.target.refusal or guarded.identities.objection(guarded.target, guarded.changes)
+            guarded.refused = objection
         guarded.checked = True
         if guarded.refused is not None:
             raise NotCovered(guarded.refused)
@@ -280,40 +263,6 @@ def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> Callable
         if by_name is forward.__func__ or any(held.__func__ is forward.__func__ for held in own):
             return forward.__func__
     raise NotCovered(message("another extension runs the model by a function of its own"))
-
-
-def _objection(target: Target, identities: _Identities) -> Message | None:
-    """Note that a module has this identity. Return why nothing that is captured of it could be relied on, if so.
-
-    What a forward keeps makes another identity of its module again and again, and each image would wait for another
-    trace. After some of these only one is traced that the module still has at the next look.
-    """
-    if len(identities.stateful) >= _MOST_STATEFUL:
-        lasts = target.fingerprint in identities.known or target.fingerprint == identities.at_last
-        identities.at_last = target.fingerprint
-        if not lasts or target.fingerprint in identities.stateful:
-            return message("the model's forward changes what it keeps")
-    if target.fingerprint in identities.known:
-        return None
-    if len(identities.known) >= MOST_IDENTITIES:
-        return _what_changes(target, identities)
-    identities.known.add(target.fingerprint)
-    if len(identities.known) == MOST_IDENTITIES:
-        identities.last_known = target.attributes()
-    return None
-
-
-def _what_changes(target: Target, identities: _Identities) -> Message:
-    """Say why a module that had the most identities has another one again."""
-    if identities.changing is None or identities.changing[0] is not target:
-        before, now = identities.last_known, target.attributes()
-        changed = [place for place in now | before if now.get(place) != before.get(place)]
-        reason = message("its code, layers or weights change again and again")
-        if changed:
-            layer, name = changed[0]
-            reason = message("attribute {name} of layer {layer} changes again and again", name=name, layer=layer)
-        identities.changing = target, reason
-    return identities.changing[1]
 
 
 _transforms = torch._C._functorch.peek_interpreter_stack  # of torch.func, the innermost that is open

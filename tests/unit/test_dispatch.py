@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from onediff_comfy.engines.eager import EagerEngine, EagerGraph
 from onediff_comfy.messages import Message, message
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.module_identities import MOST_CHANGES
 from onediff_comfy.serving.verification.eager_times import EagerTimes
 from onediff_comfy.settings import MOST_IDENTITIES, SPECIALISE_AFTER_RUNS
 
@@ -1230,6 +1231,35 @@ def test_an_attribute_that_never_stays_the_same_is_not_captured_for_ever(library
     assert served.counts["captured"] == MOST_IDENTITIES
     assert served.counts["served"] == 2 * MOST_IDENTITIES, "the first ones are known, and come again"
     assert served.fallbacks == {"attribute window of layer (root) changes again and again": 4}
+
+
+def test_what_changes_from_call_to_call_of_a_run_is_not_looked_at_in_each(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As AnimateDiff sets it for each window of a video: a look at all code takes longer than the host's own call."""
+    looks = list[int]()
+    inspected = Target._inspect
+    monkeypatch.setattr(Target, "_inspect", lambda target: looks.append(1) or inspected(target))
+    served = Served(library, Windowed())
+
+    def run(windows: Iterable[list[int]]) -> None:
+        served.dispatcher.begin_run()
+        for window in windows:
+            served.module.window = window
+            assert served.matches(torch.randn(2, 4))
+
+    run([number, number + 1] for number in range(12))
+    assert served.counts["captured"] == MOST_CHANGES, "with what it was at first"
+    assert served.fallbacks == {"attribute window of layer (root) changes again and again": 12 - MOST_CHANGES}
+    first = len(looks)
+    run([number, number + 1] for number in range(16, 28))
+    assert served.counts["captured"] == MOST_CHANGES and len(looks) - first <= 2 * MOST_CHANGES + 2
+    for _ in range(2):
+        run([[0, 9]] * 3)
+    assert served.counts["captured"] == MOST_CHANGES + 1, "once it is what it was at the look before"
+    before = served.counts["served"]
+    run([[0, 9]] * 3)
+    assert served.counts["served"] == before + 3
 
 
 def test_code_that_never_stays_the_same_is_not_captured_for_ever(
