@@ -230,6 +230,7 @@ def test_what_another_extension_makes_of_a_controlnet_is_what_it_makes_of_the_ho
     found = printed_by("converted_control.py", comfyui_path(), *files)
     assert found["kind"] and found["lora"]
     assert found["served"] > 0
-    assert found["off"] < 1e-5
+    assert max(found["off"], found["again"]) < 1e-5
     assert found["changes"] > 0.05
     assert found["off_then"] < 1e-5
+    assert found["runs"] == 3 * 2, "one for each prompt of each picture, as the host calls it"

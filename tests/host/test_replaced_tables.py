@@ -25,6 +25,9 @@ def test_the_picture_is_right_whatever_was_replaced(found: dict[str, Any]) -> No
 @pytest.mark.parametrize("node", ["runs", "runs and calls", "runs and samplers", "copies options"])
 def test_a_run_is_begun_and_served_all_the_same(found: dict[str, Any], node: str) -> None:
     assert found[node]["runs"] >= 3
+    assert found[node]["runs"] == 3 or node == "runs and samplers", (
+        "one for each picture, where any of ours is around it"
+    )
     assert min(found[node]["served"]) >= STEPS
 
 
