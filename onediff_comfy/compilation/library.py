@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
@@ -10,6 +9,7 @@ from ..cache.call_index import CallIndex
 from ..cache.memory import GraphCache
 from ..cache.verdicts import Verdicts
 from ..metrics import Metrics
+from ..runtime.device_memory import HostMemory
 from ..runtime.recording_pool import RecordingPool
 from ..store.store import GraphStore
 from .background import Background
@@ -32,7 +32,7 @@ class GraphLibrary:
         metrics: told of everything that happens.
         store: keeps graphs beyond this process; without one, nothing outlives it.
         background: compiles in another process that shares the store; left alone where that cannot be.
-        reserve: see ``RecordingPool``.
+        host: see ``RecordingPool``.
 
     Attributes:
         index: which graphs serve which calls.
@@ -49,13 +49,13 @@ class GraphLibrary:
         metrics: Metrics,
         store: GraphStore | None = None,
         background: Background | None = None,
-        reserve: Callable[[], int | None] = lambda: None,
+        host: HostMemory | None = None,
     ) -> None:
         self.cache = cache
         self.metrics = metrics
         # Of what another process compiles nothing would be believed here, where each has a key of its own.
         self.background = background if store is None or store.shared else None
-        self.recordings = RecordingPool(lambda: max(0, cache.budget - cache.nbytes), reserve)
+        self.recordings = RecordingPool(lambda: max(0, cache.budget - cache.nbytes), host)
         self.index = CallIndex(store)
         self.verdicts = Verdicts(cache, metrics, store)
         self.builder = GraphBuilder(cache, self.verdicts, metrics, store, self.recordings)

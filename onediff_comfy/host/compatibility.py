@@ -249,6 +249,12 @@ PINS_WEIGHTS = (
 )
 """By these all weights of a model in Dynamic VRAM are brought and stay, while it runs. As above without them."""
 
+HOLDS_WEIGHTS = (
+    Use(_MEMORY, "current_loaded_models"),
+    Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", ("self", "size_bytes")),
+)
+"""By these no weights are taken off a device in the middle of a recording. Without them more memory has to be free."""
+
 PAUSES_COMPILER = (
     Use("comfy.model_prefetch", "malloc_graph_begin"),
     Use("comfy.model_prefetch", "pause_malloc_graph", ()),

@@ -3,7 +3,8 @@
 Launching a model's two thousand kernels one by one takes a CPU 20 to 40 ms, as long as the kernels
 themselves. A CUDA graph launches them at once. It holds addresses: a call's tensors are copied into
 buffers of the recording, weights are read where they are, and when one has moved (a LoRA, a reload)
-the recording is thrown away and made again. That takes a few steps' time, never a compilation.
+the recording is thrown away and made again. That takes a few steps' time, never a compilation. Where weights are
+elsewhere in each call, as those of a block of a model that does not fit, they are copied like a call's tensors.
 
 What a recording allocates comes from a pool that all of a device share (see ``recording_pool``).
 
@@ -24,9 +25,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..engines.base import CompiledGraph, Outputs
-from .device_memory import kept_free, memory_errors
-from .launch_bound import Launching
-from .recording_pool import DevicePool, RecordingPool
+from .device_memory import kept_free
+from .launch_bound import RecordWhen, Worth
+from .recording import RecordedCall, Recording, Sizes, copy
+from .recording_pool import RecordingPool
 from .stream_capture import recorded_on
 
 log = logging.getLogger(__name__)
@@ -40,41 +42,8 @@ _PAID_OFF_REPLAYS = 10
 # A recording that is given up so often before it has paid off is not made again.
 _MOST_OVERFLOWS = 2
 
-# Launching that is only a part of a call's time is not worth more: a video's piece is given a gigabyte, and gives one.
-MOST_COPIED = 256 << 20
-"""Bytes that the buffers of a recording may take, if only calls that are bound by launching are recorded."""
-
 MOST_RECORDINGS = 32
 """Of one compiled graph. Each holds some megabytes of launch parameters outside the pool."""
-
-_COPIED_AT_ONCE = frozenset(
-    (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
-)
-"""PyTorch has such a kernel for these; not for all that there are, as scales of mxfp8."""
-
-Sizes = tuple[tuple[int, ...], ...]
-
-
-@dataclass(eq=False)
-class _Recording:
-    graph: torch.cuda.CUDAGraph
-    addresses: list[int]
-    tensors: list[torch.Tensor]
-    outputs: Outputs
-    pool: DevicePool
-    replays: int = 0
-
-    def replay(self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None) -> Outputs | None:
-        """Return the outputs for ``tensors``; None if ``confirmed``, asked once these are in place, says no."""
-        with self.pool.replaying():
-            _copy(tensors, self.tensors)
-            if confirmed is not None and not confirmed():
-                return None
-            self.replays += 1
-            with memory_errors():
-                self.graph.replay()
-            # The next replay overwrites them, and a caller may keep what it is given.
-            return [None if output is None else output.clone() for output in self.outputs]
 
 
 @dataclass(frozen=True)
@@ -83,51 +52,8 @@ class _Seen:
 
     addresses: list[int]
     calls: int
-    needed: int  # bytes that a call takes at most
+    needed: int | None  # bytes that a call takes at most; None while nobody needs to know
     outputs: Outputs  # without memory
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call that is to be recorded.
-
-    Attributes:
-        sizes: of the tensors.
-        addresses: of the weights.
-        weights: inputs that are read where they are.
-        tensors: the other inputs.
-        likes: what the outputs are like, without memory.
-    """
-
-    sizes: Sizes
-    addresses: list[int]
-    weights: Sequence[torch.Tensor]
-    tensors: Sequence[torch.Tensor]
-    likes: Outputs
-
-    @property
-    def device(self) -> torch.device:
-        return self.tensors[0].device
-
-
-def _copy(source: Outputs, destination: Outputs) -> None:
-    """Copy tensors, those of one dtype at once: seventy functions hold 140, each of which would be a launch.
-
-    A text encoder gives None for a layer that nobody asked for.
-    """
-    alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for given, own in zip(source, destination, strict=True):
-        if given is None or own is None:
-            assert given is own  # what is None is so in each call
-            continue
-        if own.dtype not in _COPIED_AT_ONCE:
-            own.copy_(given)
-            continue
-        into, of = alike.setdefault(own.dtype, ([], []))
-        into.append(own)
-        of.append(given)
-    for into, of in alike.values():
-        torch._foreach_copy_(into, of)
 
 
 class RecordedGraph(CompiledGraph):
@@ -147,11 +73,11 @@ class RecordedGraph(CompiledGraph):
         self.inner = inner
         self._pool = pool
         self._on_recorded = on_recorded
-        self.by_sizes: OrderedDict[Sizes, _Recording] = OrderedDict()
+        self.by_sizes: OrderedDict[Sizes, Recording] = OrderedDict()
         self._seen: dict[Sizes, _Seen] = {}
         self._overflows: Counter[Sizes] = Counter()  # how often a recording was too much for the budget
         self._plain: set[Sizes] = set()  # sizes too large to record
-        self._launching = Launching()
+        self._worth = Worth()
         self._unrecordable = False
         pool.join(self)
 
@@ -189,53 +115,84 @@ class RecordedGraph(CompiledGraph):
         weights: Sequence[torch.Tensor],
         addresses: list[int],
         tensors: Sequence[torch.Tensor],
-        record_only_launch_bound: bool = False,
+        when: RecordWhen = RecordWhen.ALWAYS,
         confirmed: Callable[[], bool] | None = None,
     ) -> Outputs | None:
         """Return the outputs for ``tensors``; None if they are not wanted.
 
         Args:
             addresses: of the weights.
-            record_only_launch_bound: only calls that are bound by launching are recorded.
+            when: which calls are recorded.
             confirmed: tells whether they are wanted. It may wait for the device, so it is asked as late as can be.
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
+        moves = when is RecordWhen.WEIGHTS_MOVE
+        if moves:
+            addresses = []
         recordings = self.by_sizes
         recording = None if plain else recordings.get(sizes)
         if recording is not None and recording.addresses == addresses:
             recordings.move_to_end(sizes)
-            return recording.replay(tensors, confirmed)
+            return recording.replay([*weights, *tensors] if moves else tensors, confirmed)
         if confirmed is not None and not confirmed():
             return None
         if plain:
             return self.inner(weights, tensors)
         if recording is not None:  # weights have moved, and every recording reads some of them
             self.forget_recordings()
+        call = RecordedCall(sizes, addresses, weights, tensors)
+        if moves:
+            call = replace(call, weights=[], tensors=[*weights, *tensors], moving=len(weights))
         seen = self._seen.get(sizes)
-        calls = seen.calls if seen is not None and seen.addresses == addresses else 0
-        gains = not record_only_launch_bound or self._launching.bound(sizes)
-        if gains and record_only_launch_bound and seen is not None:
-            gains = sum(each.nbytes for each in (*tensors, *seen.outputs) if each is not None) <= MOST_COPIED
-        if gains and seen is not None and calls >= _CALLS_BEFORE_RECORDING:
-            if self._pool.may_record(tensors[0].device, seen.needed):
-                recorded = self._record_in_turn(_Call(sizes, addresses, weights, tensors, seen.outputs))
-                if recorded is not None:
-                    return recorded
-            else:
-                calls = -_CALLS_BEFORE_ANOTHER_TRY
-        with self._launching.measured(sizes, tensors[0].device):
-            outputs = self.inner(weights, tensors)
+        if seen is None or seen.addresses != addresses or seen.calls < _CALLS_BEFORE_RECORDING:
+            return self._launched(call, when)
+        call = replace(call, likes=seen.outputs)
+        if not self._worth.recording(when, sizes, call.copied_bytes):
+            return self._launched(call, when)
+        if seen.needed is None:
+            torch.cuda.empty_cache()  # PyTorch may have kept more, of others' calls
+            return self._launched(call, when, measured=True)
+        if not self._has_room(call, seen.needed):
+            return self._launched(call, when, measured=not moves, calls=-_CALLS_BEFORE_ANOTHER_TRY)
+        recorded = self._record_in_turn(call)
+        return self._launched(call, when) if recorded is None else recorded
+
+    def _launched(
+        self, call: RecordedCall, when: RecordWhen, measured: bool = False, calls: int | None = None
+    ) -> Outputs:
+        """Return the outputs of a call that is launched kernel by kernel, and note what it was like.
+
+        Args:
+            measured: what it takes is measured once more. Weights that move are to make way for as much, and no more,
+                so before that nobody needs to know.
+            calls: how many are said to have been made of this kind before.
+        """
+        seen = self._seen.get(call.sizes)
+        with self._worth.noted(when, call.sizes, call.device):
+            outputs = call.run(self.inner, call.tensors)
+        needed = None if seen is None else seen.needed
+        if measured or (seen is None and when is not RecordWhen.WEIGHTS_MOVE):
+            kept = kept_free(call.device)
+            needed = kept if needed is None else min(needed, kept)
+        if calls is None:
+            calls = seen.calls if seen is not None and seen.addresses == call.addresses else 0
         # Of one graph and these sizes they are the same each time, and a block of a model is called in each step.
         likes = seen.outputs if seen is not None else [None if each is None else each.to("meta") for each in outputs]
-        needed = None if seen is None else seen.needed
-        if needed is None or calls == -_CALLS_BEFORE_ANOTHER_TRY:  # PyTorch may have kept more of another's call
-            kept = kept_free(tensors[0].device)
-            needed = kept if needed is None else min(needed, kept)
-        self._seen[sizes] = _Seen(addresses, calls + 1, needed, likes)
+        self._seen[call.sizes] = _Seen(call.addresses, calls + 1, needed, likes)
         return outputs
 
-    def _record_in_turn(self, call: _Call) -> Outputs | None:
+    def _has_room(self, call: RecordedCall, needed: int) -> bool:
+        """Return True if there is memory for a recording.
+
+        Args:
+            needed: bytes that the call takes at most beside what it is given and gives.
+        """
+        if call.moving:
+            return self._pool.host.make_room(call.device, needed + call.copied_bytes)
+        return self._pool.host.may_record(call.device, needed)
+
+    def _record_in_turn(self, call: RecordedCall) -> Outputs | None:
         """As ``_record``; on a thread that does not record leave the call to the one that does, and return None."""
         turns, name = self._pool.turns, (id(self), call.sizes)
         if turns.ours:
@@ -246,20 +203,20 @@ class RecordedGraph(CompiledGraph):
             turns.leave(name, lambda: self._record_left(left))
         return None
 
-    def _record_left(self, call: _Call) -> None:
+    def _record_left(self, call: RecordedCall) -> None:
         seen = self._seen.get(call.sizes)
         if seen is None or seen.addresses != call.addresses:  # weights have moved since
             return
-        if not self._pool.may_record(call.device, seen.needed):  # there was memory when it was left
+        if seen.needed is None or not self._has_room(call, seen.needed):  # there was memory when it was left
             return
         with torch.cuda.device(call.device):
-            self.inner(call.weights, call.tensors)  # makes this thread's handles of cuBLAS and cuDNN for that device
+            call.run(self.inner, call.tensors)  # makes this thread's handles of cuBLAS and cuDNN for that device
         self._record(call)
 
-    def _record(self, call: _Call) -> Outputs | None:
+    def _record(self, call: RecordedCall) -> Outputs | None:
         """Return the outputs of a call from a new recording; None if none can be made."""
         device = call.device
-        if any(weight.device.type != device.type for weight in call.weights):
+        if any(each.device.type != device.type for each in (*call.weights, *call.tensors)):
             # A compiler hands a number in RAM to its kernels by value, so a replay would not see it change.
             self._give_up("a weight is not on the device")
             return None
@@ -272,6 +229,7 @@ class RecordedGraph(CompiledGraph):
                 recording = self._new_recording(call)
                 result = recording.replay(call.tensors)
             except torch.OutOfMemoryError:
+                self._seen[call.sizes] = replace(self._seen[call.sizes], calls=-_CALLS_BEFORE_ANOTHER_TRY)
                 raise
             except Exception as error:
                 self._give_up(f"{type(error).__name__}: {error}")
@@ -291,7 +249,7 @@ class RecordedGraph(CompiledGraph):
         self._unrecordable = True
         log.warning("OneDiff: a graph cannot be recorded (%s) and is launched kernel by kernel", reason)
 
-    def _new_recording(self, call: _Call) -> _Recording:
+    def _new_recording(self, call: RecordedCall) -> Recording:
         device = call.device
         # A replay writes to these, and threads of other GPUs are in no inference mode as the one that runs prompts is.
         with torch.inference_mode(False):
@@ -299,8 +257,8 @@ class RecordedGraph(CompiledGraph):
             outputs = [None if like is None else torch.empty_like(like, device=device) for like in call.likes]
         pool = self._pool.on_device(device)
         with recorded_on(pool) as graph, self.inner.recordable():
-            _copy(self.inner(call.weights, own), outputs)
-        return _Recording(graph, call.addresses, own, outputs, pool)
+            copy(call.run(self.inner, own), outputs)
+        return Recording(graph, call.addresses, own, outputs, pool)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
         """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +16,59 @@ log = logging.getLogger(__name__)
 
 # Less free memory than this share of a device's, after an image, and recordings go: decoding comes next.
 _SPARE_SHARE = 0.15
+
+
+@dataclass
+class HostMemory:
+    """What the host's memory management does where something is allocated.
+
+    ComfyUI's Dynamic VRAM listens to ``cudaMallocAsync``. Where an allocation leaves less than it keeps free, it waits
+    for the device, to take weights back. That ends a recording, and what is freed after it ends the process.
+
+    Attributes:
+        reserve: returns the bytes of a device that the host keeps free. None if it listens to no allocation.
+        held: given a device, a context in which the host takes no weights back there; None if it cannot be kept from
+            it.
+    """
+
+    reserve: Callable[[], int | None] = lambda: None
+    held: Callable[[torch.device], AbstractContextManager[None]] | None = None
+    _told: bool = False
+
+    def may_record(self, device: torch.device, needed: int) -> bool:
+        """Return False if the host might have to find memory in the middle of a recording.
+
+        What it goes by may be two seconds old, so it does not help to give back before what PyTorch keeps: there has to
+        be enough besides.
+
+        Args:
+            needed: bytes that a call takes at most.
+        """
+        reserve = self.reserve()
+        if reserve is None or torch.cuda.mem_get_info(device)[0] >= needed + reserve:
+            return True
+        if not self._told:
+            self._told = True
+            log.warning("OneDiff: no CUDA graphs are recorded while memory is short, which can be slower")
+        return False
+
+    def make_room(self, device: torch.device, needed: int) -> bool:
+        """Return True if there is memory for a recording of weights that move, so that some can make way for it.
+
+        Args:
+            needed: bytes that it takes at most.
+        """
+        listens = self.reserve() is not None
+        if listens and self.held is None:
+            return self.may_record(device, needed)
+        torch.cuda.empty_cache()  # what calls have used is what recordings of them will use
+        if listens and torch.cuda.mem_get_info(device)[0] < needed:
+            try:
+                torch.empty(needed, dtype=torch.uint8, device=device)  # for which the host takes weights back
+            except torch.OutOfMemoryError:
+                return False
+            torch.cuda.empty_cache()
+        return bool(torch.cuda.mem_get_info(device)[0] >= needed)
 
 
 def memory_is_short(device: torch.device, recorded: int = 0) -> bool:

@@ -6,8 +6,11 @@ Replaying those through a CUDA graph saves the waiting. A replay of the others s
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +21,24 @@ _MEASURED = 3  # calls, of which the fastest counts: a thread that had to wait s
 # layers, where the GPU waits for each, and most of its work is in the last. SDXL's, on an H200: 11.5 ms at 512 x 512,
 # where a quarter of the work of 1024 x 1024 takes 8.
 _BOUND = 1 / 3
+
+MOST_COPIED = 256 << 20
+"""Bytes that the buffers of a recording may take, if only calls that are bound by launching are recorded. What they
+gain is a part of their time: a video's piece is given a gigabyte, and gives one."""
+
+_NOT_NOTED = 32  # calls of weights that move: the host reads a file in the first, and pins memory
+_NOTED = 32  # calls, the last; of a model's blocks, so in its second step or its fourth
+_WAITED = 3 / 4  # of these
+
+
+class RecordWhen(enum.Enum):
+    """Which calls are recorded, of those that can be."""
+
+    ALWAYS = enum.auto()
+    LAUNCH_BOUND = enum.auto()
+    """Those that are bound by launching, at least in part."""
+    WEIGHTS_MOVE = enum.auto()
+    """Those that the device waits for. Weights are elsewhere in each call, so a recording has copies of its own."""
 
 
 @dataclass
@@ -66,3 +87,54 @@ class Launching:
         while self._under_way and self._under_way[0][3].query():
             times, launch, before, behind = self._under_way.pop(0)
             times.add(launch, before.elapsed_time(behind) / 1000)
+
+
+@dataclass
+class Idling:
+    """Notes whether the device has nothing left to do by the time that a call is launched.
+
+    Then it waits for the CPU. While it computes what was launched before, or copies weights, it does not, and launching
+    faster would gain nothing.
+    """
+
+    _calls: dict[Hashable, int] = field(default_factory=dict)
+    _last: dict[Hashable, deque[bool]] = field(default_factory=dict)
+
+    def waits(self, kind: Hashable) -> bool:
+        """Return True if the device waited in most of the last calls of this kind; False as long as they are few."""
+        last = self._last.get(kind, ())
+        return self._calls.get(kind, 0) >= _NOT_NOTED + _NOTED and sum(last) >= _WAITED * _NOTED
+
+    @contextlib.contextmanager
+    def noted(self, kind: Hashable, device: torch.device) -> Iterator[None]:
+        """What runs inside is a call of this kind that launches kernels on a GPU."""
+        before = torch.cuda.Event()
+        before.record(torch.cuda.current_stream(device))
+        yield
+        self._calls[kind] = self._calls.get(kind, 0) + 1
+        self._last.setdefault(kind, deque(maxlen=_NOTED)).append(before.query())
+
+
+class Worth:
+    """Knows whether recordings of a graph's calls are worth their memory, from how calls were launched before."""
+
+    def __init__(self) -> None:
+        self._launching, self._idling = Launching(), Idling()
+
+    def recording(self, when: RecordWhen, kind: Hashable, copied_bytes: int) -> bool:
+        """Return True if calls of a kind are to be recorded.
+
+        Args:
+            when: which are, of those that can be.
+            copied_bytes: of what a replay copies.
+        """
+        if when is RecordWhen.ALWAYS:
+            return True
+        if when is RecordWhen.WEIGHTS_MOVE:
+            return self._idling.waits(kind)
+        return copied_bytes <= MOST_COPIED and self._launching.bound(kind)
+
+    def noted(self, when: RecordWhen, kind: Hashable, device: torch.device) -> AbstractContextManager[None]:
+        """Return a context for a call of this kind that launches kernels on a GPU."""
+        watcher = self._idling.noted if when is RecordWhen.WEIGHTS_MOVE else self._launching.measured
+        return watcher(kind, device)

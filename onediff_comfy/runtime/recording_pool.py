@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .device_memory import memory_is_short, trim_graph_memory
+from .device_memory import HostMemory, memory_is_short, trim_graph_memory
 from .recording_turns import RecordingTurns
 
 log = logging.getLogger(__name__)
@@ -76,23 +76,23 @@ class RecordingPool:
 
     Args:
         budget: bytes that all devices' pools together may hold right now.
-        reserve: bytes of a device that the host keeps free: it takes weights back where an allocation leaves less.
-            None if it listens to no allocation.
+        host: has to find memory for what is allocated.
 
     Attributes:
         turns: which thread records.
+        host: likewise.
     """
 
-    def __init__(self, budget: Callable[[], int], reserve: Callable[[], int | None] = lambda: None) -> None:
+    def __init__(self, budget: Callable[[], int], host: HostMemory | None = None) -> None:
         self.turns = RecordingTurns()
         self._lock = threading.RLock()  # one recording at a time
-        self._budget, self._reserve = budget, reserve
+        self._budget, self.host = budget, host or HostMemory()
         self._recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._devices: dict[torch.device, DevicePool] = {}
         self._recording = False
         self._owes_release = False
-        self._told: dict[str, int] = {}  # what was said to be too small, and the largest that was
+        self._told = -1  # the largest budget that was said to be too small
 
     @property
     def nbytes(self) -> int:
@@ -119,25 +119,6 @@ class RecordingPool:
         pool = self._devices.get(device)
         return pool or self._devices.setdefault(device, DevicePool(device, torch.cuda.Stream(device)))
 
-    def may_record(self, device: torch.device, needed: int) -> bool:
-        """Return False if the host might have to find memory in the middle of a recording.
-
-        ComfyUI's Dynamic VRAM listens to ``cudaMallocAsync``. Where an allocation leaves less than it keeps free, it
-        waits for the device, to take weights back. That ends a recording, and what is freed after it ends the process.
-        What it goes by may be two seconds old, so it does not help to give back before what PyTorch keeps: there has to
-        be enough besides.
-
-        Args:
-            needed: bytes that a call takes at most.
-        """
-        reserve = self._reserve()
-        if reserve is None or torch.cuda.mem_get_info(device)[0] >= needed + reserve:
-            return True
-        if "memory" not in self._told:
-            self._told["memory"] = needed
-            log.warning("OneDiff: no CUDA graphs are recorded while memory is short, which can be slower")
-        return False
-
     def add(self, recording: object, device: torch.device, nbytes: int) -> bool:
         """Count a new recording, which took so many bytes more. Return False if that was too much and all are gone."""
         pool = self._devices[device]
@@ -155,8 +136,8 @@ class RecordingPool:
     def tell_too_large(self, nbytes: int) -> None:
         """Say, once for a budget, that not all recordings are made, which would take ``nbytes`` together."""
         budget = self._budget()
-        if budget > self._told.get("budget", -1):
-            self._told["budget"] = budget
+        if budget > self._told:
+            self._told = budget
             log.warning(
                 "OneDiff: CUDA graph recordings would take %d MB and may take %d MB: some calls are launched kernel by "
                 "kernel from now on, which can be slower. To have them replayed, set cache_budget_mb on OneDiff Model "
@@ -192,9 +173,10 @@ class RecordingPool:
 
         Whatever asks for a release meanwhile, as a model that dies in a garbage collection, has it afterwards. A model
         may die in a thread that replays: it has its device's turn, and waits for the lock. So who records takes both
-        in that order.
+        in that order. The host takes no weights back: it would wait for the device, which ends a recording.
         """
-        with self._of(device).replaying(), self._lock:
+        held = self.host.held
+        with self._of(device).replaying(), self._lock, contextlib.nullcontext() if held is None else held(device):
             self._recording = True
             try:
                 yield

@@ -33,6 +33,7 @@ class Invocation:
         args: of the call.
         kwargs: likewise.
         method: of the module's, where ``forward`` is a function of ours around it.
+        weights_move: in the next call the weights may be anywhere else.
     """
 
     module: torch.nn.Module
@@ -40,6 +41,7 @@ class Invocation:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     method: Callable[..., Any] | None = None
+    weights_move: bool = False
 
     def eager(self) -> Any:
         """Return what the host's own code gives."""

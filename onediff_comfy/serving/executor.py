@@ -21,6 +21,7 @@ from ..compilation.library import GraphLibrary
 from ..engines.base import Outputs
 from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
+from ..runtime.launch_bound import RecordWhen
 from ..runtime.step_cache import ReusableGraph, StepCache
 from .decision import Output, Serve
 from .resolution.variant_policy import VariantPolicy
@@ -172,7 +173,7 @@ class Executor:
         self, library: GraphLibrary, times: CallTimes, policy: VariantPolicy, record_only_launch_bound: bool
     ) -> None:
         self._library, self.times, self._policy = library, times, policy
-        self._record_only_launch_bound = record_only_launch_bound
+        self._record_when = RecordWhen.LAUNCH_BOUND if record_only_launch_bound else RecordWhen.ALWAYS
 
     def run(self, serve: Serve, run: RunContext, due: bool = False) -> Output | Failed | None:
         """Return the output of a call, as the host's forward gives it; None if its functions decide not as assumed.
@@ -247,7 +248,8 @@ class Executor:
         confirmed = None if functions is None else functions.are_as_assumed
         with running(), serve.bringing_options(watched) if serve.options is not None else contextlib.nullcontext():
             if isinstance(graph, RecordedGraph):
-                return graph.run(weights.tensors, weights.addresses, tensors, self._record_only_launch_bound, confirmed)
+                when = RecordWhen.WEIGHTS_MOVE if serve.request.invocation.weights_move else self._record_when
+                return graph.run(weights.tensors, weights.addresses, tensors, when, confirmed)
             if confirmed is not None and not confirmed():
                 return None
             if run.step_cache is not None and serve.stream is not None and isinstance(graph, ReusableGraph):

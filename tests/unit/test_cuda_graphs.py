@@ -25,9 +25,10 @@ from onediff_comfy.capture.export import Binding
 from onediff_comfy.capture.shape_range import ShapeRange
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerGraph
-from onediff_comfy.runtime import cuda_graphs, device_memory, recording_pool, stream_capture
+from onediff_comfy.runtime import cuda_graphs, device_memory, launch_bound, recording, recording_pool, stream_capture
 from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph
-from onediff_comfy.runtime.launch_bound import Launching
+from onediff_comfy.runtime.device_memory import HostMemory
+from onediff_comfy.runtime.launch_bound import Idling, Launching, RecordWhen
 from onediff_comfy.runtime.recording_pool import RecordingPool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -65,8 +66,8 @@ class Recorded:
     def _count(self) -> None:
         self.made += 1
 
-    def __call__(self, weight: torch.Tensor, x: torch.Tensor, record_only_launch_bound: bool = False) -> torch.Tensor:
-        (output,) = self.graph.run([weight], [weight.data_ptr()], [x], record_only_launch_bound)
+    def __call__(self, weight: torch.Tensor, x: torch.Tensor, when: RecordWhen = RecordWhen.ALWAYS) -> torch.Tensor:
+        (output,) = self.graph.run([weight], [weight.data_ptr()], [x], when)
         return output
 
     def right(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
@@ -166,6 +167,7 @@ class Card:
         told_before: PyTorch has told its allocator of that end by then.
         records: what PyTorch's allocator believes.
         released: how often a pool was given back without a recording.
+        asked_for: told how many bytes somebody allocates for nothing but room.
     """
 
     OutOfMemoryError = torch.OutOfMemoryError
@@ -178,6 +180,8 @@ class Card:
         self.told_before = self.records = False
         self.released = 0
         self.copied: list[int] = []
+        self.asked_for: Callable[[int], None] = lambda _nbytes: None
+        self.uint8 = torch.uint8
         self.stream = Stream()
         nothing = contextlib.nullcontext()
         stream = Stream()
@@ -206,7 +210,9 @@ class Card:
             _cuda_releasePool=self._release,
         )
 
-    def empty(self, _shape: tuple[int, int], device: object) -> Any:
+    def empty(self, shape: Any, device: object, dtype: object = None) -> Any:
+        if dtype is not None:
+            self.asked_for(shape)
         return (None, None)
 
     def empty_like(self, tensor: Any, device: object) -> Any:
@@ -251,7 +257,10 @@ class OnCard:
     device = torch.device("cuda")
 
     def __init__(self, columns: int, dtype: torch.dtype = torch.float16) -> None:
-        self.shape, self.dtype = (1, columns), dtype
+        self.shape, self.dtype, self.nbytes = (1, columns), dtype, columns * dtype.itemsize
+
+    def copy_(self, other: OnCard) -> None:
+        self.copied_from = other
 
     def clone(self) -> OnCard:
         return OnCard(self.shape[1], self.dtype)
@@ -295,7 +304,7 @@ class Part:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
-    for module in (cuda_graphs, device_memory, recording_pool, stream_capture):
+    for module in (cuda_graphs, device_memory, recording, recording_pool, stream_capture):
         monkeypatch.setattr(module, "torch", card)
     monkeypatch.setattr(Launching, "measured", lambda *_args: contextlib.nullcontext())
     return card
@@ -325,7 +334,7 @@ def test_nothing_is_recorded_while_the_host_may_have_to_find_memory(
     card: Card, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It waits for the device then, in the middle of the recording, and the process ends."""
-    part = Part(card, RecordingPool(lambda: MANY, lambda: 500 * MB), 100 * MB)
+    part = Part(card, RecordingPool(lambda: MANY, HostMemory(lambda: 500 * MB)), 100 * MB)
     card.kept = 200 * MB  # what a call has used
     card.cuda.mem_get_info = lambda _device: (card.free, MANY)
     card.free = 699 * MB
@@ -353,8 +362,8 @@ def test_where_the_host_listens_to_no_allocation_memory_may_be_short(card: Card)
 def test_an_output_may_be_none(card: Card) -> None:
     """As a text encoder's for a layer in between, which nobody asked for."""
     run = Recorded(lambda _weight, _x: None, RecordingPool(lambda: MANY))  # type: ignore[arg-type,return-value]
-    for only_launch_bound in (False, False, False, True):
-        outputs = run.graph.run([OnCard(1)], [0], [OnCard(4)], only_launch_bound)  # type: ignore[list-item]
+    for when in (*[RecordWhen.ALWAYS] * 3, RecordWhen.LAUNCH_BOUND):
+        outputs = run.graph.run([OnCard(1)], [0], [OnCard(4)], when)  # type: ignore[list-item]
         assert outputs == [None]
     assert (run.made, run.inner.calls) == (1, 2)
 
@@ -370,7 +379,7 @@ def test_a_replay_waits_for_what_is_asked_once_its_inputs_are_in_place(card: Car
         card.copied.clear()
         copies: list[list[int]] = []
         wanted = asked[0]
-        outputs = run.graph.run([OnCard(1)], [0], [OnCard(4)], False, confirmed)  # type: ignore[list-item]
+        outputs = run.graph.run([OnCard(1)], [0], [OnCard(4)], confirmed=confirmed)  # type: ignore[list-item]
         assert (outputs is not None) == wanted
         return copies == [[1]]
 
@@ -485,7 +494,7 @@ def test_what_other_threads_call_is_recorded_when_they_are_gone(card: Card, one_
 
 
 def test_what_was_left_is_not_recorded_if_memory_is_short_by_then(card: Card) -> None:
-    pool = RecordingPool(lambda: MANY, lambda: 500 * MB)
+    pool = RecordingPool(lambda: MANY, HostMemory(lambda: 500 * MB))
     pool.turns.record_on_this_thread()
     card.free = 600 * MB
     card.cuda.mem_get_info = lambda _device: (card.free, MANY)
@@ -545,6 +554,113 @@ def test_want_of_memory_and_errors_are_nothing_to_the_picture(card: Card, one_re
         assert part.recordings == 0
         card.fails = None
         one_records.release()
+
+
+class Moving:
+    """A block whose weight is at another address in each call, on a card where the host takes weights off for room.
+
+    Attributes:
+        waits: whether the device waits for such calls.
+        taken: how many bytes the host made room for, each time.
+        held: how often weights were held while something was recorded, and let go.
+    """
+
+    def __init__(self, card: Card, monkeypatch: pytest.MonkeyPatch, can_hold: bool = True) -> None:
+        self.card, self.waits, self.taken, self.held = card, True, list[int](), list[str]()
+        monkeypatch.setattr(Idling, "noted", lambda *_args: contextlib.nullcontext())
+        monkeypatch.setattr(Idling, "waits", lambda *_args: self.waits)
+        card.asked_for = self._make_way
+        card.cuda.mem_get_info = lambda _device: (card.free, MANY)
+        host = HostMemory(lambda: 500 * MB, self._held if can_hold else None)
+        self.run = Recorded(self._compute, RecordingPool(lambda: MANY, host))
+        self.inner, self.address = self.run.inner, 0
+
+    def _compute(self, weight: Any, x: Any) -> Any:
+        if self.held[-1:] == ["held"]:
+            assert weight is not self.weight, "its own copy is what a recording reads"
+        return x
+
+    def _make_way(self, nbytes: int) -> None:
+        self.taken.append(nbytes)
+        self.card.free = max(self.card.free, nbytes)
+
+    @contextlib.contextmanager
+    def _held(self, _device: object) -> Any:
+        self.held.append("held")
+        yield
+        self.held.append("let go")
+
+    def calls(self, count: int) -> None:
+        for _ in range(count):
+            self.weight, self.address = OnCard(8, torch.float8_e4m3fn), self.address + 512
+            self.run.graph.run([self.weight], [self.address], [OnCard(4)], RecordWhen.WEIGHTS_MOVE)  # type: ignore[list-item]
+
+
+def test_weights_that_move_are_copied_for_a_recording(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the call itself takes is measured before, so that no more weights make way than have to."""
+    block, card.kept = Moving(card, monkeypatch), 100 * MB
+    block.calls(1)
+    assert card.given_back == 0
+    block.calls(1)
+    assert (card.given_back, block.run.made) == (1, 0), "this call is measured, with nothing kept of others"
+    card.kept = 300 * MB  # by others, since
+    block.calls(1)
+    assert block.run.made == 1 and block.taken == [100 * MB + 8 + 2 * 8]
+    assert block.held == ["held", "let go"]
+    launched = block.inner.calls
+    block.calls(5)
+    assert block.inner.calls == launched, "wherever its weights are"
+    (made,) = block.run.graph.by_sizes.values()
+    assert made.tensors[0].copied_from is block.weight  # type: ignore[attr-defined]
+
+
+def test_weights_that_move_are_not_copied_while_the_device_has_enough_to_do(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = Moving(card, monkeypatch)
+    block.waits = False
+    block.calls(100)
+    assert (block.run.made, card.given_back, block.taken) == (0, 0, [])
+    block.waits = True
+    block.calls(2)
+    assert block.run.made == 1
+
+
+def test_weights_that_cannot_be_held_do_not_make_way(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would take them off in the middle of the recording. So much has to be free besides that it need not."""
+    block, card.free = Moving(card, monkeypatch, can_hold=False), 499 * MB
+    block.calls(30)
+    assert (block.run.made, block.taken) == (0, [])
+    card.free = 501 * MB
+    block.calls(30)
+    assert (block.run.made, block.taken) == (1, [])
+
+
+def test_where_weights_cannot_make_way_for_a_recording_there_is_none(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the host asked in every call."""
+    block, asked = Moving(card, monkeypatch), list[int]()
+
+    def refuse(nbytes: int) -> None:
+        asked.append(nbytes)
+        raise torch.OutOfMemoryError("none")
+
+    card.asked_for = refuse
+    block.calls(25)
+    assert (block.run.made, len(asked)) == (0, 2)
+
+
+def test_a_recording_that_memory_does_not_suffice_for_is_not_tried_at_once(card: Card) -> None:
+    """The call is made once more, after all recordings have gone, and is launched kernel by kernel."""
+    part, card.fails = Part(card, RecordingPool(lambda: MANY), 100 * MB), torch.OutOfMemoryError("none")
+    part.calls(1)
+    with pytest.raises(torch.OutOfMemoryError):
+        part.calls(1)
+    card.fails = None
+    assert not part.replays() and part.made == 0
+    part.calls(30)
+    assert part.made == 1
 
 
 @pytest.mark.parametrize(
@@ -649,7 +765,7 @@ def test_only_what_is_bound_by_launching_is_recorded() -> None:
     for run, side in ((small, 4), (large, 8192)):
         weight, x = on_gpu(side, side), on_gpu(side, side)
         for _ in range(7):
-            output = run(weight, x, record_only_launch_bound=True)
+            output = run(weight, x, when=RecordWhen.LAUNCH_BOUND)
             torch.cuda.synchronize()
         torch.testing.assert_close(output, run.inner.function(weight, x))
     assert (small.made, large.made) == (1, 0)
@@ -659,15 +775,30 @@ def test_only_what_is_bound_by_launching_is_recorded() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+def test_weights_that_move_are_replayed_with_those_of_each_call() -> None:
+    small, large = Recorded(many_small), Recorded(lambda w, x: x @ w @ w @ w @ w)
+    for run, side in ((small, 64), (large, 8192)):
+        weights = [on_gpu(side, side) / side**0.5 for _ in range(3)]
+        for index in range(90):
+            weight, x = weights[index % 3], on_gpu(side, side)
+            output = run(weight, x, when=RecordWhen.WEIGHTS_MOVE)
+            if index > 80:
+                torch.testing.assert_close(output, run.inner.function(weight, x))
+    assert (small.made, large.made) == (1, 0), "for the large one the device has enough to do"
+    assert small.inner.calls < 70
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_nor_is_what_would_be_copied_in_large_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is bound by launching: a piece of a video hands on a gigabyte."""
 
     given_and_given_back = 2 * 4 * 4 * 4
     for most, made in ((given_and_given_back, 1), (given_and_given_back - 1, 0)):
-        monkeypatch.setattr(cuda_graphs, "MOST_COPIED", most)
+        monkeypatch.setattr(launch_bound, "MOST_COPIED", most)
         run, weight, x = Recorded(many_small), on_gpu(4, 4), on_gpu(4, 4)
         for _ in range(7):
-            run(weight, x, record_only_launch_bound=True)
+            run(weight, x, when=RecordWhen.LAUNCH_BOUND)
             torch.cuda.synchronize()
         assert run.made == made
 

@@ -104,7 +104,7 @@ class BlockServer:
                 log.debug("a block's weights could not be brought", exc_info=True)
                 raise NotCovered(search_failed(error)) from error
             on_image = call.telling(image.forward)
-            outcome = self._dispatcher.attempt(Invocation(image, on_image, (), call.arguments, image.forward))
+            outcome = self._dispatcher.attempt(Invocation(image, on_image, (), call.arguments, image.forward, True))
             if not isinstance(outcome, Output):
                 return image.forward(*args, **kwargs)
             told, is_due = outcome.value, self._check.is_due(block, streamed.is_changed(block))

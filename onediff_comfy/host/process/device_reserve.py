@@ -1,11 +1,18 @@
-"""How much memory of a device ComfyUI's Dynamic VRAM keeps free."""
+"""How much memory of a device ComfyUI's Dynamic VRAM keeps free, and how it is kept from taking weights off one."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+from collections.abc import Iterator
 
+import comfy.model_management as memory
+import torch
 from comfy.cli_args import args
+
+from ...runtime.device_memory import HostMemory
+from ..compatibility import HOLDS_WEIGHTS
 
 _GIB = 1 << 30
 _KEPT = (512 if os.name == "nt" else 256) << 20
@@ -31,6 +38,32 @@ def device_reserve() -> int | None:
         return None
     reserved, more = _asked_for()
     return max(_GIB, reserved + _GIB // 2) + more
+
+
+def host_memory() -> HostMemory:
+    """Return what recordings have to know of the host's memory management."""
+    can_hold = all(use.problem() is None for use in HOLDS_WEIGHTS)
+    return HostMemory(device_reserve, weights_held if can_hold else None)
+
+
+@contextlib.contextmanager
+def weights_held(device: torch.device) -> Iterator[None]:
+    """Have Dynamic VRAM take no weights off ``device`` inside, whatever is allocated there.
+
+    comfy-aimdo has a limit for each model, beneath which it takes nothing. The host sets all of them to 0 after each
+    node, and so does this: of one that an extension may have set no more can be asked. A model that is not among the
+    host's loaded ones has nothing left to be taken.
+    """
+    models = [getattr(getattr(loaded, "model", None), "model", None) for loaded in memory.current_loaded_models]
+    every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
+    vbars = [vbar for vbar in every if vbar.device == device.index]
+    for vbar in vbars:
+        vbar.set_watermark_limit(vbar.max_size)
+    try:
+        yield
+    finally:
+        for vbar in vbars:
+            vbar.set_watermark_limit(0)
 
 
 def _asked_for() -> tuple[int, int]:

@@ -17,7 +17,7 @@ from ...once import once
 from ...serving.dispatcher import Dispatcher
 from ...settings import GRAPH_BUDGET_SHARE
 from ...store.store import GraphStore, default_store
-from .device_reserve import device_reserve
+from .device_reserve import host_memory
 
 
 @once
@@ -31,7 +31,7 @@ def library() -> GraphLibrary:
     """Return the compiled graphs of this process, shared by all nodes."""
     counters = metrics()
     cache = GraphCache(_default_budget(), on_evict=counters.evicted)
-    return GraphLibrary(cache, counters, store(), Background(_WORKER, _path_of_worker), device_reserve)
+    return GraphLibrary(cache, counters, store(), Background(_WORKER, _path_of_worker), host_memory())
 
 
 # By the name that the package has in a process of its own; here it is part of a custom-node package.
