@@ -36,7 +36,7 @@ from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
-from onediff_comfy.host.process.device_reserve import device_reserve  # noqa: E402
+from onediff_comfy.host.process.device_reserve import device_reserve, weights_held  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
 
@@ -121,7 +121,7 @@ def main() -> None:
         if "ONLY_BLOCKS" not in os.environ:
             cases.append(case("unloaded", fast, expected[0.0]))
         apart = float((expected[0.8] - expected[0.3]).abs().max() / (expected[0.0].max() - expected[0.0].min()))
-        left = {"pinned": pinned(base), "notes": sorted(_notes(base)), "reserve": reserves()}
+        left = {"pinned": pinned(base), "notes": sorted(_notes(base)), "reserve": reserves(), "held": held(fast)}
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart}) + "\n")
 
 
@@ -267,6 +267,19 @@ def reserves() -> list[int | None]:
     found.append(device_reserve())
     comfy.memory_management.aimdo_enabled = listens
     return found
+
+
+def held(model: Any) -> list[bool]:
+    """Whether pages of a model can be taken off its device: while weights are held there, elsewhere, and afterwards."""
+    memory.load_models_gpu([model])
+    sampled(model, 1)
+    (vbar,) = model.model.dynamic_vbars.values()
+    device = torch.device("cuda" if ON_GPU else "cpu", vbar.device)
+    taken = []
+    for where in (device, torch.device(device.type, vbar.device + 1)):
+        with weights_held(where):
+            taken.append(vbar.free_memory(1) > 0)
+    return [*taken, vbar.free_memory(1) > 0]
 
 
 def begin_on_gpu() -> None:

@@ -39,11 +39,14 @@ class Pages:
         self.memory = torch.full((count * PAGE,), EMPTY, dtype=torch.uint8)
         self.base_addr = self.memory.data_ptr()
         self.serial, self.pins, self.there = [0] * count, [0] * count, [False] * count
-        self.watermark = count
+        self.watermark, self.limit = count, 0
         Pages.all.append(self)
 
     def prioritize(self) -> None:
         self.watermark = len(self.there)
+
+    def set_watermark_limit(self, size_bytes: int) -> None:
+        self.limit = -(-size_bytes // PAGE)
 
     def alloc(self, size: int) -> tuple[Pages, int, int]:
         self.offset = -(-self.offset // 512) * 512
@@ -86,7 +89,7 @@ class Pages:
 
     def free_memory(self, size: float) -> int:
         freed = 0
-        while self.watermark and freed < size:
+        while self.watermark > self.limit and freed < size:
             self.watermark -= 1
             if self.there[self.watermark] and not self.pins[self.watermark]:
                 self.there[self.watermark] = False

@@ -105,8 +105,9 @@ class FunctionalCall:
         """
         output, written, left = told
         tensors = _tensors(self.arguments)
+        ranges = list(map(_range, tensors)) if written else []
         for index in map(int, written):
-            if any(_overlap(tensors[index], other) for other in (*tensors[:index], *tensors[index + 1 :])):
+            if _overlap(ranges[index], [*ranges[:index], *ranges[index + 1 :]]):
                 raise NotCovered(message("a part of the model writes to a tensor that it is given twice"))
         for name, value in written.items():
             tensors[int(name)].copy_(value)
@@ -162,18 +163,21 @@ def _meant(part: Any, tensors: Sequence[torch.Tensor], held: Sequence[Any]) -> A
     return tensors[int(name.removeprefix(_GIVEN))]
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if two tensors may have memory in common."""
-    if not a.numel() or not b.numel():
-        return False
-    (first, last), (start, end) = ((each.data_ptr(), each.data_ptr() + _extent(each)) for each in (a, b))
-    return first < end and start < last
+def _overlap(one: tuple[int, int], others: Sequence[tuple[int, int]]) -> bool:
+    """Return True if a range of addresses has some in common with one of the others."""
+    return any(one[0] < end and start < one[1] for start, end in others)
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Return from how many bytes, beginning with its first, a tensor's elements are."""
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a tensor's elements begin and end in memory; of one without elements nowhere."""
+    if not tensor.numel():
+        return 0, 0
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+    extent = (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+    return start, start + extent
 
 
 def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:

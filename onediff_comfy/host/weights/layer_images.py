@@ -107,14 +107,17 @@ class Look:
     def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
         self._states = [vars(layer) for layer in layers]
         names = [tuple(name for name in state if name not in _APART) for state in self._states]
+        self._keys = list(map(frozenset, self._states))
         self._counts = list(map(len, names))
         self._getters = [operator.itemgetter("_modules", "training", *each) for each in names]  # never of one name
         self._held = self._now()
 
     def holds(self) -> bool:
         """Return True if the layers hold the very objects that they held, by the same names."""
-        if [len(state) - sum(map(state.__contains__, _APART)) for state in self._states] != self._counts:
-            return False
+        if not all(map(operator.eq, map(dict.keys, self._states), self._keys)):  # notes come and go
+            if [len(state) - sum(map(state.__contains__, _APART)) for state in self._states] != self._counts:
+                return False
+            self._keys = list(map(frozenset, self._states))
         try:
             now = self._now()
         except KeyError:  # one attribute went, and another came

@@ -1,0 +1,57 @@
+"""dispatcher.py: a block's weights are wherever the host has brought them to, where another block's were before."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.metrics import Metrics
+from onediff_comfy.serving.decision import Invocation, Output
+from onediff_comfy.serving.dispatcher import Dispatcher
+
+HOST = HostServices(
+    identity="host",
+    options_name="options",
+    capture_options={},
+    check_interrupted=lambda: None,
+    refuse=lambda _layers: None,
+)
+
+
+class Block(nn.Module):
+    """Its output tells what its weight is made of."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight[0] * 0 + self.weight.element_size()
+
+
+def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() -> None:
+    """The host's buffer for what is brought is at one address, for all blocks of a model."""
+    buffer = torch.ones(4)
+    dispatcher, image, x = (
+        Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST),
+        Block(buffer),
+        x_of(1),
+    )
+
+    def answer() -> Output | object:
+        return dispatcher.attempt(Invocation(image, image.forward, (x,), {}, weights_move=True))
+
+    for _ in range(3):
+        first = answer()
+        assert isinstance(first, Output) and first.value.tolist() == [5.0]
+    image._parameters["weight"] = nn.Parameter(buffer.view(torch.int16)[:4], requires_grad=False)
+    assert image.weight.data_ptr() == buffer.data_ptr()
+    other = answer()
+    assert not isinstance(other, Output) or other.value.tolist() == image(x).tolist()
+
+
+def x_of(value: float) -> torch.Tensor:
+    return torch.tensor([value])
