@@ -233,8 +233,7 @@ BRINGS_WEIGHTS = (
     Use(_MEMORY, "sync_stream", ("device", "stream")),
     Use("comfy.model_prefetch", "cleanup_prefetched_modules"),
 )
-"""By these the weights of a whole block in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
-
+"""By these a block's weights in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
 PINS_WEIGHTS = (
     Use(_MEMORY, "current_loaded_models"),
     Use(
@@ -250,8 +249,8 @@ PINS_WEIGHTS = (
 """By these all weights of a model in Dynamic VRAM are brought and stay, while it runs. As above without them."""
 
 HOLDS_WEIGHTS = (
-    Use(_MEMORY, "current_loaded_models"),
     Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", ("self", "size_bytes")),
+    Use("comfy_aimdo.model_vbar", "ModelVBAR.prioritize", ("self",)),
 )
 """By these no weights are taken off a device in the middle of a recording. Without them more memory has to be free."""
 

@@ -17,15 +17,17 @@ tensors of ours, and the workspaces of cuBLAS are freed at its end.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
 from ..engines.base import CompiledGraph, Outputs
-from .device_memory import kept_free
+from .device_memory import kept_free, trim_graph_memory
 from .launch_bound import RecordWhen, Worth
 from .recording import RecordedCall, Recording, Sizes, copy
 from .recording_pool import RecordingPool
@@ -173,6 +175,7 @@ class RecordedGraph(CompiledGraph):
             outputs = call.run(self.inner, call.tensors)
         needed = None if seen is None else seen.needed
         if measured or (seen is None and when is not RecordWhen.WEIGHTS_MOVE):
+            torch.cuda.synchronize(call.device)  # what it has freed is in use until the device has come so far
             kept = kept_free(call.device)
             needed = kept if needed is None else min(needed, kept)
         if calls is None:
@@ -196,7 +199,11 @@ class RecordedGraph(CompiledGraph):
         """As ``_record``; on a thread that does not record leave the call to the one that does, and return None."""
         turns, name = self._pool.turns, (id(self), call.sizes)
         if turns.ours:
-            return self._record(call)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return self._record(call)
+            torch.cuda.empty_cache()  # of what was made so far nothing is held any more
+            trim_graph_memory(call.device)
+            return None
         if not turns.is_left(name):
             # Its own values: not any can be computed with.
             left = replace(call, tensors=[tensor.clone() for tensor in call.tensors])
@@ -251,12 +258,11 @@ class RecordedGraph(CompiledGraph):
 
     def _new_recording(self, call: RecordedCall) -> Recording:
         device = call.device
-        # A replay writes to these, and threads of other GPUs are in no inference mode as the one that runs prompts is.
-        with torch.inference_mode(False):
-            own = [tensor.clone() for tensor in call.tensors]
-            outputs = [None if like is None else torch.empty_like(like, device=device) for like in call.likes]
         pool = self._pool.on_device(device)
-        with recorded_on(pool) as graph, self.inner.recordable():
+        buffers = pool.buffers([*call.tensors, *call.likes])
+        own, outputs = cast("list[torch.Tensor]", buffers[: len(call.tensors)]), buffers[len(call.tensors) :]
+        copy(call.tensors, own)
+        with self._pool.host.holding(device), recorded_on(pool) as graph, self.inner.recordable():
             copy(call.run(self.inner, own), outputs)
         return Recording(graph, call.addresses, own, outputs, pool)
 

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # Less free memory than this share of a device's, after an image, and recordings go: decoding comes next.
 _SPARE_SHARE = 0.15
+# Bytes that a recording may need beside what its call was seen to take: workspaces of cuBLAS, and what lies between.
+_MORE = 96 << 20
 
 
 @dataclass
@@ -27,8 +29,8 @@ class HostMemory:
 
     Attributes:
         reserve: returns the bytes of a device that the host keeps free. None if it listens to no allocation.
-        held: given a device, a context in which the host takes no weights back there; None if it cannot be kept from
-            it.
+        held: given a device, a context in which the host takes no weights back there, and after which it is free to
+            bring those again that had to make way; None if it cannot be kept from taking.
     """
 
     reserve: Callable[[], int | None] = lambda: None
@@ -52,6 +54,10 @@ class HostMemory:
             log.warning("OneDiff: no CUDA graphs are recorded while memory is short, which can be slower")
         return False
 
+    def holding(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return a context in which the host takes no weights off a device, as far as it can be kept from it."""
+        return contextlib.nullcontext() if self.held is None else self.held(device)
+
     def make_room(self, device: torch.device, needed: int) -> bool:
         """Return True if there is memory for a recording of weights that move, so that some can make way for it.
 
@@ -61,6 +67,7 @@ class HostMemory:
         listens = self.reserve() is not None
         if listens and self.held is None:
             return self.may_record(device, needed)
+        needed += _MORE
         torch.cuda.empty_cache()  # what calls have used is what recordings of them will use
         if listens and torch.cuda.mem_get_info(device)[0] < needed:
             try:

@@ -61,8 +61,8 @@ class Recording:
     Attributes:
         graph: as PyTorch has it.
         addresses: of the weights that it reads where they were.
-        tensors: its copies of the other inputs, and where it leaves its outputs.
-        outputs: likewise.
+        tensors: where it reads the other inputs.
+        outputs: where it leaves its own.
         pool: where its memory is from.
         replays: how often it was replayed.
     """

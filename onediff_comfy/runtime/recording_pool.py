@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from .device_memory import HostMemory, memory_is_short, trim_graph_memory
 from .recording_turns import RecordingTurns
 
 log = logging.getLogger(__name__)
+
+_ALIGNED = 512  # bytes, as what PyTorch allocates
 
 
 class Recorder(Protocol):
@@ -50,6 +52,7 @@ class DevicePool:
     nbytes: int = 0
     alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     _turn: threading.RLock = field(default_factory=threading.RLock)
+    _shared: torch.Tensor | None = None  # bytes
     _replayed_on: torch.cuda.Stream | None = None
 
     @contextlib.contextmanager
@@ -66,9 +69,26 @@ class DevicePool:
             self._replayed_on = stream
             yield
 
+    def buffers(self, likes: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Return tensors like these, for what a recording is given and gives.
+
+        They lie in memory that all recordings share: each replay fills them anew, and what it gives is copied.
+        """
+        # Threads of other GPUs, which replay too, are in no inference mode as the one that runs prompts is.
+        with torch.inference_mode(False):
+            dense = [None if like is None else torch.empty_like(like, device="meta") for like in likes]
+            sizes = [0 if like is None else -(-like.nbytes // _ALIGNED) * _ALIGNED for like in dense]
+            if self._shared is None or self._shared.nbytes < sum(sizes):
+                self._shared = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+            parts = self._shared[: sum(sizes)].split(sizes)
+            return [
+                None if like is None else part[: like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
+                for like, part in zip(dense, parts, strict=True)
+            ]
+
     def renew(self, handle: Any) -> None:
         """Begin anew, with another pool of PyTorch's or none."""
-        self.handle, self.nbytes, self.alive = handle, 0, weakref.WeakSet()
+        self.handle, self.nbytes, self.alive, self._shared = handle, 0, weakref.WeakSet(), None
 
 
 class RecordingPool:
@@ -173,10 +193,9 @@ class RecordingPool:
 
         Whatever asks for a release meanwhile, as a model that dies in a garbage collection, has it afterwards. A model
         may die in a thread that replays: it has its device's turn, and waits for the lock. So who records takes both
-        in that order. The host takes no weights back: it would wait for the device, which ends a recording.
+        in that order.
         """
-        held = self.host.held
-        with self._of(device).replaying(), self._lock, contextlib.nullcontext() if held is None else held(device):
+        with self._of(device).replaying(), self._lock:
             self._recording = True
             try:
                 yield

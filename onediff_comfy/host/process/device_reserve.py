@@ -53,6 +53,9 @@ def weights_held(device: torch.device) -> Iterator[None]:
     comfy-aimdo has a limit for each model, beneath which it takes nothing. The host sets all of them to 0 after each
     node, and so does this: of one that an extension may have set no more can be asked. A model that is not among the
     host's loaded ones has nothing left to be taken.
+
+    What it took before, for room, it would not bring again before the models are loaded anew. So their priority is
+    renewed, as their loading does, and in the order of that.
     """
     models = [getattr(getattr(loaded, "model", None), "model", None) for loaded in memory.current_loaded_models]
     every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
@@ -62,8 +65,9 @@ def weights_held(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        for vbar in vbars:
+        for vbar in reversed(vbars):  # the host has the last that was loaded first in its list
             vbar.set_watermark_limit(0)
+            vbar.prioritize()
 
 
 def _asked_for() -> tuple[int, int]:

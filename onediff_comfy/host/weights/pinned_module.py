@@ -89,10 +89,11 @@ class PinnedModule:
         """
         pages = None if self._change_weights() else _Pages.of(self._layers)
         self.short_of = None
-        current = self._is_current()
         # To try is to have the host take pages away that are there. So memory is asked for before.
         beside = 0.0 if pages is None else memory.get_free_memory(device) + pages.evictable() - pages.missing()
-        signature = pages.pin() if pages is not None and beside >= room else None
+        fits = pages is not None and beside >= room
+        current = fits and self._is_current()
+        signature = pages.pin() if pages is not None and fits else None
         if pages is None or signature is None:
             yield None
             return
