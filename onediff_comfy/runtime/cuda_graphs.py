@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 # The first call of a size runs as it is: cuBLAS and cuDNN choose algorithms and allocate workspaces
 # in it, Triton loads kernels, and none of that may happen in a recording.
 _CALLS_BEFORE_RECORDING = 1
-_CALLS_BEFORE_ANOTHER_TRY = 20  # after one that found too little memory: the driver is not asked in each
+# After a try that found too little memory: the driver is not asked in each call.
+_CALLS_BEFORE_ANOTHER_TRY = 20
+_CALLS_OF_BLOCKS = 1000  # likewise of weights that move; a model has up to sixty blocks
 # A recording that was replayed so often has gained more than making it took.
 _PAID_OFF_REPLAYS = 10
 # A recording that is given up so often before it has paid off is not made again.
@@ -156,7 +158,7 @@ class RecordedGraph(CompiledGraph):
             torch.cuda.empty_cache()  # PyTorch may have kept more, of others' calls
             return self._launched(call, when, measured=True)
         if not self._has_room(call, seen.needed):
-            return self._launched(call, when, measured=not moves, calls=-_CALLS_BEFORE_ANOTHER_TRY)
+            return self._launched(call, when, measured=not moves, calls=_put_off(call))
         recorded = self._record_in_turn(call)
         return self._launched(call, when) if recorded is None else recorded
 
@@ -236,7 +238,7 @@ class RecordedGraph(CompiledGraph):
                 recording = self._new_recording(call)
                 result = recording.replay(call.tensors)
             except torch.OutOfMemoryError:
-                self._seen[call.sizes] = replace(self._seen[call.sizes], calls=-_CALLS_BEFORE_ANOTHER_TRY)
+                self._seen[call.sizes] = replace(self._seen[call.sizes], calls=_put_off(call))
                 raise
             except Exception as error:
                 self._give_up(f"{type(error).__name__}: {error}")
@@ -277,3 +279,8 @@ class RecordedGraph(CompiledGraph):
         if alone or self._overflows[sizes] >= _MOST_OVERFLOWS:
             self._plain.add(sizes)
             self._pool.tell_too_large(together)
+
+
+def _put_off(call: RecordedCall) -> int:
+    """Return how many calls are said to have been made, where there was no memory to record this one."""
+    return -(_CALLS_OF_BLOCKS if call.moving else _CALLS_BEFORE_ANOTHER_TRY)

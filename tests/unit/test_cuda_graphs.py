@@ -658,7 +658,7 @@ def test_weights_that_cannot_be_held_do_not_make_way(card: Card, monkeypatch: py
     block.calls(30)
     assert (block.run.made, block.taken) == (0, [])
     card.free = 501 * MB
-    block.calls(30)
+    block.calls(1000)
     assert (block.run.made, block.taken) == (1, [])
 
 
@@ -673,7 +673,9 @@ def test_where_weights_cannot_make_way_for_a_recording_there_is_none(
         raise torch.OutOfMemoryError("none")
 
     card.asked_for = refuse
-    block.calls(25)
+    block.calls(1000)
+    assert (block.run.made, len(asked)) == (0, 1)
+    block.calls(10)
     assert (block.run.made, len(asked)) == (0, 2)
 
 

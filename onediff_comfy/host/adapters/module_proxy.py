@@ -62,7 +62,7 @@ class ModuleProxy:
         if module._forward_hooks or module._forward_pre_hooks:  # a method has none: only calling the module runs them
             metrics().fell_back(message("the module has a forward hook from another extension"))
             return module(*args, **kwargs)
-        return self._served("forward")(*args, **kwargs)
+        return self._onediff_call("forward", args, kwargs)
 
     def __dir__(self) -> list[str]:
         return dir(self._onediff_module)
@@ -78,12 +78,15 @@ class ModuleProxy:
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
-                return method(*args, **kwargs)
-            with self._onediff_image.current() as image:
-                return self._onediff_serve(image, getattr(image, name), args, kwargs)
+            return self._onediff_call(name, args, kwargs)
 
         return call
+
+    def _onediff_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
+            return getattr(self._onediff_module, name)(*args, **kwargs)
+        with self._onediff_image.current() as image:
+            return self._onediff_serve(image, getattr(image, name), args, kwargs)
 
 
 # What comfy.model_patcher notes on the module that it moves about. It differs in each process and changes with every
