@@ -177,7 +177,8 @@ class RecordedGraph(CompiledGraph):
             outputs = call.run(self.inner, call.tensors)
         needed = None if seen is None else seen.needed
         if measured or (seen is None and when is not RecordWhen.WEIGHTS_MOVE):
-            torch.cuda.synchronize(call.device)  # what it has freed is in use until the device has come so far
+            # What it has freed is in use until the device has come so far. Other streams may be recorded meanwhile.
+            torch.cuda.current_stream(call.device).synchronize()
             kept = kept_free(call.device)
             needed = kept if needed is None else min(needed, kept)
         if calls is None:

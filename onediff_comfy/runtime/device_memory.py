@@ -49,10 +49,7 @@ class HostMemory:
         reserve = self.reserve()
         if reserve is None or torch.cuda.mem_get_info(device)[0] >= needed + reserve:
             return True
-        if not self._told:
-            self._told = True
-            log.warning("OneDiff: no CUDA graphs are recorded while memory is short, which can be slower")
-        return False
+        return self._refused()
 
     def holding(self, device: torch.device) -> AbstractContextManager[None]:
         """Return a context in which the host takes no weights off a device, as far as it can be kept from it."""
@@ -73,9 +70,15 @@ class HostMemory:
             try:
                 torch.empty(needed, dtype=torch.uint8, device=device)  # for which the host takes weights back
             except torch.OutOfMemoryError:
-                return False
+                return self._refused()
             torch.cuda.empty_cache()
-        return bool(torch.cuda.mem_get_info(device)[0] >= needed)
+        return bool(torch.cuda.mem_get_info(device)[0] >= needed) or self._refused()
+
+    def _refused(self) -> bool:
+        if not self._told:
+            self._told = True
+            log.warning("OneDiff: no CUDA graphs are recorded while memory is short, which can be slower")
+        return False
 
 
 def memory_is_short(device: torch.device, recorded: int = 0) -> bool:

@@ -36,7 +36,7 @@ from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
-from onediff_comfy.host.process.device_reserve import device_reserve, weights_held  # noqa: E402
+from onediff_comfy.host.process.memory_pressure import device_reserve, weights_held  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
 

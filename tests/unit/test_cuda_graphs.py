@@ -142,10 +142,14 @@ def test_a_pool_does_not_keep_graphs_alive() -> None:
 
 
 class Stream:
-    """A stream there, and which others it has waited for."""
+    """A stream there, which others it has waited for, and how often the CPU has waited for it."""
 
     def __init__(self) -> None:
         self.waited_for: list[Stream] = []
+        self.awaited = 0
+
+    def synchronize(self) -> None:
+        self.awaited += 1
 
     def wait_stream(self, other: Stream) -> None:
         self.waited_for.append(other)
@@ -609,6 +613,7 @@ def test_weights_that_move_are_copied_for_a_recording(card: Card, monkeypatch: p
     assert card.given_back == 0
     block.calls(1)
     assert (card.given_back, block.run.made) == (1, 0), "this call is measured, with nothing kept of others"
+    assert card.stream.awaited == 1, "and in full"
     card.kept = 300 * MB  # by others, since
     block.calls(1)
     assert block.run.made == 1 and block.taken == [(100 + 96) * MB + 8 + 2 * 8]
@@ -663,9 +668,9 @@ def test_weights_that_cannot_be_held_do_not_make_way(card: Card, monkeypatch: py
 
 
 def test_where_weights_cannot_make_way_for_a_recording_there_is_none(
-    card: Card, monkeypatch: pytest.MonkeyPatch
+    card: Card, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor is the host asked in every call."""
+    """Which is said once. Nor is the host asked in every call."""
     block, asked = Moving(card, monkeypatch), list[int]()
 
     def refuse(nbytes: int) -> None:
@@ -677,6 +682,8 @@ def test_where_weights_cannot_make_way_for_a_recording_there_is_none(
     assert (block.run.made, len(asked)) == (0, 1)
     block.calls(10)
     assert (block.run.made, len(asked)) == (0, 2)
+    (warning,) = warnings(caplog)
+    assert "while memory is short" in warning
 
 
 def test_a_recording_that_memory_does_not_suffice_for_is_not_tried_at_once(card: Card) -> None:

@@ -21,8 +21,8 @@ from ...messages import message
 from ...runtime.device_memory import kept_free
 from ...serving.decision import Invocation, Output
 from ...serving.dispatcher import Dispatcher
-from ..process.device_reserve import kept_by_host
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
+from ..process.memory_pressure import kept_by_host
 from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed

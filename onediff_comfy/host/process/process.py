@@ -17,7 +17,7 @@ from ...once import once
 from ...serving.dispatcher import Dispatcher
 from ...settings import GRAPH_BUDGET_SHARE
 from ...store.store import GraphStore, default_store
-from .device_reserve import host_memory
+from .memory_pressure import host_memory
 
 
 @once

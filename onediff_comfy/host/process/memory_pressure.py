@@ -1,4 +1,4 @@
-"""How much memory of a device ComfyUI's Dynamic VRAM keeps free, and how it is kept from taking weights off one."""
+"""What ComfyUI's Dynamic VRAM does where memory is short: how much it keeps free, and how weights are kept from it."""
 
 from __future__ import annotations
 
