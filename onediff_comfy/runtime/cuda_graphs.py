@@ -100,6 +100,7 @@ class RecordedGraph(CompiledGraph):
         A model that dies asks for it, on any thread and between any two steps of this class.
         """
         recordings, self.by_sizes = self.by_sizes, OrderedDict()
+        self._worth.start_over()
         for sizes, recording in list(recordings.items()):
             if recording.replays >= _PAID_OFF_REPLAYS:
                 del self._overflows[sizes]

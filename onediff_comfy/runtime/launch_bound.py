@@ -27,8 +27,9 @@ MOST_COPIED = 256 << 20
 gain is a part of their time: a video's piece is given a gigabyte, and gives one."""
 
 _NOT_NOTED = 32  # calls of weights that move: the host reads a file in the first, and pins memory
-_NOTED = 32  # calls, the last; of a model's blocks, so in its second step or its fourth
-_WAITED = 3 / 4  # of these
+_NOTED = 32  # calls, the last at most
+_ENOUGH = 8  # calls
+_WAITED = 3 / 4  # of those noted
 
 
 class RecordWhen(enum.Enum):
@@ -103,7 +104,11 @@ class Idling:
     def waits(self, kind: Hashable) -> bool:
         """Return True if the device waited in most of the last calls of this kind; False as long as they are few."""
         last = self._last.get(kind, ())
-        return self._calls.get(kind, 0) >= _NOT_NOTED + _NOTED and sum(last) >= _WAITED * _NOTED
+        return len(last) >= _ENOUGH and sum(last) >= _WAITED * len(last)
+
+    def start_over(self) -> None:
+        """Forget what was noted: an image in which the host read a file from a slow disk says nothing of the next."""
+        self._last = {}
 
     @contextlib.contextmanager
     def noted(self, kind: Hashable, device: torch.device) -> Iterator[None]:
@@ -111,8 +116,9 @@ class Idling:
         before = torch.cuda.Event()
         before.record(torch.cuda.current_stream(device))
         yield
-        self._calls[kind] = self._calls.get(kind, 0) + 1
-        self._last.setdefault(kind, deque(maxlen=_NOTED)).append(before.query())
+        calls = self._calls[kind] = self._calls.get(kind, 0) + 1
+        if calls > _NOT_NOTED:
+            self._last.setdefault(kind, deque(maxlen=_NOTED)).append(before.query())
 
 
 class Worth:
@@ -133,6 +139,10 @@ class Worth:
         if when is RecordWhen.WEIGHTS_MOVE:
             return self._idling.waits(kind)
         return copied_bytes <= MOST_COPIED and self._launching.bound(kind)
+
+    def start_over(self) -> None:
+        """Have it decided anew whether the device waits: recordings have gone."""
+        self._idling.start_over()
 
     def noted(self, when: RecordWhen, kind: Hashable, device: torch.device) -> AbstractContextManager[None]:
         """Return a context for a call of this kind that launches kernels on a GPU."""

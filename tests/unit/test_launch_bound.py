@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onediff_comfy.runtime import launch_bound
-from onediff_comfy.runtime.launch_bound import Launching
+from onediff_comfy.runtime.launch_bound import Idling, Launching
 
 
 class Gpu:
@@ -18,10 +18,10 @@ class Gpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.run, self.passed = 0.0, 0.0, True
-        self.events = 0
+        self.events, self.timed = 0, list[bool]()
 
-        def event(enable_timing: bool) -> Gpu:
-            assert enable_timing
+        def event(enable_timing: bool = False) -> Gpu:
+            self.timed.append(enable_timing)
             self.events += 1
             return self
 
@@ -105,3 +105,30 @@ def test_the_fastest_of_each_count(calls: list[tuple[float, float]]) -> None:
         launch, run = min(launch for launch, _ in calls[1:]), min(run for _, run in calls[1:])
         if abs(3 * launch - run) > 1e-6:
             assert times.bound(None) is (3 * launch > run)
+
+
+def idling(gpu: Gpu, notes: Idling, waited: str) -> bool:
+    """Note calls, ``w`` for each that the device waits for and ``.`` for another. Return whether it waits for most."""
+    for each in waited:
+        gpu.passed = each == "w"
+        with notes.noted("512", torch.device("cuda")):
+            pass
+    return notes.waits("512")
+
+
+def test_the_device_waits_where_it_had_nothing_left_to_do_in_most_of_the_last_calls(gpu: Gpu) -> None:
+    notes = Idling()
+    assert not idling(gpu, notes, "w" * 39), "the first are not counted, and too few are left"
+    assert idling(gpu, notes, "w")
+    assert not notes.waits("another size")
+    assert not idling(gpu, notes, "." * 9) and not idling(gpu, notes, "w" * 18)
+    assert idling(gpu, notes, "w" * 9), "24 of 32"
+    assert gpu.timed == [False] * gpu.events
+
+
+def test_what_an_image_has_shown_says_nothing_of_the_next(gpu: Gpu) -> None:
+    notes = Idling()
+    assert idling(gpu, notes, "w" * 60)
+    notes.start_over()
+    assert not idling(gpu, notes, "." * 7 + "w" * 7)
+    assert idling(gpu, notes, "w" * 14), "21 of 28"
