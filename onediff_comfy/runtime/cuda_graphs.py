@@ -240,9 +240,11 @@ class RecordedGraph(CompiledGraph):
                 recording = self._new_recording(call)
                 result = recording.replay(call.tensors)
             except torch.OutOfMemoryError:
+                self._pool.forget_buffers(device)
                 self._seen[call.sizes] = replace(self._seen[call.sizes], calls=_put_off(call))
                 raise
             except Exception as error:
+                self._pool.forget_buffers(device)
                 self._give_up(f"{type(error).__name__}: {error}")
                 return None
             alone = self._pool.nbytes == 0

@@ -44,6 +44,7 @@ class DevicePool:
         handle: of their memory, for PyTorch; None before the first.
         nbytes: that they hold.
         alive: those that are there.
+        shared: bytes that the next has its inputs and outputs in, too.
     """
 
     device: torch.device
@@ -51,8 +52,8 @@ class DevicePool:
     handle: Any = None
     nbytes: int = 0
     alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    shared: torch.Tensor | None = None
     _turn: threading.RLock = field(default_factory=threading.RLock)
-    _shared: torch.Tensor | None = None  # bytes
     _replayed_on: torch.cuda.Stream | None = None
 
     @contextlib.contextmanager
@@ -78,9 +79,9 @@ class DevicePool:
         with torch.inference_mode(False):
             dense = [None if like is None else torch.empty_like(like, device="meta") for like in likes]
             sizes = [0 if like is None else -(-like.nbytes // _ALIGNED) * _ALIGNED for like in dense]
-            if self._shared is None or self._shared.nbytes < sum(sizes):
-                self._shared = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
-            parts = self._shared[: sum(sizes)].split(sizes)
+            if self.shared is None or self.shared.nbytes < sum(sizes):
+                self.shared = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+            parts = self.shared[: sum(sizes)].split(sizes)
             return [
                 None if like is None else part[: like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
                 for like, part in zip(dense, parts, strict=True)
@@ -88,7 +89,7 @@ class DevicePool:
 
     def renew(self, handle: Any) -> None:
         """Begin anew, with another pool of PyTorch's or none."""
-        self.handle, self.nbytes, self.alive, self._shared = handle, 0, weakref.WeakSet(), None
+        self.handle, self.nbytes, self.alive, self.shared = handle, 0, weakref.WeakSet(), None
 
 
 class RecordingPool:
@@ -134,6 +135,10 @@ class RecordingPool:
         if pool.handle is None or not pool.alive:
             pool.renew(torch.cuda.graph_pool_handle())
         return pool
+
+    def forget_buffers(self, device: torch.device) -> None:
+        """Keep no buffers of a recording that failed. What other recordings share stays theirs."""
+        self._of(device).shared = None
 
     def _of(self, device: torch.device) -> DevicePool:
         pool = self._devices.get(device)

@@ -643,6 +643,8 @@ def test_recordings_of_a_device_share_what_they_are_given_and_give() -> None:
     smaller, larger = pool.buffers([torch.ones(9)])[0], pool.buffers([torch.ones(9000)])[0]
     assert first[0] is not None and smaller is not None and larger is not None
     assert smaller.data_ptr() == first[0].data_ptr() != larger.data_ptr()
+    pool.renew(None)
+    assert pool.shared is None
 
 
 def test_weights_that_move_are_not_copied_while_the_device_has_enough_to_do(
@@ -686,11 +688,15 @@ def test_where_weights_cannot_make_way_for_a_recording_there_is_none(
     assert "while memory is short" in warning
 
 
-def test_a_recording_that_memory_does_not_suffice_for_is_not_tried_at_once(card: Card) -> None:
+def test_a_recording_that_memory_does_not_suffice_for_is_not_tried_at_once(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The call is launched kernel by kernel, and nothing else has to go for it."""
     part, card.fails = Part(card, RecordingPool(lambda: MANY), 100 * MB), torch.OutOfMemoryError("none")
+    forgotten = list[object]()
+    monkeypatch.setattr(RecordingPool, "forget_buffers", lambda _self, device: forgotten.append(device))
     part.calls(2)
-    assert card.given_back == 1, "of what was made so far"
+    assert (card.given_back, len(forgotten)) == (1, 1), "of what was made so far"
     card.fails = None
     assert not part.replays() and part.made == 0
     part.calls(30)
