@@ -240,11 +240,9 @@ class RecordedGraph(CompiledGraph):
                 recording = self._new_recording(call)
                 result = recording.replay(call.tensors)
             except torch.OutOfMemoryError:
-                self._pool.forget_buffers(device)
                 self._seen[call.sizes] = replace(self._seen[call.sizes], calls=_put_off(call))
                 raise
             except Exception as error:
-                self._pool.forget_buffers(device)
                 self._give_up(f"{type(error).__name__}: {error}")
                 return None
             alone = self._pool.nbytes == 0
@@ -265,12 +263,12 @@ class RecordedGraph(CompiledGraph):
     def _new_recording(self, call: RecordedCall) -> Recording:
         device = call.device
         pool = self._pool.on_device(device)
-        buffers = pool.buffers([*call.tensors, *call.likes])
+        shared, buffers = pool.buffers([*call.tensors, *call.likes])
         own, outputs = cast("list[torch.Tensor]", buffers[: len(call.tensors)]), buffers[len(call.tensors) :]
         copy(call.tensors, own)
         with self._pool.host.holding(device), recorded_on(pool) as graph, self.inner.recordable():
             copy(call.run(self.inner, own), outputs)
-        return Recording(graph, call.addresses, own, outputs, pool)
+        return Recording(graph, call.addresses, own, outputs, shared, pool)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
         """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.

@@ -63,6 +63,7 @@ class Recording:
         addresses: of the weights that it reads where they were.
         tensors: where it reads the other inputs.
         outputs: where it leaves its own.
+        shared: the bytes that these are in, and other recordings' too.
         pool: where its memory is from.
         replays: how often it was replayed.
     """
@@ -71,6 +72,7 @@ class Recording:
     addresses: list[int]
     tensors: list[torch.Tensor]
     outputs: Outputs
+    shared: torch.Tensor
     pool: DevicePool
     replays: int = 0
 

@@ -44,7 +44,6 @@ class DevicePool:
         handle: of their memory, for PyTorch; None before the first.
         nbytes: that they hold.
         alive: those that are there.
-        shared: bytes that the next has its inputs and outputs in, too.
     """
 
     device: torch.device
@@ -52,7 +51,6 @@ class DevicePool:
     handle: Any = None
     nbytes: int = 0
     alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    shared: torch.Tensor | None = None
     _turn: threading.RLock = field(default_factory=threading.RLock)
     _replayed_on: torch.cuda.Stream | None = None
 
@@ -70,26 +68,26 @@ class DevicePool:
             self._replayed_on = stream
             yield
 
-    def buffers(self, likes: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Return tensors like these, for what a recording is given and gives.
+    def buffers(self, likes: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Return bytes, and in them tensors like these, for what a recording is given and gives.
 
-        They lie in memory that all recordings share: each replay fills them anew, and what it gives is copied.
+        All recordings share them, and hold them: each replay fills them anew, and what it gives is copied.
         """
         # Threads of other GPUs, which replay too, are in no inference mode as the one that runs prompts is.
         with torch.inference_mode(False):
             dense = [None if like is None else torch.empty_like(like, device="meta") for like in likes]
             sizes = [0 if like is None else -(-like.nbytes // _ALIGNED) * _ALIGNED for like in dense]
-            if self.shared is None or self.shared.nbytes < sum(sizes):
-                self.shared = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
-            parts = self.shared[: sum(sizes)].split(sizes)
-            return [
+            held = [recording.shared for recording in self.alive if recording.shared.nbytes >= sum(sizes)]
+            shared = held[0] if held else torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+            parts = shared[: sum(sizes)].split(sizes)
+            return shared, [
                 None if like is None else part[: like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
                 for like, part in zip(dense, parts, strict=True)
             ]
 
     def renew(self, handle: Any) -> None:
         """Begin anew, with another pool of PyTorch's or none."""
-        self.handle, self.nbytes, self.alive, self.shared = handle, 0, weakref.WeakSet(), None
+        self.handle, self.nbytes, self.alive = handle, 0, weakref.WeakSet()
 
 
 class RecordingPool:
@@ -135,10 +133,6 @@ class RecordingPool:
         if pool.handle is None or not pool.alive:
             pool.renew(torch.cuda.graph_pool_handle())
         return pool
-
-    def forget_buffers(self, device: torch.device) -> None:
-        """Keep no buffers of a recording that failed. What other recordings share stays theirs."""
-        self._of(device).shared = None
 
     def _of(self, device: torch.device) -> DevicePool:
         pool = self._devices.get(device)
