@@ -15,6 +15,7 @@ from ...runtime.device_memory import HostMemory
 from ..compatibility import HOLDS_WEIGHTS
 
 _GIB = 1 << 30
+_ALL = 1 << 60  # bytes
 _KEPT = (512 if os.name == "nt" else 256) << 20
 
 
@@ -61,7 +62,7 @@ def weights_held(device: torch.device) -> Iterator[None]:
     every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
     vbars = [vbar for vbar in every if vbar.device == device.index]
     for vbar in vbars:
-        vbar.set_watermark_limit(vbar.max_size)
+        vbar.set_watermark_limit(_ALL)
     try:
         yield
     finally:
