@@ -579,6 +579,7 @@ class Moving:
         self.card, self.waits, self.taken, self.held = card, True, list[int](), list[str]()
         monkeypatch.setattr(Idling, "noted", lambda *_args: contextlib.nullcontext())
         monkeypatch.setattr(Idling, "waits", lambda *_args: self.waits)
+        monkeypatch.setattr(Idling, "start_over", lambda _notes: setattr(self, "waits", False))
         card.asked_for = self._make_way
         card.cuda.mem_get_info = lambda _device: (card.free, MANY)
         host = HostMemory(lambda: 500 * MB, self._held if can_hold else None)
@@ -664,6 +665,19 @@ def test_weights_that_move_are_not_copied_while_the_device_has_enough_to_do(
     assert (block.run.made, card.given_back, block.taken) == (0, 0, [])
     block.waits = True
     block.calls(2)
+    assert block.run.made == 1
+
+
+def test_whether_the_device_waits_is_asked_anew_once_recordings_have_gone(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do after an image that leaves little memory. In the next the device may have enough to do."""
+    block = Moving(card, monkeypatch)
+    block.calls(3)
+    assert block.run.made == 1 and block.waits
+    block.run.pool.release()
+    assert not block.waits
+    block.calls(20)
     assert block.run.made == 1
 
 
