@@ -21,7 +21,7 @@ from ...capture.call import NotCovered
 from ...serving.decision import Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
-from ..weights.residency import StreamedModules, kind_of
+from ..weights.residency import StreamedModules, attributes_of, structure_of
 from .functional_call import FunctionalCall
 from .skeleton import Skeleton
 from .weights_check import WeightsCheck
@@ -66,10 +66,12 @@ class BlockServer:
         model, streamed = self._model(), self._streamed.get(block)
         assert model is not None  # it is being called
         if streamed is None or not streamed.knows(block):
-            kind = kind_of(block)
-            if kind not in self._kinds:
-                self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
-            streamed = self._streamed[block] = self._kinds[kind]
+            structure = structure_of(block)
+            if streamed is None or streamed.structure != structure:  # one whose attributes change keeps its image
+                kind = structure, attributes_of(block)
+                if kind not in self._kinds:
+                    self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
+                streamed = self._streamed[block] = self._kinds[kind]
         try:
             return self._answered(block, streamed, forward, args, kwargs)
         except NotCovered as refusal:

@@ -22,9 +22,10 @@ from ...capture.call import NotCovered
 from ...capture.parameters import signature_of
 from ...messages import message
 from ..compatibility import BRINGS_WEIGHTS
-from .layer_images import KEYS, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype
+from .layer_images import KEYS, NOTES, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype
 
 _PREFETCH = "comfy.model_prefetch"
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def is_streamed(model: Any) -> bool:
@@ -56,12 +57,15 @@ class StreamedModules:
     one block of a transformer is found out once, and not for each of its fifty.
 
     Args:
-        module: one of them; see ``kind_of``.
+        module: one of them; see ``structure_of``.
         compute_dtype: what the model computes in.
+
+    Attributes:
+        structure: of all of them.
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
-        self._dtype = compute_dtype
+        self._dtype, self.structure = compute_dtype, structure_of(module)
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, SeenLayers] = {}
 
@@ -157,8 +161,19 @@ class StreamedModules:
             put(parameters, found)
 
 
-def kind_of(module: torch.nn.Module) -> Hashable:
+def structure_of(module: torch.nn.Module) -> Hashable:
     """Return what modules have in common that one image can show: their layers' names, classes and weights."""
     return tuple(
         (path, type(layer), tuple(layer._modules), tuple(layer._parameters)) for path, layer in module.named_modules()
+    )
+
+
+def attributes_of(module: torch.nn.Module) -> Hashable:
+    """Return the plain attributes of a module's layers, in which blocks of one structure may differ: widths, heads.
+
+    An image that showed one after the other would look as if its code were changed from call to call.
+    """
+    return tuple(
+        tuple((name, repr(value)) for name, value in vars(layer).items() if name not in NOTES and type(value) in _PLAIN)
+        for layer in module.modules()
     )
