@@ -22,3 +22,7 @@ def test_weights_are_taken_back_as_each_release_wants_it() -> None:
 
 def test_a_model_that_prefetches_its_weights_is_no_other_one_for_what_the_host_notes_of_them() -> None:
     assert printed_by("prefetching_model.py", comfyui_path()) is None
+
+
+def test_blocks_that_differ_in_their_heads_alone_are_served_in_every_step() -> None:
+    assert printed_by("blocks_of_widths.py", comfyui_path()) == {"right": True, "served": 24, "fallbacks": {}}

@@ -1,0 +1,69 @@
+"""Blocks of one structure whose heads differ, as a UNet's at each level, in a run of many steps.
+
+    python blocks_of_widths.py COMFY_DIR
+
+Prints as JSON how many of their calls were served, and why others were not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+comfyui = sys.argv[1]
+sys.argv = sys.argv[:1]
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = True
+import torch  # noqa: E402
+
+from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
+from onediff_comfy.host.process.process import library  # noqa: E402
+from onediff_comfy.host.process.services import host_services  # noqa: E402
+from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
+
+
+class Block(torch.nn.Module):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.layer = heads, torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x).view(1, 4, self.heads, -1).softmax(-1).reshape(x.shape)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(2), Block(4), Block(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Model:
+    device = torch.device("cpu")
+
+    def get_dtype_inference(self) -> torch.dtype:
+        return torch.float32
+
+
+def main() -> None:
+    model, net = Model(), Net()
+    dispatcher = Dispatcher("eager", library(), host_services())
+    server = BlockServer(model, dispatcher)
+    with torch.inference_mode():
+        dispatcher.begin_run()
+        right = [torch.equal(server(net, net.forward, (x,), {}), net(x)) for x in torch.randn(8, 1, 4, 8)]
+    counted = dispatcher.metrics.snapshot()
+    sys.stdout.write(
+        json.dumps({"right": all(right), "served": counted["served"], "fallbacks": counted["fallbacks"]}) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
