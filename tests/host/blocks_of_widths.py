@@ -1,4 +1,4 @@
-"""Blocks of one structure whose heads differ, as a UNet's at each level, in a run of many steps.
+"""Blocks of one structure whose heads differ, or their windows, as a UNet's at each level, in a run of many steps.
 
     python blocks_of_widths.py COMFY_DIR
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 comfyui = sys.argv[1]
 sys.argv = sys.argv[:1]
@@ -34,10 +36,19 @@ class Block(torch.nn.Module):
         return x + self.layer(x).view(1, 4, self.heads, -1).softmax(-1).reshape(x.shape)
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
+class Windowed(torch.nn.Module):
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self.blocks = torch.nn.ModuleList([Block(2), Block(4), Block(2)])
+        self.window, self.layer = (heads, 8 // heads), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x).view(1, 4, *self.window).softmax(-1).reshape(x.shape)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, kind: Callable[[int], torch.nn.Module]) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(map(kind, (2, 4, 2)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -52,18 +63,16 @@ class Model:
         return torch.float32
 
 
-def main() -> None:
-    model, net = Model(), Net()
+def served(kind: Callable[[int], torch.nn.Module]) -> dict[str, Any]:
+    model, net = Model(), Net(kind)
     dispatcher = Dispatcher("eager", library(), host_services())
     server = BlockServer(model, dispatcher)
     with torch.inference_mode():
         dispatcher.begin_run()
         right = [torch.equal(server(net, net.forward, (x,), {}), net(x)) for x in torch.randn(8, 1, 4, 8)]
     counted = dispatcher.metrics.snapshot()
-    sys.stdout.write(
-        json.dumps({"right": all(right), "served": counted["served"], "fallbacks": counted["fallbacks"]}) + "\n"
-    )
+    return {"right": all(right), "served": counted["served"], "fallbacks": counted["fallbacks"]}
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(json.dumps([served(Block), served(Windowed)]) + "\n")

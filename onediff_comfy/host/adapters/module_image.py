@@ -87,6 +87,11 @@ class ModuleImage:
             self.put_back()
 
 
+def is_plain(value: Any) -> bool:
+    """Return True if an image keeps such a value as it is while others that it shows have an equal one."""
+    return _equal(value, value)
+
+
 def _equal(held: Any, value: Any) -> bool:
     """Return True if two values are alike, to the types and the order of all that is in them, and plain."""
     kind = type(held)

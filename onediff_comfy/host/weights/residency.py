@@ -21,11 +21,11 @@ import torch
 from ...capture.call import NotCovered
 from ...capture.parameters import signature_of
 from ...messages import message
+from ..adapters.module_image import is_plain
 from ..compatibility import BRINGS_WEIGHTS
 from .layer_images import KEYS, NOTES, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype
 
 _PREFETCH = "comfy.model_prefetch"
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def is_streamed(model: Any) -> bool:
@@ -174,6 +174,6 @@ def attributes_of(module: torch.nn.Module) -> Hashable:
     An image that showed one after the other would look as if its code were changed from call to call.
     """
     return tuple(
-        tuple((name, repr(value)) for name, value in vars(layer).items() if name not in NOTES and type(value) in _PLAIN)
+        tuple((name, repr(value)) for name, value in vars(layer).items() if name not in NOTES and is_plain(value))
         for layer in module.modules()
     )
