@@ -12,13 +12,7 @@ from onediff_comfy.metrics import Metrics
 from onediff_comfy.serving.decision import Invocation, Output
 from onediff_comfy.serving.dispatcher import Dispatcher
 
-HOST = HostServices(
-    identity="host",
-    options_name="options",
-    capture_options={},
-    check_interrupted=lambda: None,
-    refuse=lambda _layers: None,
-)
+HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 
 
 class Block(nn.Module):
@@ -35,11 +29,8 @@ class Block(nn.Module):
 def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() -> None:
     """The host's buffer for what is brought is at one address, for all blocks of a model."""
     buffer = torch.ones(4)
-    dispatcher, image, x = (
-        Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST),
-        Block(buffer),
-        x_of(1),
-    )
+    dispatcher = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST)
+    image, x = Block(buffer), torch.ones(1)
 
     def answer() -> Output | object:
         return dispatcher.attempt(Invocation(image, image.forward, (x,), {}, weights_move=True))
@@ -51,7 +42,3 @@ def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() ->
     assert image.weight.data_ptr() == buffer.data_ptr()
     other = answer()
     assert not isinstance(other, Output) or other.value.tolist() == image(x).tolist()
-
-
-def x_of(value: float) -> torch.Tensor:
-    return torch.tensor([value])

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import comfy.model_management as memory
 import torch
@@ -47,6 +48,13 @@ def host_memory() -> HostMemory:
     return HostMemory(device_reserve, weights_held if can_hold else None)
 
 
+def loaded_vbars(device: int | None) -> list[Any]:
+    """Return the address ranges of the models that the host has loaded on a device, the last that was loaded first."""
+    models = [getattr(getattr(loaded, "model", None), "model", None) for loaded in memory.current_loaded_models]
+    every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
+    return [vbar for vbar in every if vbar.device == device]
+
+
 @contextlib.contextmanager
 def weights_held(device: torch.device) -> Iterator[None]:
     """Have Dynamic VRAM take no weights off ``device`` inside, whatever is allocated there.
@@ -58,15 +66,13 @@ def weights_held(device: torch.device) -> Iterator[None]:
     What it took before, for room, it would not bring again before the models are loaded anew. So their priority is
     renewed, as their loading does, and in the order of that.
     """
-    models = [getattr(getattr(loaded, "model", None), "model", None) for loaded in memory.current_loaded_models]
-    every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
-    vbars = [vbar for vbar in every if vbar.device == device.index]
+    vbars = loaded_vbars(device.index)
     for vbar in vbars:
         vbar.set_watermark_limit(_ALL)
     try:
         yield
     finally:
-        for vbar in reversed(vbars):  # the host has the last that was loaded first in its list
+        for vbar in reversed(vbars):
             vbar.set_watermark_limit(0)
             vbar.prioritize()
 

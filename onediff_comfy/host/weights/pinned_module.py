@@ -22,6 +22,7 @@ from ...capture.call import NotCovered
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
 from ..process.host_compiler import unplanned
+from ..process.memory_pressure import loaded_vbars
 from .layer_images import (
     KEYS,
     NOTES,
@@ -197,12 +198,11 @@ class _Pages(NamedTuple):
     def evictable(self) -> int:
         """Return how many bytes of other models the host takes off the device before any of this one's.
 
-        Those in Dynamic VRAM that were loaded before it. The host has the last first in its list.
+        Those in Dynamic VRAM that were loaded before it.
         """
-        models = [getattr(getattr(loaded, "model", None), "model", None) for loaded in memory.current_loaded_models]
-        every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
-        before = every[every.index(self.vbar) + 1 :] if self.vbar in every else []
-        return sum(int(vbar.loaded_size()) for vbar in before if vbar.device == self.vbar.device)
+        loaded = loaded_vbars(self.vbar.device)
+        before = loaded[loaded.index(self.vbar) + 1 :] if self.vbar in loaded else []
+        return sum(int(vbar.loaded_size()) for vbar in before)
 
     def pin(self) -> bytes | None:
         """Have all pages on the device until ``unpin``. Return None if there is no room for all.
