@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,33 @@ def test_no_prompt_begins_meanwhile(queue: Any) -> None:
 def test_during_a_prompt_it_says_so(queue: Any) -> None:
     queue.currently_running[0] = ("a prompt",)
     with between_prompts() as between:
+        assert not between
+
+
+def test_who_has_patience_waits_until_the_host_has_cleaned_up_but_never_for_a_prompt(queue: Any) -> None:
+    queue.not_empty = threading.Condition(queue.mutex)
+    cleaned = threading.Event()
+
+    def clean_up() -> None:
+        cleaned.wait(20)
+        with queue.not_empty:
+            queue.not_empty.wait(20)
+
+    thread = threading.Thread(target=clean_up)
+    thread.start()
+    threading.Timer(0.2, cleaned.set).start()
+    with between_prompts(patience=20) as between:
+        assert between
+        assert cleaned.is_set()
+        queue.not_empty.notify()
+    thread.join(20)
+    queue.currently_running[0] = ("a prompt",)
+    start = time.monotonic()
+    with between_prompts(patience=20) as between:
+        assert not between
+    assert time.monotonic() - start < 10
+    queue.currently_running.clear()
+    with between_prompts(patience=0.05) as between:  # nobody waits for a prompt any more
         assert not between
 
 

@@ -14,6 +14,9 @@ from ..process.process import library, metrics, store
 from ..process.prompts import between_prompts
 from .report import compiling_in_background, live_objects
 
+# Who looks at a picture that has just come asks while the host still cleans up after it.
+_PATIENCE = 5.0  # seconds
+
 
 class Busy(Exception):
     """The host is running a prompt, which may be using the graphs; the message is for people."""
@@ -86,7 +89,7 @@ def _unused() -> Iterator[None]:
     Raises:
         Busy: it is running one.
     """
-    with between_prompts() as between:
+    with between_prompts(_PATIENCE) as between:
         if not between:
             raise Busy(message("ComfyUI is making a picture that may use these graphs; try again when it is done"))
         yield
