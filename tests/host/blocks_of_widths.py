@@ -1,4 +1,4 @@
-"""Blocks of one structure whose heads differ, or their windows, as a UNet's at each level, in a run of many steps.
+"""Blocks of one structure whose heads differ, their windows, or how many bits their weights have, in a run of steps.
 
     python blocks_of_widths.py COMFY_DIR
 
@@ -45,6 +45,17 @@ class Windowed(torch.nn.Module):
         return x + self.layer(x).view(1, 4, *self.window).softmax(-1).reshape(x.shape)
 
 
+class OfBits(torch.nn.Module):
+    """As in files that keep some blocks in more bits than others."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8, dtype=torch.float64 if heads == 2 else torch.float32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x.to(self.layer.weight.dtype)).to(x.dtype)
+
+
 class Net(torch.nn.Module):
     def __init__(self, kind: Callable[[int], torch.nn.Module]) -> None:
         super().__init__()
@@ -75,4 +86,4 @@ def served(kind: Callable[[int], torch.nn.Module]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps([served(Block), served(Windowed)]) + "\n")
+    sys.stdout.write(json.dumps([served(kind) for kind in (Block, Windowed, OfBits)]) + "\n")

@@ -57,8 +57,8 @@ def brought_in_part() -> dict[str, list[str]]:
     comfy.ops.cast_modules_with_vbar = bring
     comfy.ops.resolve_cast_module_with_vbar = lambda layer, *_: (layer.weight, layer.bias)
     comfy.model_prefetch.cleanup_prefetched_modules = taken
-    with StreamedModules(block, torch.float32).in_place(block, torch.device("cpu")) as image:
-        found["in place"] = [name for name, layer in image.named_children() if layer.weight is not None]
+    with StreamedModules(block, torch.float32).in_place(block, torch.device("cpu")) as in_place:
+        found["in place"] = [name for name, layer in in_place.image.named_children() if layer.weight is not None]
     return found
 
 

@@ -21,7 +21,7 @@ from ...capture.call import NotCovered
 from ...serving.decision import Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
-from ..weights.residency import StreamedModules, attributes_of, structure_of
+from ..weights.residency import StreamedModules, attributes_of, formats_of, structure_of
 from .functional_call import FunctionalCall
 from .skeleton import Skeleton
 from .weights_check import WeightsCheck
@@ -42,7 +42,7 @@ class BlockServer:
     def __init__(self, model: Any, dispatcher: Dispatcher) -> None:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._check = WeightsCheck(model, dispatcher, whole=False)
-        self._kinds: dict[Hashable, StreamedModules] = {}
+        self._kinds: dict[Hashable, list[StreamedModules]] = {}
         self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
         self._skeleton: Skeleton | None = None
 
@@ -66,18 +66,25 @@ class BlockServer:
         model, streamed = self._model(), self._streamed.get(block)
         assert model is not None  # it is being called
         if streamed is None or not streamed.knows(block):
-            structure = structure_of(block)
-            if streamed is None or streamed.structure != structure:  # one whose attributes change keeps its image
-                kind = structure, attributes_of(block)
-                if kind not in self._kinds:
-                    self._kinds[kind] = StreamedModules(block, model.get_dtype_inference())
-                streamed = self._streamed[block] = self._kinds[kind]
+            streamed = self._streamed[block] = self._kind_of(block, model.get_dtype_inference())
         try:
             return self._answered(block, streamed, forward, args, kwargs)
         except NotCovered as refusal:
             reason = refusal.reason  # and no more in here: what runs while an exception is handled is slower
         self._dispatcher.passed_by(block, reason)
         return forward(*args, **kwargs)
+
+    def _kind_of(self, block: torch.nn.Module, compute_dtype: torch.dtype) -> StreamedModules:
+        """Return the image that shows ``block``. One whose attributes change keeps its own."""
+        structure, formats, before = structure_of(block), formats_of(block, compute_dtype), self._streamed.get(block)
+        if before is not None and (before.structure, before.formats) == (structure, formats):
+            return before
+        kinds = self._kinds.setdefault((structure, attributes_of(block)), [])
+        known = next((kind for kind in kinds if kind.formats == formats), None)
+        if known is None:
+            known = StreamedModules(block, compute_dtype)
+            kinds.append(known)
+        return known
 
     def _answered(
         self,
@@ -99,17 +106,17 @@ class BlockServer:
         call = FunctionalCall(forward, args, kwargs)
         with contextlib.ExitStack() as stack:
             try:
-                image = stack.enter_context(streamed.in_place(block, model.device))
-            except NotCovered:
-                raise
+                in_place = stack.enter_context(streamed.in_place(block, model.device))
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
                 log.debug("a block's weights could not be brought", exc_info=True)
                 raise NotCovered(search_failed(error)) from error
+            image = in_place.image
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(Invocation(image, on_image, (), call.arguments, image.forward, True))
             if not isinstance(outcome, Output):
                 return image.forward(*args, **kwargs)
-            told, is_due = outcome.value, self._check.is_due(block, streamed.is_changed(block))
+            told = outcome.value
+            is_due = in_place.settled and self._check.is_due(block, streamed.is_changed(block))
             with unplanned():
                 trial = on_image(**call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way

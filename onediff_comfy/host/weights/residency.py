@@ -11,19 +11,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management as memory
 import comfy.ops
 import torch
 
-from ...capture.call import NotCovered
 from ...capture.parameters import signature_of
-from ...messages import message
+from ...capture.target.tensor_parts import format_of
 from ..adapters.module_image import is_plain
 from ..compatibility import BRINGS_WEIGHTS
-from .layer_images import KEYS, NOTES, LayerImages, SeenLayers, are_changed, convert, is_patched, put, stored_dtype
+from .layer_images import (
+    KEYS,
+    NOTES,
+    LayerImages,
+    Look,
+    SeenLayers,
+    are_changed,
+    convert,
+    has_functions,
+    is_patched,
+    put,
+    stored_dtype,
+)
+from .quantised import weight_formats
 
 _PREFETCH = "comfy.model_prefetch"
 
@@ -50,6 +64,28 @@ def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> Non
     taken(**{name: given[name] for name in signature_of(taken).parameters})
 
 
+@dataclass
+class InPlace:
+    """A module whose weights are on the device.
+
+    Attributes:
+        image: of the module.
+        settled: in its next call the host computes with the same weights. Not so where it has just added a LoRA to 8
+            bits: it computes with the sum, and keeps that rounded to 8 bits for later calls.
+    """
+
+    image: torch.nn.Module
+    settled: bool = True
+
+
+class _Seen(SeenLayers):
+    """As ``SeenLayers``, with what the formats of their weights depended on then."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look, held: list[Any]) -> None:
+        super().__init__(layers, shown)
+        self.held = held
+
+
 class StreamedModules:
     """An image of modules of one kind, which shows one of them at a time, with its weights in place.
 
@@ -62,21 +98,28 @@ class StreamedModules:
 
     Attributes:
         structure: of all of them.
+        formats: of their weights, as they are shown.
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
-        self._dtype, self.structure = compute_dtype, structure_of(module)
+        self._dtype = compute_dtype
+        self.structure, self.formats = structure_of(module), formats_of(module, compute_dtype)
         self._images = LayerImages(module)
-        self._seen: dict[torch.nn.Module, SeenLayers] = {}
+        self._seen: dict[torch.nn.Module, _Seen] = {}
 
     def knows(self, module: torch.nn.Module) -> bool:
         """Return True if ``module`` was shown before, and has the layers and attributes that it had. Else forget it.
 
-        Ask before each ``in_place``: a module with other layers may be of another kind.
+        Ask before each ``in_place``: a module with other layers, or weights of other formats, may be of another kind.
         """
         seen = self._seen.get(module)
         if seen is not None and seen.are_same():
-            return True
+            held = _held(seen.layers)
+            if len(held) == len(seen.held) and all(map(operator.is_, held, seen.held)):
+                return True
+            if formats_of(module, self._dtype) == self.formats:  # a LoRA has come or gone, and they are as before
+                seen.held = held
+                return True
         self._seen.pop(module, None)
         return False
 
@@ -85,36 +128,33 @@ class StreamedModules:
         return are_changed(self._seen[module].layers)
 
     @contextlib.contextmanager
-    def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[torch.nn.Module]:
+    def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[InPlace]:
         """Yield the image of ``module``, with all weights on ``device`` until the context ends.
 
         Args:
             module: of this kind. Nobody else may show one of the same kind meanwhile.
-
-        Raises:
-            NotCovered: the host has a weight in a form that no layer can hold in place.
         """
         seen = self._seen.get(module)
         if seen is not None and seen.shown is self._images.look:
             self._images.show_weights(seen.layers)
         else:
             layers = tuple(module.modules())
-            seen = self._seen[module] = SeenLayers(layers, self._images.show(layers))
-        with self._brought(seen.layers, device):
+            seen = self._seen[module] = _Seen(layers, self._images.show(layers), _held(layers))
+        with self._brought(seen.layers, device) as settled:
             try:
-                yield self._images.root
+                yield InPlace(self._images.root, settled)
             finally:
                 for parameters in self._images.parameters:
                     parameters.clear()
                 self._images.put_back(seen.layers)
 
     @contextlib.contextmanager
-    def _brought(self, layers: Sequence[Any], device: torch.device) -> Iterator[None]:
-        """Have the host bring what is not there, and take it back in the end."""
+    def _brought(self, layers: Sequence[Any], device: torch.device) -> Iterator[bool]:
+        """Have the host bring what is not there, and take it back in the end. Yield whether it is settled."""
         dynamic = [layer for layer in layers if "_v" in vars(layer)]
         if not dynamic:
             self._cast(layers, device)
-            yield
+            yield True
             return
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
         missing = [layer for layer in dynamic if getattr(layer, "_prefetch", None) is None]
@@ -123,12 +163,13 @@ class StreamedModules:
         )
         try:
             memory.sync_stream(device, stream)
+            settled = not any(map(_is_rounded_next, dynamic))
             for layer, parameters in zip(layers, self._images.parameters, strict=True):
                 if "_v" in vars(layer):
                     put(parameters, self._resolved(layer, device))
                 else:
                     convert(parameters, layer, device)
-            yield
+            yield settled
         finally:
             if stream is not None:
                 stream.wait_stream(memory.current_stream(device))
@@ -138,10 +179,7 @@ class StreamedModules:
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
         requantise = isinstance(layer.weight, comfy.ops.QuantizedTensor)
-        weight, bias = (stored_dtype(layer, key) for key in KEYS)
-        # Of what dtype the file's weight is says nothing: the loader's weight_dtype makes 8 bits of it on the device.
-        if is_patched(layer) and not requantise and weight is not None and weight.itemsize == 1:
-            raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
+        weight, bias = (_dtype_shown(layer, key, self._dtype) for key in KEYS)
         found = comfy.ops.resolve_cast_module_with_vbar(
             layer, weight, device, bias, self._dtype if requantise else None, requantise
         )
@@ -152,13 +190,72 @@ class StreamedModules:
         for layer, parameters in zip(layers, self._images.parameters, strict=True):
             if not hasattr(layer, "comfy_cast_weights") or parameters.get("weight") is None:
                 continue
-            changed = bool(layer.weight_function or layer.bias_function)
-            if not changed and layer.weight.device == device:
+            if not has_functions(layer) and layer.weight.device == device:
                 continue
-            dtype = self._dtype if changed else layer.weight.dtype
-            bias_dtype = None if layer.bias is None else self._dtype if changed else layer.bias.dtype
-            found = comfy.ops.cast_bias_weight(layer, None, dtype, device, bias_dtype)
+            weight, bias = (_dtype_shown(layer, key, self._dtype) for key in KEYS)
+            found = comfy.ops.cast_bias_weight(layer, None, weight, device, bias)
             put(parameters, found)
+
+
+def _computes_with_more_bits(layer: Any) -> bool:
+    """Return True if the host keeps 8 bits of a layer's weight, adds a LoRA to it, and computes in the model's dtype.
+
+    Of what dtype the file's weight is says nothing: the loader's weight_dtype makes 8 bits of it on the device.
+    """
+    if not is_patched(layer) or isinstance(layer.weight, comfy.ops.QuantizedTensor):
+        return False
+    kept = stored_dtype(layer, "weight")
+    return kept is not None and kept.itemsize == 1
+
+
+def _is_rounded_next(layer: Any) -> bool:
+    """Return True if the host computes with more bits of a layer's weight now than it keeps for the next call."""
+    if not _computes_with_more_bits(layer):
+        return False
+    return not layer._prefetch["resident"] and layer._prefetch["signature"] is not None
+
+
+def _dtype_shown(layer: Any, key: str, compute_dtype: torch.dtype) -> torch.dtype | None:
+    """Return the dtype of a layer's weight or bias in an image; None of none."""
+    if getattr(layer, key, None) is None:
+        return None
+    if "_v" not in vars(layer):
+        return compute_dtype if has_functions(layer) else getattr(layer, key).dtype
+    return compute_dtype if _computes_with_more_bits(layer) else stored_dtype(layer, key)
+
+
+def _held(layers: Sequence[Any]) -> list[Any]:
+    """Return what the formats of layers' weights depend on, compared by identity."""
+    found: list[Any] = []
+    for state in map(vars, layers):
+        found += state["_parameters"].values()
+        for key in KEYS:
+            found.append(state.get(f"{key}_lowvram_function"))
+            found += state.get(f"{key}_function") or ()
+    return found
+
+
+def formats_of(module: torch.nn.Module, compute_dtype: torch.dtype) -> list[Any]:
+    """Return what is to be equal of weights that one image shows one after the other, of modules of one structure.
+
+    A file may keep some blocks in more bits than others. An image that showed both would have graphs of either refused.
+
+    Args:
+        compute_dtype: what the model computes in.
+    """
+    return [
+        _format(layer, name, weight, compute_dtype)
+        for layer in module.modules()
+        for name, weight in layer._parameters.items()
+    ]
+
+
+def _format(layer: torch.nn.Module, name: str, weight: Any, compute_dtype: torch.dtype) -> Any:
+    if weight is None:
+        return None
+    dtype = _dtype_shown(layer, name, compute_dtype) if name in KEYS else weight.dtype
+    form = format_of(weight, weight_formats())
+    return (dtype, weight.shape) if form is None else (dtype, type(weight), form.context(weight))
 
 
 def structure_of(module: torch.nn.Module) -> Hashable:
