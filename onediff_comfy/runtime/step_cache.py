@@ -20,7 +20,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -72,11 +72,11 @@ class Features:
 
     Attributes:
         early: the first block's result; of any shape.
-        deep: what the brief graph takes for the deep layers' work.
+        deep: what the brief form takes for the deep layers' work: a tensor, or several.
     """
 
     early: torch.Tensor
-    deep: torch.Tensor
+    deep: Any
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,9 @@ class _StepDecision:
             return False
         while self.measured and self.step - self.measured[0][0] >= _KNOWN_AFTER:
             _, steps, change = self.measured.popleft()
-            self._rate = change.value() / steps
+            rate = change.value() / steps
+            # A block that gives the very same has not seen the step: it says nothing of how the others change.
+            self._rate = rate if rate > 0 else float("inf")
         self.reusing = (self.step - self.computed) * self._rate < threshold
         self._decided = True
         return True
@@ -227,18 +229,27 @@ class StepCache:
         known = self._streams.get(stream)
         if known is not None and reuse:
             outputs, early = graph.reuse(weights, tensors, known.features)
-            self._decision.measure(known, early)
-            self.reused += 1
+            self.took(stream, early)
             return outputs
         outputs, features = graph.compute(weights, tensors)
+        self.found(stream, features)
+        return outputs
+
+    def took(self, stream: Hashable, early: torch.Tensor) -> None:
+        """Note that a call has taken its deep layers from an earlier step, and what its own first block gave."""
+        self._decision.measure(self._streams[stream], early)
+        self.reused += 1
+
+    def found(self, stream: Hashable, features: Features) -> None:
+        """Note what a call has found that computed everything."""
         if self._refusal is not None:
-            return outputs
+            return
+        known = self._streams.get(stream)
         if known is not None:
             self._decision.measure(known, features.early)
         self._streams[stream] = _Known(features, self._decision.step)
         if not self._decision.reusing:
             self._decision.computed = self._decision.step
-        return outputs
 
 
 def change(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ..capture.call import Signature
 from ..messages import Message, joined, message
 from ..metrics import Metrics
 from ..runtime.step_cache import StepCache
-from .decision import Eager, Served
+from .decision import Eager, Invocation, Served
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,10 @@ class RunContext:
     exact: bool = False
     reusing: bool = False
     step_cache: StepCache | None = None
+
+    def of_call(self, invocation: Invocation) -> RunContext:
+        """Return the run as a call sees it: of a block alone, whose weights move, no deep layers are left out."""
+        return replace(self, reusing=False, step_cache=None) if invocation.weights_move else self
 
     def of_part(self) -> RunContext:
         """Return the run as a part of a split batch sees it: one part is no earlier step of another."""

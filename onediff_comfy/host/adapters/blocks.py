@@ -23,7 +23,8 @@ from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
 from ..weights.residency import StreamedModules, attributes_of, formats_of, structure_of
 from .functional_call import FunctionalCall
-from .skeleton import Skeleton
+from .reused_blocks import ReusedBlocks
+from .skeleton import ServePart, Skeleton
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -45,15 +46,25 @@ class BlockServer:
         self._kinds: dict[Hashable, list[StreamedModules]] = {}
         self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
         self._skeleton: Skeleton | None = None
+        self._reused: ReusedBlocks | None = None  # made with the skeleton
 
     def __call__(
         self, module: torch.nn.Module, forward: types.MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered the blocks."""
-        if self._skeleton is None or not self._skeleton.is_of(module):
-            self._skeleton, self._kinds, self._streamed = Skeleton(module, self._serve_block, _is_block), {}, {}
-        with self._skeleton.current() as image:
-            return forward.__func__(image, *args, **kwargs)
+        skeleton = self._skeleton
+        if skeleton is None or not skeleton.is_of(module):
+            skeleton = self._skeleton = Skeleton(module, _is_block)
+            self._kinds, self._streamed, self._reused = {}, {}, ReusedBlocks(module, self._serve_block)
+
+        def run(serve: ServePart, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            with skeleton.current(serve) as image:
+                return forward.__func__(image, *args, **kwargs)
+
+        step_cache = self._dispatcher.step_cache
+        if step_cache is None or self._reused is None:
+            return run(self._serve_block, args, kwargs)
+        return self._reused.answer(step_cache, run, forward, args, kwargs)
 
     def _serve_block(
         self,

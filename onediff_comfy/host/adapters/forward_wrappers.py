@@ -13,6 +13,7 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...messages import message
+from ..process.services import OPTIONS
 from ..report.owners import owners_of
 from .attach import KEY
 from .module_proxy import ModuleProxy
@@ -125,10 +126,10 @@ def _with_first(
         return executor(*inner_args, **inner_kwargs)
 
     call = inspect.signature(method).bind(*args, **kwargs)
-    options = call.arguments.get("transformer_options", {})
+    options = call.arguments.get(OPTIONS, {})
     tables = options.get("wrappers", {})
     table = {f"{KEY}_first": [first], **tables.get(WrappersMP.DIFFUSION_MODEL, {})}
-    call.arguments["transformer_options"] = {**options, "wrappers": {**tables, WrappersMP.DIFFUSION_MODEL: table}}
+    call.arguments[OPTIONS] = {**options, "wrappers": {**tables, WrappersMP.DIFFUSION_MODEL: table}}
     return method(*call.args, **call.kwargs)
 
 

@@ -16,10 +16,9 @@ import torch.utils._pytree as pytree
 from ...capture.call import NotCovered, bind
 from ...capture.parameters import signature_of
 from ...messages import message
-from ..process.services import OF_A_PART
+from ..process.services import OF_A_PART, OPTIONS
 from .records import closed, is_record, opened
 
-_OPTIONS = "transformer_options"
 _GIVEN = "what was given: "
 """Before a number: the tensor of that number among those that were given. In an output it is a dict's only name, over
 an empty tuple, for a compiler takes each leaf of an output for a tensor."""
@@ -54,7 +53,7 @@ class FunctionalCall:
         self.lists = _lists(_containers(named))
         if len({id(each) for each in self.lists}) < len(self.lists):
             raise NotCovered(message("a part of the model is given one list twice"))
-        self.arguments = {name: value if name == _OPTIONS else opened(value) for name, value in named.items()}
+        self.arguments = {name: value if name == OPTIONS else opened(value) for name, value in named.items()}
 
     def telling(self, forward: Callable[..., Any]) -> Callable[..., Told]:
         """Return a function of the arguments that gives what ``forward``, the part's or its image's, gives and leaves.
@@ -72,10 +71,10 @@ class FunctionalCall:
 
         def telling(**arguments: Any) -> Told:
             with torch.inference_mode(False), torch.no_grad():
-                own = {name: _copied(value) if name != _OPTIONS else value for name, value in arguments.items()}
+                own = {name: _copied(value) if name != OPTIONS else value for name, value in arguments.items()}
                 tensors = _tensors(own)
                 versions = [tensor._version for tensor in tensors]
-                given = {name: value if name == _OPTIONS else closed(value) for name, value in own.items()}
+                given = {name: value if name == OPTIONS else closed(value) for name, value in own.items()}
                 containers = _containers(given)
                 lists, dicts = _lists(containers), [each for each in containers if type(each) is dict]
                 before, items = [tuple(each) for each in lists], [tuple(each.items()) for each in dicts]
@@ -200,7 +199,7 @@ def _copied(value: Any) -> Any:
 
 def _tensors(arguments: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors of a call but for those in its bag of options, which nobody writes to."""
-    values = [arguments[name] for name in sorted(arguments) if name != _OPTIONS]
+    values = [arguments[name] for name in sorted(arguments) if name != OPTIONS]
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
@@ -210,7 +209,7 @@ def _lists(containers: Sequence[Any]) -> list[list[Any]]:
 
 def _containers(arguments: Mapping[str, Any]) -> list[Any]:
     """Return the lists, tuples and dicts of a call, those of records too, but for what is in its bag of options."""
-    return [found for name in sorted(arguments) if name != _OPTIONS for found in _containers_in(arguments[name])]
+    return [found for name in sorted(arguments) if name != OPTIONS for found in _containers_in(arguments[name])]
 
 
 def _containers_in(value: Any) -> Iterator[Any]:

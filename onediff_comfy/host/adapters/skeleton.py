@@ -25,14 +25,12 @@ class Skeleton:
 
     Args:
         module: what it is an image of.
-        serve: answers the calls of each part.
         is_part: asked of a module and a child of it, at any depth. What has no weights is no part.
     """
 
-    def __init__(
-        self, module: torch.nn.Module, serve: ServePart, is_part: Callable[[torch.nn.Module, torch.nn.Module], bool]
-    ) -> None:
-        self._serve, self._is_part, self._images = serve, is_part, list[ModuleImage]()
+    def __init__(self, module: torch.nn.Module, is_part: Callable[[torch.nn.Module, torch.nn.Module], bool]) -> None:
+        self._serve: ServePart | None = None  # while the image is in use
+        self._is_part, self._images = is_part, list[ModuleImage]()
         root = self._image_of(module)
         if root is None:
             root = ModuleImage(module)
@@ -48,15 +46,32 @@ class Skeleton:
         return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(now, self._children, strict=True))
 
     @contextlib.contextmanager
-    def current(self) -> Iterator[torch.nn.Module]:
-        """Yield the image. What happens to attributes of it inside happens to the module's."""
+    def current(self, serve: ServePart) -> Iterator[torch.nn.Module]:
+        """Yield the image. What happens to attributes of it inside happens to the module's.
+
+        Args:
+            serve: answers the calls of each part, inside.
+        """
         for image in self._images:
             image.show()
+        self._serve = serve
         try:
             yield self._root.image
         finally:
+            self._serve = None
             for image in self._images:
                 image.put_back()
+
+    def _serve_part(
+        self,
+        part: torch.nn.Module,
+        image: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        assert self._serve is not None  # whoever has the image runs it inside
+        return self._serve(part, image, forward, args, kwargs)
 
     def _image_of(self, module: torch.nn.Module) -> ModuleImage | None:
         """Return the image of a module in which there are parts; None if there are none."""
@@ -65,7 +80,7 @@ class Skeleton:
             if child is None:
                 continue
             if self._is_part(module, child) and next(child.parameters(), None) is not None:
-                children[name] = ModuleProxy(child, functools.partial(self._serve, child), ("forward",))
+                children[name] = ModuleProxy(child, functools.partial(self._serve_part, child), ("forward",))
             else:
                 image = self._image_of(child)
                 children[name] = child if image is None else image.image

@@ -49,9 +49,9 @@ class PieceServer:
     ) -> Any:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered pieces."""
         if self._skeleton is None or not self._skeleton.is_of(module):
-            self._skeleton = Skeleton(module, self._serve_part, lambda parent, _child: parent is module)
+            self._skeleton = Skeleton(module, lambda parent, _child: parent is module)
             self._last, self._repeating = None, set()  # an address is a part's only as long as the part is there
-        with self._skeleton.current() as image:
+        with self._skeleton.current(self._serve_part) as image:
             return forward.__func__(image, *args, **kwargs)
 
     def _serve_part(

@@ -24,6 +24,8 @@ from .host_settings import settings
 
 log = logging.getLogger(__name__)
 
+OPTIONS = "transformer_options"
+"""The argument of a model, and of its blocks, in which the host says whatever else a call is for."""
 OF_A_PART = " of a part"
 """At the end of the name of a function that is a part's, and not a whole model's. It is another text where what such a
 function gives has another form: a graph that is kept for the old one must not be found."""
@@ -100,7 +102,7 @@ def _side_multiple(module: torch.nn.Module, function: str) -> int:
     return patch_side(module)
 
 
-def _prompts(options: Mapping[str, Any]) -> Hashable:
+def prompts_of(options: Mapping[str, Any]) -> Hashable:
     """Return which conditionings a call is for, in its batch's order, and which frames; None if it does not say."""
     if not options.get("uuids"):
         return None
@@ -150,7 +152,7 @@ def host_services() -> HostServices:
 
     return HostServices(
         identity=f"{host_code()} {kernels()}{chosen and f' attention by {chosen}'}",
-        options_name="transformer_options",
+        options_name=OPTIONS,
         capture_options={} if as_it_is else {_ATTENTION: _attention},
         check_interrupted=comfy.model_management.throw_exception_if_processing_interrupted,
         refuse=refuse,
@@ -158,7 +160,7 @@ def host_services() -> HostServices:
         side_multiple=_side_multiple,
         prepare=_whole_vae_attention,
         settings=settings,
-        stream=_prompts,
+        stream=prompts_of,
         interruption=comfy.model_management.InterruptProcessingException,
         code=HostCode(comfy.__name__, _MACHINERY),
         recordable=RECORDABLE_OPERATORS,

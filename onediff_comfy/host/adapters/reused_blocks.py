@@ -1,0 +1,182 @@
+"""Reuse what deep blocks computed in an earlier step, where a model is served block by block.
+
+Then there is no graph of the whole model that ``capture/rewrites/step_cache_split.py`` could cut in two. But the
+model's forward runs as the host wrote it, and each block that it calls is ours to answer, or to leave out
+(``block_order.py``). The weights of one that is left out are not brought to the device either.
+
+Which blocks a forward calls, and in which order, is seen in one call and expected of the next. What the forward does
+with what they hand on, nobody says. So before anything is reused the brief form is run once on a call whose output is
+known: given what that call found, it must give that output.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import comfy.model_management as memory
+import torch
+import torch.utils._pytree as pytree
+
+from ...capture.call import NotCovered
+from ...capture.parameters import signature_of
+from ...messages import Message, message
+from ...runtime.step_cache import Features, StepCache
+from ...serving.verification import numerics
+from ..process.services import OPTIONS, prompts_of
+from .block_order import BriefForward, Order, WholeForward
+from .module_image import is_plain
+from .skeleton import ServePart
+
+log = logging.getLogger(__name__)
+
+_PREFETCH = "prefetch_dynamic_vbars"
+"""An option: the host brings a block's weights while the one before is computed."""
+_OURS = ("wrappers", "callbacks")
+"""Options whose functions are called around a forward, and not in it."""
+
+
+class RunForward(Protocol):
+    """Runs a model's forward."""
+
+    def __call__(self, serve: ServePart, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return its output, of a call in which ``serve`` answers the blocks."""
+
+
+class ReusedBlocks:
+    """Answers calls of a model's forward, and leaves deep blocks out where a step cache wants it.
+
+    Args:
+        module: whose forward it is. What is left out are blocks in its own lists, and none further down.
+        serve: computes a block.
+    """
+
+    def __init__(self, module: torch.nn.Module, serve: ServePart) -> None:
+        lists = ((name, child) for name, child in module._modules.items() if isinstance(child, torch.nn.ModuleList))
+        self._list_of = {block: name for name, blocks in lists for block in blocks}
+        self._serve = serve
+        self._orders: dict[Hashable, Order] = {}  # by kind of call
+        self._run: StepCache | None = None  # the last, and what was seen in it to be right
+        self._right: dict[Hashable, bool] = {}
+
+    def answer(
+        self, step_cache: StepCache, run: RunForward, forward: types.MethodType, args: Sequence[Any], kwargs: Any
+    ) -> Any:
+        """Return what ``forward`` gives for these arguments."""
+        if self._run is not step_cache:  # extensions may have changed the model's code since
+            self._run, self._right = step_cache, {}
+        call = _ForwardCall(forward, args, kwargs)
+        prompts, reason = prompts_of(call.options), self._why_not(call)
+        if prompts is None or reason is not None:
+            step_cache.cannot_reuse(reason or message("a call does not say which prompt it is for"))
+            return run(self._serve, args, kwargs)
+        stream, order = (call.kind, prompts), self._orders.get(call.kind)
+        features = step_cache.features(stream) if step_cache.reuses(stream) else None
+        if order is not None and features is not None:
+            brief = BriefForward(order, features, self._serve)
+            try:
+                output = run(brief, *call.in_brief())
+                brief.end()
+            except NotCovered as refusal:
+                step_cache.refuse(refusal.reason)
+            else:
+                step_cache.took(stream, brief.early)
+                return output
+        return self._computed(step_cache, run, call, stream)
+
+    def _computed(self, step_cache: StepCache, run: RunForward, call: _ForwardCall, stream: Hashable) -> Any:
+        """Return what a forward gives that computes everything, and note what it found."""
+        order = self._orders.get(call.kind)
+        again = call.in_brief() if call.kind not in self._right else None
+        whole = WholeForward(order, self._serve, self._list_of)
+        output = run(whole, call.args, call.kwargs)
+        features = whole.features()
+        if order is None or features is None:
+            self._orders[call.kind] = Order.of(whole.calls)
+            return output
+        if again is not None:
+            self._right[call.kind] = self._is_right(order, features, lambda brief: run(brief, *again), output)
+        if self._right[call.kind]:
+            step_cache.found(stream, features)
+        return output
+
+    def _is_right(self, order: Order, features: Features, run_again: Callable[[ServePart], Any], expected: Any) -> bool:
+        """Return True if the brief form, given what a call has found, gives what the call gave."""
+        brief = BriefForward(order, features, self._serve)
+        devices = [features.early.device] if features.early.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices):
+                found = run_again(brief)
+                brief.end()
+        except memory.InterruptProcessingException:
+            raise
+        except Exception as error:  # a forward that is handed what its blocks never give
+            log.debug("the brief form of a forward failed: %r", error)
+            return False
+        dtypes = {leaf.dtype for leaf in pytree.tree_leaves((found, features)) if isinstance(leaf, torch.Tensor)}
+        limit = numerics.limit({*dtypes, features.early.dtype}, features.early.device)
+        return numerics.difference(found, expected) <= limit
+
+    def _why_not(self, call: _ForwardCall) -> Message | None:
+        """Return why calls of a kind cannot reuse anything; None if they may."""
+        order = self._orders.get(call.kind)
+        if order is not None and order.first is None:
+            return message("this model has no blocks that could be left out")
+        if not self._right.get(call.kind, True):
+            return message("the model needs what each of its blocks gives")
+        if call.has_functions:
+            # They may count their calls, and one more than the host's would be wrong.
+            return message("functions of other nodes take part, and not all of the model is on the device at once")
+        return None
+
+
+class _ForwardCall:
+    """A call of a model's forward.
+
+    Attributes:
+        args: as given.
+        kwargs: likewise.
+        options: the host's, of the call.
+        kind: what it has in common with others that call their blocks in the same order.
+    """
+
+    def __init__(self, forward: types.MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        names = list(signature_of(forward).parameters)
+        place = names.index(OPTIONS) if OPTIONS in names else len(args)
+        self._place: int | None = place if place < len(args) else None
+        found = kwargs.get(OPTIONS) if self._place is None else args[self._place]
+        self.options: Mapping[str, Any] = found or {}
+        others = [value for index, value in enumerate(args) if index != self._place]
+        leaves, spec = pytree.tree_flatten((others, {k: v for k, v in kwargs.items() if k != OPTIONS}))
+        together = tuple(self.options.get("cond_or_uncond") or ())
+        self.kind: Hashable = (forward.__func__, tuple(map(_described, leaves)), str(spec), together)
+
+    @property
+    def has_functions(self) -> bool:
+        """Return True if the forward may call a function of another extension's."""
+        inside = [value for name, value in self.options.items() if name not in _OURS]
+        return any(callable(leaf) and not isinstance(leaf, (torch.Tensor, type)) for leaf in pytree.tree_leaves(inside))
+
+    def in_brief(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a brief forward: containers of its own, for a forward may take from them.
+
+        No weights are brought that nobody computes with.
+        """
+        options = {**self.options, **({_PREFETCH: False} if _PREFETCH in self.options else {})}
+        args = [options if index == self._place else _rebuilt(value) for index, value in enumerate(self.args)]
+        kwargs = {name: options if name == OPTIONS else _rebuilt(value) for name, value in self.kwargs.items()}
+        return args, kwargs
+
+
+def _described(leaf: Any) -> Hashable:
+    """Return what calls of one kind have in common of an argument."""
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.device
+    return type(leaf), repr(leaf) if is_plain(leaf) else ""
+
+
+def _rebuilt(value: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf, value)
