@@ -333,14 +333,9 @@ class Dispatcher:
         return self._server.attempt(invocation, self._run.of_call(invocation))
 
     @property
-    def step_cache(self) -> StepCache | None:
-        """Return what decides in this run whether deep layers are computed; None if they always are."""
-        return self._run.step_cache
-
-    @property
-    def calls(self) -> int:
-        """Return how many calls this run has had so far, served or not."""
-        return self._run.report.calls
+    def run(self) -> RunContext:
+        """Return the run that is going on; before the first, one that has no step cache."""
+        return self._run
 
     def passed_by(self, module: torch.nn.Module, reason: str, expected: bool = False) -> None:
         """Count a call of ``module`` that was answered without this dispatcher being asked, for this reason."""

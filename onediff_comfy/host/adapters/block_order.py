@@ -24,9 +24,11 @@ from ..process.services import OPTIONS
 from .module_image import is_plain
 from .skeleton import ServePart
 
-# A list with fewer of a model's blocks refines an input, a prompt alone perhaps: it says nothing of the image's change.
+# Of the weights of all blocks. A list with fewer refines an input, a prompt alone perhaps: it says nothing of the image.
 _LEAST_SHARE = 1 / 8
-_MOST_COMPUTED = 1 / 2  # of all blocks, in a brief forward: more, and there is too little to gain for what is lost
+# Likewise, to be left out: with fewer there is too little to gain for what is lost. Half of the weights of a block that
+# has a prompt's tokens apart are for those, which are few: work is less evenly shared than weights.
+_LEAST_LEFT_OUT = 1 / 4
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,11 @@ class BlockCall:
     list_name: str | None
     form: OutputForm | None
 
+    @property
+    def weights(self) -> int:
+        """Return how many weights it computes with."""
+        return sum(weight.numel() for weight in self.block.parameters())
+
     def is_made(self, block: torch.nn.Module, given: Sequence[torch.Tensor], output: Any) -> bool:
         """Return True if it is this call that was made."""
         return self.block is block and (self.form is None or self.form.fits(given, output))
@@ -131,22 +138,27 @@ class Order:
     @classmethod
     def of(cls, calls: Sequence[BlockCall]) -> Order:
         """Return what is known of a forward that made these calls."""
-        in_lists = Counter(call.list_name for call in calls)
-        del in_lists[None]
-        least = _LEAST_SHARE * in_lists.total()
-        first = next((number for number, call in enumerate(calls) if in_lists[call.list_name] > least), None)
+        weights = Counter[str]()
+        for call in calls:
+            weights[call.list_name or ""] += call.weights
+        # None of a list is left out where one gives something else than it is given, as what projects a prompt does.
+        fixed = {"", *(call.list_name or "" for call in calls if call.form is None)}
+        least = _LEAST_SHARE * weights.total()
+        large = {name for name in weights.keys() - fixed if weights[name] > least}
+        first = next((number for number, call in enumerate(calls) if call.list_name in large), None)
         if first is None:
             return cls(calls, None)
-        deep = {number: call for number, call in enumerate(calls) if number > first and call.list_name is not None}
-        if len(calls) - len(deep) > _MOST_COMPUTED * len(calls) or any(call.form is None for call in deep.values()):
+        deep = {n: call for n, call in enumerate(calls) if n > first and (call.list_name or "") not in fixed}
+        if sum(call.weights for call in deep.values()) < _LEAST_LEFT_OUT * weights.total():
             return cls(calls, None)
-        return cls(calls, first, {call.list_name: number for number, call in deep.items() if call.list_name})
+        return cls(calls, first, {call.list_name or "": number for number, call in deep.items()})
 
     def left_out(self, number: int) -> str | None:
         """Return the list of a call that is left out of a brief forward; None if it is computed."""
         if self.first is None or not self.first < number < len(self.calls):
             return None
-        return self.calls[number].list_name
+        name = self.calls[number].list_name
+        return name if name in self.last else None
 
     def sources(self, list_name: str) -> list[int]:
         """Return which of the tensors given to a list's blocks its last one gives in another form."""

@@ -61,7 +61,7 @@ class BlockServer:
             with skeleton.current(serve) as image:
                 return forward.__func__(image, *args, **kwargs)
 
-        step_cache = self._dispatcher.step_cache
+        step_cache = self._dispatcher.run.step_cache
         if step_cache is None or self._reused is None:
             return run(self._serve_block, args, kwargs)
         return self._reused.answer(step_cache, run, forward, args, kwargs)

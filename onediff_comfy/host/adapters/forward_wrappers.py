@@ -99,9 +99,9 @@ class ApplyWrapper(SharedWrapper):
         It may ask for our wrapper all the same; then the dispatcher has counted the call.
         """
         dispatcher = self._around_forward.dispatcher
-        asked = dispatcher.calls
+        asked = dispatcher.run.report.calls
         output = executor.original(*args, **kwargs)
-        if dispatcher.calls == asked:
+        if dispatcher.run.report.calls == asked:
             others = owners_of(executor.wrappers[executor.idx + 1 :])
             dispatcher.passed_by(
                 executor.class_obj.diffusion_model,
