@@ -29,7 +29,6 @@ from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.store.store import GraphStore
 from onediff_comfy.store.trust import Trust
 
-
 _HARDLY = 1e-5
 """By how much a first block's result changes that hardly does: what does not at all has not seen the step."""
 

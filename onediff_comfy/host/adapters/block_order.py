@@ -24,7 +24,7 @@ from ..process.services import OPTIONS
 from .module_image import is_plain
 from .skeleton import ServePart
 
-# Of the weights of all blocks. A list with fewer refines an input, a prompt alone perhaps: it says nothing of the image.
+# Of all blocks' weights. A list with fewer refines an input, a prompt alone perhaps: it says nothing of the image.
 _LEAST_SHARE = 1 / 8
 # Likewise, to be left out: with fewer there is too little to gain for what is lost. Half of the weights of a block that
 # has a prompt's tokens apart are for those, which are few: work is less evenly shared than weights.
