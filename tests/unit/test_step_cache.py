@@ -87,7 +87,7 @@ def test_a_first_block_that_does_not_see_the_step_says_nothing() -> None:
 
 
 def test_a_sudden_change_is_answered_as_soon_as_it_is_known() -> None:
-    values = growing(_HARDLY, 6) + [2.0, 2.0, 2.0, 2.0]
+    values = [*growing(_HARDLY, 6), 2.0, 2.0, 2.0, 2.0]
     assert steps_of(0.1, values) == "CCCrrrrrCC"
 
 
