@@ -136,9 +136,9 @@ class _VAEDispatcher(Dispatcher):
         if not isinstance(forward, types.MethodType):
             self.passed_by(module, message("another extension has replaced how this VAE decodes or encodes videos"))
             return forward(*args, **kwargs)
-        before = self.calls
+        before = self.run.report.calls
         output = self._pieces(module, forward, args, kwargs)
-        if self.calls == before:
+        if self.run.report.calls == before:
             reason = message("ComfyUI itself decodes and encodes this VAE's videos; graphs serve its single images")
             self.passed_by(module, reason)
         return output
