@@ -132,6 +132,38 @@ class Skipping(Net):
         return x
 
 
+class Ending(Net):
+    """Ends after four blocks from its seventh call on."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        late = transformer_options["sigmas"].item() >= 7
+        for block in self.blocks[: 4 if late else None]:
+            x = block(x)
+        return x
+
+
+class Changed(Summing):
+    """Begins to use what each block gives when an extension says so."""
+
+    sums = False
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        forward = Summing.forward if self.sums else Net.forward
+        return forward(self, x, context, transformer_options)
+
+
+class Prefetching(Net):
+    """Has the host bring weights ahead, where the options say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefetched: list[bool] = []
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        self.prefetched.append(transformer_options["prefetch_dynamic_vbars"])
+        return super().forward(x, context, transformer_options)
+
+
 class Random(Net):
     def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
         return super().forward(x, context, transformer_options) + torch.rand_like(x)
@@ -165,9 +197,14 @@ def images(steps: int = STEPS) -> list[torch.Tensor]:
 
 def run(net: Net, threshold: float = 0.1, **options: Any) -> dict[str, Any]:
     """What a run of ten steps gives."""
-    model, cache = Model(), StepCache(threshold)
-    dispatcher = Dispatcher("eager", library(), host_services())
-    server = BlockServer(model, dispatcher)
+    model, dispatcher = Model(), Dispatcher("eager", library(), host_services())
+    return run_on(net, BlockServer(model, dispatcher), dispatcher, threshold, **options)
+
+
+def run_on(
+    net: Net, server: BlockServer, dispatcher: Dispatcher, threshold: float = 0.1, **options: Any
+) -> dict[str, Any]:
+    cache = StepCache(threshold)
     context = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(2))
     off, exact, computed = 0.0, 0, []
     with torch.inference_mode():
@@ -215,6 +252,22 @@ def functions_called() -> dict[str, Any]:
     return {**found, "called": len(called)}
 
 
+def changed_between_runs() -> dict[str, Any]:
+    """The second of two runs, before which the model's code has begun to do something else."""
+    model, net, dispatcher = Model(), Changed(), Dispatcher("eager", library(), host_services())
+    server = BlockServer(model, dispatcher)
+    assert run_on(net, server, dispatcher)["reused"] == 6
+    Changed.sums = True
+    return run_on(net, server, dispatcher)
+
+
+def prefetched() -> dict[str, Any]:
+    """A run in which the host would bring weights ahead."""
+    net = Prefetching()
+    found = run(net, prefetch_dynamic_vbars=True)
+    return {**found, "ahead": net.prefetched.count(True), "not ahead": net.prefetched.count(False)}
+
+
 def main() -> None:
     torch.manual_seed(0)
     found = {
@@ -227,7 +280,10 @@ def main() -> None:
         "prompt first": run(PromptFirst()),
         "summing": run(Summing()),
         "skipping": run(Skipping()),
+        "ending": run(Ending()),
         "random": run(Random()),
+        "changed between runs": changed_between_runs(),
+        "prefetching": prefetched(),
         "functions": functions_called(),
     }
     sys.stdout.write(json.dumps(found) + "\n")

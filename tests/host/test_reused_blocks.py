@@ -51,12 +51,27 @@ def test_everything_is_computed_where_that_is_wanted_or_needed(found: dict[str, 
     assert (run["reused"], run["exact"], run["computed"], run["why"]) == (0, 10, COMPUTING, why)
 
 
-def test_a_forward_that_calls_its_blocks_otherwise_is_computed_anew(found: dict[str, Any]) -> None:
-    """From the eighth call on a block is left out: the first such call begins in brief, and ends in whole."""
-    run = found["skipping"]
+@pytest.mark.parametrize(("model", "called"), [("skipping", ALL - 1), ("ending", 4)])
+def test_a_forward_that_calls_its_blocks_otherwise_is_computed_anew(
+    found: dict[str, Any], model: str, called: int
+) -> None:
+    """From the eighth call on blocks are left out: the first such call begins in brief, and is made again in whole."""
+    run = found[model]
     assert (run["reused"], run["exact"]) == (3, 7)
-    assert run["computed"] == [*REUSING[:7], ALL, ALL - 1, ALL - 1]
+    assert run["computed"] == [*REUSING[:7], FIRST + called, called, called]
     assert run["why"] == ["the model's blocks are called otherwise than in the step before"]
+
+
+def test_each_run_sees_anew_that_the_forward_needs_no_more(found: dict[str, Any]) -> None:
+    run = found["changed between runs"]
+    assert (run["reused"], run["exact"], run["why"]) == (0, 10, NOT_IN_BRIEF)
+    assert run["computed"] == [ALL + FIRST] + 9 * [ALL]
+
+
+def test_no_weights_are_brought_ahead_in_a_forward_in_brief(found: dict[str, Any]) -> None:
+    run = found["prefetching"]
+    assert (run["reused"], run["not ahead"]) == (6, 6 + 1)  # and once to see that it is right
+    assert run["ahead"] == 10 + 4  # the model's own, which ours are compared with, and those of ours in whole
 
 
 def test_functions_of_other_nodes_are_called_once_a_step(found: dict[str, Any]) -> None:
