@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+import torch.utils._pytree as pytree
 
 from ..capture.functions.readings import ArrivingNumber
 from ..capture.rewrites.step_cache_split import FEATURES
@@ -161,6 +162,12 @@ class StepCache:
     _in_this_step: set[Hashable] = field(default_factory=set)
     _decision: _StepDecision = field(default_factory=lambda: _StepDecision())
     _refusal: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of what is kept."""
+        kept = [(known.features.early, known.features.deep) for known in self._streams.values()]
+        return sum(leaf.nbytes for leaf in pytree.tree_leaves(kept) if isinstance(leaf, torch.Tensor))
 
     def begin_step(self) -> None:
         """Note that the sampler asks for a prediction."""

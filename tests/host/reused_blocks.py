@@ -20,6 +20,7 @@ sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
 from comfy.cli_args import args  # noqa: E402 - the host's path first
 
 args.cpu = True
+import comfy.model_management as memory  # noqa: E402
 import torch  # noqa: E402
 
 from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
@@ -129,6 +130,17 @@ class Skipping(Net):
         for number, block in enumerate(self.blocks):
             if not (late and number == 3):
                 x = block(x)
+        return x
+
+
+class Turning(Net):
+    """Calls its blocks but for the first in the other order from its seventh call on."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        late = transformer_options["sigmas"].item() >= 7
+        x = self.blocks[0](x)
+        for block in reversed(self.blocks[1:]) if late else self.blocks[1:]:
+            x = block(x)
         return x
 
 
@@ -252,6 +264,16 @@ def functions_called() -> dict[str, Any]:
     return {**found, "called": len(called)}
 
 
+def little_memory() -> dict[str, Any]:
+    """A run on a device of a thousand bytes: what is kept of one call takes 256."""
+    total = memory.get_total_memory
+    memory.get_total_memory = lambda *_args, **_options: 1000
+    try:
+        return run(Net())
+    finally:
+        memory.get_total_memory = total
+
+
 def changed_between_runs() -> dict[str, Any]:
     """The second of two runs, before which the model's code has begun to do something else."""
     model, net, dispatcher = Model(), Changed(), Dispatcher("eager", library(), host_services())
@@ -280,10 +302,12 @@ def main() -> None:
         "prompt first": run(PromptFirst()),
         "summing": run(Summing()),
         "skipping": run(Skipping()),
+        "turning": run(Turning()),
         "ending": run(Ending()),
         "random": run(Random()),
         "changed between runs": changed_between_runs(),
         "prefetching": prefetched(),
+        "little memory": little_memory(),
         "functions": functions_called(),
     }
     sys.stdout.write(json.dumps(found) + "\n")

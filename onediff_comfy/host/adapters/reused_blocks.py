@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _PREFETCH = "prefetch_dynamic_vbars"
 """An option: the host brings a block's weights while the one before is computed."""
+_MOST_KEPT = 1 / 8
+"""Of the device's memory: of a long video more weights had to make way for it in each step that is computed."""
 _OURS = ("wrappers", "callbacks")
 """Options whose functions are called around a forward, and not in it."""
 
@@ -100,6 +102,8 @@ class ReusedBlocks:
             self._right[call.kind] = self._is_right(order, features, lambda brief: run(brief, *again), output)
         if self._right[call.kind]:
             step_cache.found(stream, features)
+            if step_cache.nbytes > _MOST_KEPT * memory.get_total_memory(features.early.device):
+                step_cache.refuse(message("what is kept to reuse steps would take too much of the memory"))
         return output
 
     def _is_right(self, order: Order, features: Features, run_again: Callable[[ServePart], Any], expected: Any) -> bool:
