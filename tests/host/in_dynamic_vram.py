@@ -152,12 +152,10 @@ def every_case(
 def eight_bits(engine: str) -> list[dict[str, Any]]:
     """Weights that the loader makes 8 bits of, and a LoRA on them, beside the host's own pictures from pages."""
     cases = []
-    for what, strength in (("8 bits", 0.0), ("8 bits, LoRA", 0.8)):
-        for blocks in (False, True):
-            plain, model = loaded(dtype=torch.float8_e4m3fn), loaded(dtype=torch.float8_e4m3fn)
-            fast = accelerate(model, engine)
-            if strength:
-                plain, fast = with_lora(plain, strength), with_lora(fast, strength)
+    for blocks in (False, True):
+        host, model = loaded(dtype=torch.float8_e4m3fn), accelerate(loaded(dtype=torch.float8_e4m3fn), engine)
+        for what, strength in (("8 bits", 0.0), ("8 bits, LoRA", 0.8), ("8 bits again", 0.0)):
+            plain, fast = (with_lora(each, strength) if strength else each for each in (host, model))
             expected = sampled(plain, 1)
             cases.append(block_by_block(f"{what}, in blocks", fast, expected) if blocks else case(what, fast, expected))
     return cases

@@ -25,6 +25,7 @@ BLOCK_BY_BLOCK = {
     "a page less": 3,
     "8 bits, in blocks": 4,
     "8 bits, LoRA, in blocks": 4,
+    "8 bits again, in blocks": 4,
 }
 # In the call in which the host adds a LoRA to 8 bits, layers compute with more bits than are kept. A graph of the
 # whole model reads what is kept.

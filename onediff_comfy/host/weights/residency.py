@@ -64,7 +64,7 @@ def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> Non
     taken(**{name: given[name] for name in signature_of(taken).parameters})
 
 
-@dataclass
+@dataclass(frozen=True)
 class InPlace:
     """A module whose weights are on the device.
 
@@ -78,12 +78,29 @@ class InPlace:
     settled: bool = True
 
 
-class _Seen(SeenLayers):
-    """As ``SeenLayers``, with what the formats of their weights depended on then."""
+_PATCHES = tuple(f"{key}{function}" for key in KEYS for function in ("_function", "_lowvram_function"))
+"""What a layer notes of patches on its weights."""
 
-    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look, held: list[Any]) -> None:
+
+class _Seen(SeenLayers):
+    """As ``SeenLayers``, and with what the formats of their weights depend on, compared by identity."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
         super().__init__(layers, shown)
-        self.held = held
+        self._with_weights = [vars(layer) for layer in layers if layer._parameters]
+        self._held = self._weights()
+
+    def have_same_weights(self) -> bool:
+        """Return True if the layers hold the very weights that they held, or since this was asked last."""
+        held, self._held = self._held, self._weights()
+        return len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+
+    def _weights(self) -> list[Any]:
+        found: list[Any] = []
+        for state in self._with_weights:
+            found += state["_parameters"].values()
+            found += map(state.get, _PATCHES)
+        return found
 
 
 class StreamedModules:
@@ -113,15 +130,14 @@ class StreamedModules:
         Ask before each ``in_place``: a module with other layers, or weights of other formats, may be of another kind.
         """
         seen = self._seen.get(module)
-        if seen is not None and seen.are_same():
-            held = _held(seen.layers)
-            if len(held) == len(seen.held) and all(map(operator.is_, held, seen.held)):
-                return True
-            if formats_of(module, self._dtype) == self.formats:  # a LoRA has come or gone, and they are as before
-                seen.held = held
-                return True
-        self._seen.pop(module, None)
-        return False
+        # A LoRA that has come or gone leaves most formats as they were.
+        if seen is None or not seen.are_same():
+            known = False
+        else:
+            known = seen.have_same_weights() or formats_of(module, self._dtype) == self.formats
+        if not known:
+            self._seen.pop(module, None)
+        return known
 
     def is_changed(self, module: torch.nn.Module) -> bool:
         """Return True if some layer of ``module``, which was shown, computes with other weights than the file's."""
@@ -139,7 +155,7 @@ class StreamedModules:
             self._images.show_weights(seen.layers)
         else:
             layers = tuple(module.modules())
-            seen = self._seen[module] = _Seen(layers, self._images.show(layers), _held(layers))
+            seen = self._seen[module] = _Seen(layers, self._images.show(layers))
         with self._brought(seen.layers, device) as settled:
             try:
                 yield InPlace(self._images.root, settled)
@@ -222,17 +238,6 @@ def _dtype_shown(layer: Any, key: str, compute_dtype: torch.dtype) -> torch.dtyp
     if "_v" not in vars(layer):
         return compute_dtype if has_functions(layer) else getattr(layer, key).dtype
     return compute_dtype if _computes_with_more_bits(layer) else stored_dtype(layer, key)
-
-
-def _held(layers: Sequence[Any]) -> list[Any]:
-    """Return what the formats of layers' weights depend on, compared by identity."""
-    found: list[Any] = []
-    for state in map(vars, layers):
-        found += state["_parameters"].values()
-        for key in KEYS:
-            found.append(state.get(f"{key}_lowvram_function"))
-            found += state.get(f"{key}_function") or ()
-    return found
 
 
 def formats_of(module: torch.nn.Module, compute_dtype: torch.dtype) -> list[Any]:
