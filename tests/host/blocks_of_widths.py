@@ -56,6 +56,13 @@ class OfBits(torch.nn.Module):
         return x + self.layer(x.to(self.layer.weight.dtype)).to(x.dtype)
 
 
+class OfBitsLater(OfBits):
+    """As where a LoRA comes onto some of a model's blocks, and weights of 8 bits are brought in 16 from then on."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(4)
+
+
 class Net(torch.nn.Module):
     def __init__(self, kind: Callable[[int], torch.nn.Module]) -> None:
         super().__init__()
@@ -80,10 +87,14 @@ def served(kind: Callable[[int], torch.nn.Module]) -> dict[str, Any]:
     server = BlockServer(model, dispatcher)
     with torch.inference_mode():
         dispatcher.begin_run()
-        right = [torch.equal(server(net, net.forward, (x,), {}), net(x)) for x in torch.randn(8, 1, 4, 8)]
+        right = []
+        for step, x in enumerate(torch.randn(8, 1, 4, 8)):
+            if step == 4 and kind is OfBitsLater:
+                net.blocks[1].layer.double()
+            right.append(torch.equal(server(net, net.forward, (x,), {}), net(x)))
     counted = dispatcher.metrics.snapshot()
     return {"right": all(right), "served": counted["served"], "fallbacks": counted["fallbacks"]}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps([served(kind) for kind in (Block, Windowed, OfBits)]) + "\n")
+    sys.stdout.write(json.dumps([served(kind) for kind in (Block, Windowed, OfBits, OfBitsLater)]) + "\n")

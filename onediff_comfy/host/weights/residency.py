@@ -98,7 +98,9 @@ class _Seen(SeenLayers):
     def _weights(self) -> list[Any]:
         found: list[Any] = []
         for state in self._with_weights:
-            found += state["_parameters"].values()
+            weights = state["_parameters"].values()
+            found += weights
+            found += [None if weight is None else weight.dtype for weight in weights]  # one may get other data
             found += map(state.get, _PATCHES)
         return found
 
