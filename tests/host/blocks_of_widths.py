@@ -91,6 +91,7 @@ def served(kind: Callable[[int], torch.nn.Module]) -> dict[str, Any]:
         for step, x in enumerate(torch.randn(8, 1, 4, 8)):
             if step == 4 and kind is OfBitsLater:
                 net.blocks[1].layer.double()
+                dispatcher.begin_run()
             right.append(torch.equal(server(net, net.forward, (x,), {}), net(x)))
     counted = dispatcher.metrics.snapshot()
     return {"right": all(right), "served": counted["served"], "fallbacks": counted["fallbacks"]}

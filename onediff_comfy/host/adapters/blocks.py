@@ -76,7 +76,7 @@ class BlockServer:
     ) -> Any:
         model, streamed = self._model(), self._streamed.get(block)
         assert model is not None  # it is being called
-        if streamed is None or not streamed.knows(block):
+        if streamed is None or not streamed.knows(block, self._dispatcher.runs):
             streamed = self._streamed[block] = self._kind_of(block, model.get_dtype_inference())
         try:
             return self._answered(block, streamed, forward, args, kwargs)

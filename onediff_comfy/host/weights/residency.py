@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import operator
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,6 @@ from .layer_images import (
     KEYS,
     NOTES,
     LayerImages,
-    Look,
     SeenLayers,
     are_changed,
     convert,
@@ -78,31 +76,10 @@ class InPlace:
     settled: bool = True
 
 
-_PATCHES = tuple(f"{key}{function}" for key in KEYS for function in ("_function", "_lowvram_function"))
-"""What a layer notes of patches on its weights."""
-
-
 class _Seen(SeenLayers):
-    """As ``SeenLayers``, and with what the formats of their weights depend on, compared by identity."""
+    """As ``SeenLayers``, with the number of the run in which their weights' formats were compared last."""
 
-    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
-        super().__init__(layers, shown)
-        self._with_weights = [vars(layer) for layer in layers if layer._parameters]
-        self._held = self._weights()
-
-    def have_same_weights(self) -> bool:
-        """Return True if the layers hold the very weights that they held, or since this was asked last."""
-        held, self._held = self._held, self._weights()
-        return len(held) == len(self._held) and all(map(operator.is_, held, self._held))
-
-    def _weights(self) -> list[Any]:
-        found: list[Any] = []
-        for state in self._with_weights:
-            weights = state["_parameters"].values()
-            found += weights
-            found += [None if weight is None else weight.dtype for weight in weights]  # one may get other data
-            found += map(state.get, _PATCHES)
-        return found
+    run: int | None = None
 
 
 class StreamedModules:
@@ -126,17 +103,18 @@ class StreamedModules:
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, _Seen] = {}
 
-    def knows(self, module: torch.nn.Module) -> bool:
+    def knows(self, module: torch.nn.Module, run: int) -> bool:
         """Return True if ``module`` was shown before, and has the layers and attributes that it had. Else forget it.
 
         Ask before each ``in_place``: a module with other layers, or weights of other formats, may be of another kind.
+
+        Args:
+            run: the number of the sampling run. Formats are compared once in each.
         """
         seen = self._seen.get(module)
-        # A LoRA that has come or gone leaves most formats as they were.
-        if seen is None or not seen.are_same():
-            known = False
-        else:
-            known = seen.have_same_weights() or formats_of(module, self._dtype) == self.formats
+        known = seen is not None and seen.are_same()
+        if seen is not None and known and seen.run != run:
+            known, seen.run = formats_of(module, self._dtype) == self.formats, run
         if not known:
             self._seen.pop(module, None)
         return known
