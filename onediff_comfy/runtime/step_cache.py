@@ -148,6 +148,7 @@ class StepCache:
         calls: how many there were of graphs that can reuse something.
         others: how many calls could not reuse anything, whatever changed, by the reason.
         reused: how many calls took their deep layers from an earlier step.
+        refusal: why nothing is reused in the rest of the run; None if something may be.
 
     Args:
         threshold: the largest expected change of the first block's result, relative to its size, at which deep
@@ -161,7 +162,7 @@ class StepCache:
     _streams: dict[Hashable, _Known] = field(default_factory=dict)
     _in_this_step: set[Hashable] = field(default_factory=set)
     _decision: _StepDecision = field(default_factory=lambda: _StepDecision())
-    _refusal: str | None = None
+    refusal: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -192,7 +193,7 @@ class StepCache:
 
     def refuse(self, reason: str) -> None:
         """Reuse nothing in the rest of this run; of several reasons the first counts."""
-        self._refusal = self._refusal or reason
+        self.refusal = self.refusal or reason
         self.forget()
 
     def cannot_reuse(self, reason: str) -> None:
@@ -209,8 +210,8 @@ class StepCache:
             self.refuse(message("the model is called several times for one prompt in a step"))
         self._in_this_step.add(stream)
         self.calls += 1
-        if self._refusal is not None:
-            self.cannot_reuse(self._refusal)
+        if self.refusal is not None:
+            self.cannot_reuse(self.refusal)
             return False
         with self._decision.lock:  # of a run over several GPUs each has a thread, and all prompts are treated alike
             if self._decision.decide(self.threshold):
@@ -249,7 +250,7 @@ class StepCache:
 
     def found(self, stream: Hashable, features: Features) -> None:
         """Note what a call has found that computed everything."""
-        if self._refusal is not None:
+        if self.refusal is not None:
             return
         known = self._streams.get(stream)
         if known is not None:

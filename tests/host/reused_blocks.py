@@ -144,6 +144,19 @@ class Turning(Net):
         return x
 
 
+class Turned(Summing):
+    """Needs what each block gives from its fourth call on, and calls them in another order."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        if transformer_options["sigmas"].item() < 3:
+            return Net.forward(self, x, context, transformer_options)
+        x = total = self.blocks[0](x)
+        for block in reversed(self.blocks[1:]):
+            x = block(x)
+            total = total + x
+        return total
+
+
 class Ending(Net):
     """Ends after four blocks from its seventh call on."""
 
@@ -174,6 +187,14 @@ class Prefetching(Net):
     def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
         self.prefetched.append(transformer_options["prefetch_dynamic_vbars"])
         return super().forward(x, context, transformer_options)
+
+
+class Counting(Net):
+    """Counts its calls on itself, as a cache of another extension's does, and gives another number each time."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x, context, transformer_options) + self.calls
 
 
 class Random(Net):
@@ -264,6 +285,13 @@ def functions_called() -> dict[str, Any]:
     return {**found, "called": len(called)}
 
 
+def counted() -> dict[str, Any]:
+    """A run of a model that counts its calls: how many of them were ours."""
+    net = Counting()
+    found = run(net)
+    return {**found, "called": net.calls}
+
+
 def little_memory() -> dict[str, Any]:
     """A run on a device of a thousand bytes: what is kept of one call takes 256."""
     total = memory.get_total_memory
@@ -303,8 +331,10 @@ def main() -> None:
         "summing": run(Summing()),
         "skipping": run(Skipping()),
         "turning": run(Turning()),
+        "turned": run(Turned()),
         "ending": run(Ending()),
         "random": run(Random()),
+        "counting": counted(),
         "changed between runs": changed_between_runs(),
         "prefetching": prefetched(),
         "little memory": little_memory(),

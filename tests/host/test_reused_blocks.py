@@ -63,10 +63,22 @@ def test_a_forward_that_calls_its_blocks_otherwise_is_computed_anew(
     assert run["why"] == ["the model's blocks are called otherwise than in the step before"]
 
 
+def test_what_was_found_and_seen_to_be_right_in_one_order_is_nothing_in_another(found: dict[str, Any]) -> None:
+    run = found["turned"]
+    assert (run["reused"], run["exact"], run["why"]) == (0, 10, NOT_IN_BRIEF)
+    assert run["computed"] == [ALL, ALL + FIRST, ALL, ALL, ALL + FIRST] + 5 * [ALL]
+
+
 def test_each_run_sees_anew_that_the_forward_needs_no_more(found: dict[str, Any]) -> None:
     run = found["changed between runs"]
     assert (run["reused"], run["exact"], run["why"]) == (0, 10, NOT_IN_BRIEF)
     assert run["computed"] == [ALL + FIRST] + 9 * [ALL]
+
+
+def test_a_model_that_counts_its_calls_is_called_once_a_step(found: dict[str, Any]) -> None:
+    run = found["counting"]
+    assert (run["reused"], run["computed"], run["called"]) == (0, 10 * [ALL], 2 * 10)
+    assert run["why"] == ["the model's forward changes what it keeps"]
 
 
 def test_no_weights_are_brought_ahead_in_a_forward_in_brief(found: dict[str, Any]) -> None:

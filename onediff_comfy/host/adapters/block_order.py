@@ -120,9 +120,9 @@ class BlockCall:
         return self.block is block and (self.form is None or self.form.fits(given, output))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Order:
-    """The calls of blocks in a forward.
+    """The calls of blocks in a forward. Each that is seen is another.
 
     Attributes:
         calls: in their order.

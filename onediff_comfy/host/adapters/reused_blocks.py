@@ -25,7 +25,9 @@ from ...capture.parameters import signature_of
 from ...messages import Message, message
 from ...runtime.step_cache import Features, StepCache
 from ...serving.verification import numerics
+from ..process.host_compiler import tracing
 from ..process.services import OPTIONS, prompts_of
+from ..weights.layer_images import Look
 from .block_order import BriefForward, Order, WholeForward
 from .module_image import is_plain
 from .skeleton import ServePart
@@ -58,28 +60,30 @@ class ReusedBlocks:
     def __init__(self, module: torch.nn.Module, serve: ServePart) -> None:
         lists = ((name, child) for name, child in module._modules.items() if isinstance(child, torch.nn.ModuleList))
         self._list_of = {block: name for name, blocks in lists for block in blocks}
-        self._serve = serve
+        self._module, self._serve = module, serve
         self._orders: dict[Hashable, Order] = {}  # by kind of call
-        self._run: StepCache | None = None  # the last, and what was seen in it to be right
-        self._right: dict[Hashable, bool] = {}
+        self._run: StepCache | None = None  # the last, and why nothing is reused in it; None where something may be
+        self._refusals: dict[Order, Message | None] = {}
 
     def answer(
         self, step_cache: StepCache, run: RunForward, forward: types.MethodType, args: Sequence[Any], kwargs: Any
     ) -> Any:
         """Return what ``forward`` gives for these arguments."""
         if self._run is not step_cache:  # extensions may have changed the model's code since
-            self._run, self._right = step_cache, {}
+            self._run, self._refusals = step_cache, {}
         call = _ForwardCall(forward, args, kwargs)
-        prompts, reason = prompts_of(call.options), self._why_not(call)
+        order = self._orders.get(call.kind)
+        prompts, reason = prompts_of(call.options), self._why_not(call, order)
         if prompts is None or reason is not None:
             step_cache.cannot_reuse(reason or message("a call does not say which prompt it is for"))
             return run(self._serve, args, kwargs)
-        stream, order = (call.kind, prompts), self._orders.get(call.kind)
+        stream = call.kind, prompts, order  # what was found in another order is of no use
         features = step_cache.features(stream) if step_cache.reuses(stream) else None
         if order is not None and features is not None:
             brief = BriefForward(order, features, self._serve)
             try:
-                output = run(brief, *call.in_brief())
+                with tracing():
+                    output = run(brief, *call.in_brief())
                 brief.end()
             except NotCovered as refusal:
                 step_cache.refuse(refusal.reason)
@@ -88,48 +92,67 @@ class ReusedBlocks:
                 return output
         return self._computed(step_cache, run, call, stream)
 
-    def _computed(self, step_cache: StepCache, run: RunForward, call: _ForwardCall, stream: Hashable) -> Any:
+    def _computed(
+        self,
+        step_cache: StepCache,
+        run: RunForward,
+        call: _ForwardCall,
+        stream: tuple[Hashable, Hashable, Order | None],
+    ) -> Any:
         """Return what a forward gives that computes everything, and note what it found."""
-        order = self._orders.get(call.kind)
-        again = call.in_brief() if call.kind not in self._right else None
+        *_, order = stream
+        unseen = order is not None and order not in self._refusals and step_cache.refusal is None
+        look, again = (Look(tuple(self._module.modules())), call.in_brief()) if unseen else (None, None)
         whole = WholeForward(order, self._serve, self._list_of)
         output = run(whole, call.args, call.kwargs)
         features = whole.features()
         if order is None or features is None:
             self._orders[call.kind] = Order.of(whole.calls)
             return output
-        if again is not None:
-            self._right[call.kind] = self._is_right(order, features, lambda brief: run(brief, *again), output)
-        if self._right[call.kind]:
+        if look is not None and again is not None:
+            self._refusals[order] = self._tried(order, features, look, lambda brief: run(brief, *again), output)
+        if self._refusals.get(order, "") is None:
             step_cache.found(stream, features)
             if step_cache.nbytes > _MOST_KEPT * memory.get_total_memory(features.early.device):
                 step_cache.refuse(message("what is kept to reuse steps would take too much of the memory"))
         return output
 
-    def _is_right(self, order: Order, features: Features, run_again: Callable[[ServePart], Any], expected: Any) -> bool:
-        """Return True if the brief form, given what a call has found, gives what the call gave."""
+    def _tried(
+        self, order: Order, features: Features, look: Look, run_again: Callable[[ServePart], Any], expected: Any
+    ) -> Message | None:
+        """Run the brief form of a call once. Return why nothing is to be reused; None if something may be.
+
+        Args:
+            features: what the call has found.
+            look: what the model looked like before the call.
+            run_again: runs the forward with the call's arguments.
+            expected: what the call gave.
+        """
+        if not look.holds():  # it may count its calls, and one more would be wrong
+            return message("the model's forward changes what it keeps")
         brief = BriefForward(order, features, self._serve)
         devices = [features.early.device] if features.early.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices):
+            with tracing(), torch.random.fork_rng(devices):
                 found = run_again(brief)
                 brief.end()
         except memory.InterruptProcessingException:
             raise
         except Exception as error:  # a forward that is handed what its blocks never give
             log.debug("the brief form of a forward failed: %r", error)
-            return False
-        dtypes = {leaf.dtype for leaf in pytree.tree_leaves((found, features)) if isinstance(leaf, torch.Tensor)}
-        limit = numerics.limit({*dtypes, features.early.dtype}, features.early.device)
-        return numerics.difference(found, expected) <= limit
+            found = None
+        dtypes = {leaf.dtype for leaf in pytree.tree_leaves(expected) if isinstance(leaf, torch.Tensor)}
+        allowed = numerics.limit({*dtypes, features.early.dtype}, features.early.device)
+        if numerics.difference(found, expected) <= allowed:
+            return None
+        return message("the model needs what each of its blocks gives")
 
-    def _why_not(self, call: _ForwardCall) -> Message | None:
-        """Return why calls of a kind cannot reuse anything; None if they may."""
-        order = self._orders.get(call.kind)
+    def _why_not(self, call: _ForwardCall, order: Order | None) -> Message | None:
+        """Return why calls in this order cannot reuse anything; None if they may."""
         if order is not None and order.first is None:
             return message("this model has no blocks that could be left out")
-        if not self._right.get(call.kind, True):
-            return message("the model needs what each of its blocks gives")
+        if order is not None and (refusal := self._refusals.get(order)) is not None:
+            return refusal
         if call.has_functions:
             # They may count their calls, and one more than the host's would be wrong.
             return message("functions of other nodes take part, and not all of the model is on the device at once")
