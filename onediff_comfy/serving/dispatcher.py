@@ -325,7 +325,7 @@ class Dispatcher:
         """
         # No exception is being handled here: meanwhile each attribute that only a __getattr__ finds costs more.
         invocation = Invocation(module, forward, args, kwargs)
-        outcome = self.attempt(invocation)
+        outcome = self._server.attempt(invocation, self._run)
         return outcome.value if isinstance(outcome, Output) else invocation.eager()
 
     def attempt(self, invocation: Invocation) -> Output | Eager:
