@@ -125,7 +125,9 @@ class RunContext:
 
     def of_call(self, invocation: Invocation) -> RunContext:
         """Return the run as a call sees it: of a block alone, whose weights move, no deep layers are left out."""
-        return replace(self, reusing=False, step_cache=None) if invocation.weights_move else self
+        if not (self.reusing and invocation.weights_move):
+            return self
+        return replace(self, reusing=False, step_cache=None)
 
     def of_part(self) -> RunContext:
         """Return the run as a part of a split batch sees it: one part is no earlier step of another."""

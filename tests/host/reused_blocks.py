@@ -157,6 +157,14 @@ class Turned(Summing):
         return total
 
 
+class Told(Summing):
+    """Needs what each block gives where an option says so, and calls them in the same order."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+        forward = Summing.forward if transformer_options["late"] else Net.forward
+        return forward(self, x, context, transformer_options)
+
+
 class Ending(Net):
     """Ends after four blocks from its seventh call on."""
 
@@ -244,6 +252,8 @@ def run_on(
         dispatcher.begin_run(cache)
         for step, x in enumerate(images()):
             call = {"uuids": ["one"], "cond_or_uncond": [0], "sigmas": torch.tensor(float(step)), **options}
+            if isinstance(net, Told):
+                call["late"] = step >= 7
             given: dict[str, Any] = {"context": context, "transformer_options": call}
             both = [dict(given), dict(given)]
             if isinstance(net, Taking):
@@ -333,6 +343,7 @@ def main() -> None:
         "turning": run(Turning()),
         "turned": run(Turned()),
         "ending": run(Ending()),
+        "told": run(Told()),
         "random": run(Random()),
         "counting": counted(),
         "changed between runs": changed_between_runs(),

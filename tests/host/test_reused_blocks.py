@@ -69,6 +69,13 @@ def test_what_was_found_and_seen_to_be_right_in_one_order_is_nothing_in_another(
     assert run["computed"] == [ALL, ALL + FIRST, ALL, ALL, ALL + FIRST] + 5 * [ALL]
 
 
+def test_an_option_that_changes_in_a_run_is_another_kind_of_call(found: dict[str, Any]) -> None:
+    run = found["told"]
+    assert (run["reused"], run["exact"], run["why"]) == (3, 7, NOT_IN_BRIEF)
+    assert run["computed"] == [*REUSING[:7], ALL, ALL + FIRST, ALL]
+    assert run["off"] < 0.01
+
+
 def test_each_run_sees_anew_that_the_forward_needs_no_more(found: dict[str, Any]) -> None:
     run = found["changed between runs"]
     assert (run["reused"], run["exact"], run["why"]) == (0, 10, NOT_IN_BRIEF)

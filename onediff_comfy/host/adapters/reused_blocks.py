@@ -20,8 +20,7 @@ import comfy.model_management as memory
 import torch
 import torch.utils._pytree as pytree
 
-from ...capture.call import NotCovered
-from ...capture.parameters import signature_of
+from ...capture.call import NotCovered, bind
 from ...messages import Message, message
 from ...runtime.step_cache import Features, StepCache
 from ...serving.verification import numerics
@@ -36,6 +35,9 @@ log = logging.getLogger(__name__)
 
 _PREFETCH = "prefetch_dynamic_vbars"
 """An option: the host brings a block's weights while the one before is computed."""
+_PROMPTS = "uuids"
+"""The option that says which prompts a call is for: others in each run."""
+_MOST_KINDS = 64
 _MOST_KEPT = 1 / 8
 """Of the device's memory: of a long video more weights had to make way for it in each step that is computed."""
 _OURS = ("wrappers", "callbacks")
@@ -71,7 +73,11 @@ class ReusedBlocks:
         """Return what ``forward`` gives for these arguments."""
         if self._run is not step_cache:  # extensions may have changed the model's code since
             self._run, self._refusals = step_cache, {}
-        call = _ForwardCall(forward, args, kwargs)
+        try:
+            call = _ForwardCall(forward, args, kwargs)
+        except NotCovered as refusal:
+            step_cache.cannot_reuse(refusal.reason)
+            return run(self._serve, args, kwargs)
         order = self._orders.get(call.kind)
         prompts, reason = prompts_of(call.options), self._why_not(call, order)
         if prompts is None or reason is not None:
@@ -83,7 +89,7 @@ class ReusedBlocks:
             brief = BriefForward(order, features, self._serve)
             try:
                 with tracing():
-                    output = run(brief, *call.in_brief())
+                    output = run(brief, (), call.in_brief())
                 brief.end()
             except NotCovered as refusal:
                 step_cache.refuse(refusal.reason)
@@ -107,10 +113,12 @@ class ReusedBlocks:
         output = run(whole, call.args, call.kwargs)
         features = whole.features()
         if order is None or features is None:
+            if len(self._orders) >= _MOST_KINDS:  # an option may have another value in each step
+                self._orders.clear()
             self._orders[call.kind] = Order.of(whole.calls)
             return output
         if look is not None and again is not None:
-            self._refusals[order] = self._tried(order, features, look, lambda brief: run(brief, *again), output)
+            self._refusals[order] = self._tried(order, features, look, lambda brief: run(brief, (), again), output)
         if self._refusals.get(order, "") is None:
             step_cache.found(stream, features)
             if step_cache.nbytes > _MOST_KEPT * memory.get_total_memory(features.early.device):
@@ -166,36 +174,34 @@ class _ForwardCall:
         args: as given.
         kwargs: likewise.
         options: the host's, of the call.
-        kind: what it has in common with others that call their blocks in the same order.
+        kind: what it has in common with others that call their blocks in the same order, and need the same of them.
+
+    Raises:
+        NotCovered: the forward takes arguments that have no names.
     """
 
     def __init__(self, forward: types.MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
-        names = list(signature_of(forward).parameters)
-        place = names.index(OPTIONS) if OPTIONS in names else len(args)
-        self._place: int | None = place if place < len(args) else None
-        found = kwargs.get(OPTIONS) if self._place is None else args[self._place]
-        self.options: Mapping[str, Any] = found or {}
-        others = [value for index, value in enumerate(args) if index != self._place]
-        leaves, spec = pytree.tree_flatten((others, {k: v for k, v in kwargs.items() if k != OPTIONS}))
-        together = tuple(self.options.get("cond_or_uncond") or ())
-        self.kind: Hashable = (forward.__func__, tuple(map(_described, leaves)), str(spec), together)
+        self._named = bind(forward, args, kwargs)
+        self.options: Mapping[str, Any] = self._named.get(OPTIONS) or {}
+        said = {name: value for name, value in self.options.items() if name not in (*_OURS, _PROMPTS)}
+        self._said = [leaf for leaf in pytree.tree_leaves(said) if not isinstance(leaf, torch.Tensor)]
+        leaves, spec = pytree.tree_flatten({name: value for name, value in self._named.items() if name != OPTIONS})
+        self.kind: Hashable = (forward.__func__, str(spec), tuple(map(_described, (*leaves, *self._said))))
 
     @property
     def has_functions(self) -> bool:
         """Return True if the forward may call a function of another extension's."""
-        inside = [value for name, value in self.options.items() if name not in _OURS]
-        return any(callable(leaf) and not isinstance(leaf, (torch.Tensor, type)) for leaf in pytree.tree_leaves(inside))
+        return any(callable(leaf) and not isinstance(leaf, type) for leaf in self._said)
 
-    def in_brief(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of a brief forward: containers of its own, for a forward may take from them.
+    def in_brief(self) -> dict[str, Any]:
+        """Return the arguments of a brief forward, by name: containers of its own, for a forward may take from them.
 
         No weights are brought that nobody computes with.
         """
-        options = {**self.options, **({_PREFETCH: False} if _PREFETCH in self.options else {})}
-        args = [options if index == self._place else _rebuilt(value) for index, value in enumerate(self.args)]
-        kwargs = {name: options if name == OPTIONS else _rebuilt(value) for name, value in self.kwargs.items()}
-        return args, kwargs
+        ahead = {_PREFETCH: False} if _PREFETCH in self.options else {}
+        others = {name: _rebuilt(value) for name, value in self._named.items() if name != OPTIONS}
+        return {**others, OPTIONS: {**self.options, **ahead}} if OPTIONS in self._named else others
 
 
 def _described(leaf: Any) -> Hashable:

@@ -62,16 +62,9 @@ class Skeleton:
             for image in self._images:
                 image.put_back()
 
-    def _serve_part(
-        self,
-        part: torch.nn.Module,
-        image: torch.nn.Module,
-        forward: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def _serve_part(self, part: torch.nn.Module, *call: Any) -> Any:
         assert self._serve is not None  # whoever has the image runs it inside
-        return self._serve(part, image, forward, args, kwargs)
+        return self._serve(part, *call)
 
     def _image_of(self, module: torch.nn.Module) -> ModuleImage | None:
         """Return the image of a module in which there are parts; None if there are none."""

@@ -175,7 +175,7 @@ class StreamedModules:
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
         requantise = isinstance(layer.weight, comfy.ops.QuantizedTensor)
-        weight, bias = (_dtype_shown(layer, key, self._dtype) for key in KEYS)
+        weight, bias = _dtypes_shown(layer, self._dtype)
         found = comfy.ops.resolve_cast_module_with_vbar(
             layer, weight, device, bias, self._dtype if requantise else None, requantise
         )
@@ -188,7 +188,7 @@ class StreamedModules:
                 continue
             if not has_functions(layer) and layer.weight.device == device:
                 continue
-            weight, bias = (_dtype_shown(layer, key, self._dtype) for key in KEYS)
+            weight, bias = _dtypes_shown(layer, self._dtype)
             found = comfy.ops.cast_bias_weight(layer, None, weight, device, bias)
             put(parameters, found)
 
@@ -211,13 +211,15 @@ def _is_rounded_next(layer: Any) -> bool:
     return not layer._prefetch["resident"] and layer._prefetch["signature"] is not None
 
 
-def _dtype_shown(layer: Any, key: str, compute_dtype: torch.dtype) -> torch.dtype | None:
-    """Return the dtype of a layer's weight or bias in an image; None of none."""
-    if getattr(layer, key, None) is None:
-        return None
-    if "_v" not in vars(layer):
-        return compute_dtype if has_functions(layer) else getattr(layer, key).dtype
-    return compute_dtype if _computes_with_more_bits(layer) else stored_dtype(layer, key)
+def _dtypes_shown(layer: Any, compute_dtype: torch.dtype) -> list[torch.dtype | None]:
+    """Return the dtypes of a layer's weight and bias in an image; None of one that it does not have."""
+    dynamic = "_v" in vars(layer)
+    weights = [getattr(layer, key, None) for key in KEYS]
+    if _computes_with_more_bits(layer) if dynamic else has_functions(layer):
+        return [None if weight is None else compute_dtype for weight in weights]
+    if dynamic:
+        return [stored_dtype(layer, key) for key in KEYS]
+    return [None if weight is None else weight.dtype for weight in weights]
 
 
 def formats_of(module: torch.nn.Module, compute_dtype: torch.dtype) -> list[Any]:
@@ -228,19 +230,16 @@ def formats_of(module: torch.nn.Module, compute_dtype: torch.dtype) -> list[Any]
     Args:
         compute_dtype: what the model computes in.
     """
-    return [
-        _format(layer, name, weight, compute_dtype)
-        for layer in module.modules()
-        for name, weight in layer._parameters.items()
-    ]
-
-
-def _format(layer: torch.nn.Module, name: str, weight: Any, compute_dtype: torch.dtype) -> Any:
-    if weight is None:
-        return None
-    dtype = _dtype_shown(layer, name, compute_dtype) if name in KEYS else weight.dtype
-    form = format_of(weight, weight_formats())
-    return (dtype, weight.shape) if form is None else (dtype, type(weight), form.context(weight))
+    kinds, found = weight_formats(), list[Any]()
+    for layer in module.modules():
+        shown = dict(zip(KEYS, _dtypes_shown(layer, compute_dtype), strict=True)) if layer._parameters else {}
+        for name, weight in layer._parameters.items():
+            form = format_of(weight, kinds)
+            dtype = None if weight is None else shown.get(name, weight.dtype)
+            found.append(
+                (dtype, getattr(weight, "shape", ()) if form is None else (type(weight), form.context(weight)))
+            )
+    return found
 
 
 def structure_of(module: torch.nn.Module) -> Hashable:
