@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onediff_comfy.host.compatibility import BRINGS_WEIGHTS, PAUSES_COMPILER, PINS_WEIGHTS, RELIED_ON, Use
+from onediff_comfy.host.compatibility import BRINGS_WEIGHTS, PAUSES_COMPILER, PINS_WEIGHTS, RELIED_ON
+from onediff_comfy.host.use import Use
 
 THERE, ABSENT = "yes", "no"
 EVERYTHING = {

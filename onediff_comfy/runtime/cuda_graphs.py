@@ -83,6 +83,7 @@ class RecordedGraph(CompiledGraph):
         self._plain: set[Sizes] = set()  # sizes too large to record
         self._worth = Worth()
         self._unrecordable = False
+        self._copies_weights = True  # of those that move
         pool.join(self)
 
     @property
@@ -109,6 +110,20 @@ class RecordedGraph(CompiledGraph):
         """Forget which sizes were too large to record."""
         self._plain.clear()
         self._overflows.clear()
+        self._copies_weights = True
+
+    def memory_ran_out(self) -> None:
+        """Have no copies of weights that move recorded any more, if there were some: they need the memory themselves.
+
+        The next would soon be made, and memory would run out again: on an H200 with 16 GiB left ten times in an image.
+        """
+        if any(recording.copies_weights for recording in self.by_sizes.values()):
+            self._copies_weights = False
+            log.warning(
+                "OneDiff: there is too little memory for CUDA graphs of blocks whose weights move: they are launched "
+                "kernel by kernel from now on, which can be slower. To have them tried again, set cache_budget_mb on "
+                "OneDiff Model Speedup to another number"
+            )
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         outputs = self.run(weights, [weight.data_ptr() for weight in weights], tensors)
@@ -134,7 +149,7 @@ class RecordedGraph(CompiledGraph):
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
         moves = when is RecordWhen.WEIGHTS_MOVE
         if moves:
-            addresses = []
+            addresses, plain = [], plain or not self._copies_weights
         recordings = self.by_sizes
         recording = None if plain else recordings.get(sizes)
         if recording is not None and recording.addresses == addresses:
@@ -268,7 +283,7 @@ class RecordedGraph(CompiledGraph):
         copy(call.tensors, own)
         with self._pool.host.holding(device), recorded_on(pool) as graph, self.inner.recordable():
             copy(call.run(self.inner, own), outputs)
-        return Recording(graph, call.addresses, own, outputs, shared, pool)
+        return Recording(graph, call.addresses, own, outputs, shared, pool, copies_weights=call.moving > 0)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
         """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.

@@ -65,6 +65,7 @@ class Recording:
         outputs: where it leaves its own.
         shared: the bytes that these are in, and other recordings' too.
         pool: where its memory is from.
+        copies_weights: among these are weights, which move.
         replays: how often it was replayed.
     """
 
@@ -74,6 +75,7 @@ class Recording:
     outputs: Outputs
     shared: torch.Tensor
     pool: DevicePool
+    copies_weights: bool = False
     replays: int = 0
 
     def replay(self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None) -> Outputs | None:

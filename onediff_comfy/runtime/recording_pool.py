@@ -33,6 +33,9 @@ class Recorder(Protocol):
     def reconsider(self) -> None:
         """Forget which sizes were too large to record."""
 
+    def memory_ran_out(self) -> None:
+        """Have no copies of weights that move recorded any more, if there were some."""
+
 
 @dataclass
 class DevicePool:
@@ -204,9 +207,15 @@ class RecordingPool:
                     self._owes_release = False
                     self._release()
 
-    def release(self) -> int:
-        """Throw all recordings away and give their memory back to the device. Return the bytes that they held."""
+    def release(self, ran_out: bool = False) -> int:
+        """Throw all recordings away and give their memory back to the device. Return the bytes that they held.
+
+        Args:
+            ran_out: because there was too little memory for a call while they were there.
+        """
         with self._lock:
+            for recorder in list(self._recorders) if ran_out else ():
+                recorder.memory_ran_out()
             if self._recording:
                 self._owes_release = True
                 return 0

@@ -199,9 +199,8 @@ class Executor:
                 flat = self._outputs(serve, run, reuse, due)
             except torch.OutOfMemoryError:
                 ran_out = True
+            if ran_out:  # nothing is handled here: an exception would hold the first try's tensors, and its recording
                 self._make_room(run)
-            if ran_out:  # nothing is being handled here: an exception would hold the tensors of the first try
-                torch.cuda.empty_cache()
                 flat = self._outputs(serve, run, False, due)
             if flat is None:
                 return None
@@ -239,7 +238,8 @@ class Executor:
     def _make_room(self, run: RunContext) -> None:
         if run.step_cache is not None:
             run.step_cache.forget()
-        released = self._library.recordings.release()
+        released = self._library.recordings.release(ran_out=True)
+        torch.cuda.empty_cache()
         log.warning("OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20)
 
     def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Outputs | None:

@@ -112,6 +112,7 @@ def main() -> None:
             pages_of_cpu.begin()
         base = plain if ON_GPU else loaded()
         assert base.is_dynamic()
+        by_host, before = sampled(base, 1), places(base)
         fast = accelerate(base, engine)
         cases = []
         if "ONLY_BLOCKS" not in os.environ:
@@ -122,6 +123,7 @@ def main() -> None:
             cases.append(case("unloaded", fast, expected[0.0]))
         apart = float((expected[0.8] - expected[0.3]).abs().max() / (expected[0.0].max() - expected[0.0].min()))
         left = {"pinned": pinned(base), "notes": sorted(_notes(base)), "reserve": reserves(), "held": held(fast)}
+        left |= {"off before": float((by_host - expected[0.0]).abs().max()), "places": [before, places(base)]}
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart}) + "\n")
 
 
@@ -288,6 +290,12 @@ def begin_on_gpu() -> None:
     assert comfy_aimdo.control.init_devices((device.index, 0) for device in memory.get_all_torch_devices())
     comfy.memory_management.aimdo_enabled = True
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
+
+
+def places(model: Any) -> list[str]:
+    """The layers in Dynamic VRAM, in the order in which they are kept."""
+    layers = [(layer._v[1], name) for name, layer in model.model.named_modules() if "_v" in vars(layer)]
+    return [name for _, name in sorted(layers)]
 
 
 def pinned(model: Any) -> int:

@@ -85,10 +85,20 @@ def test_weights_that_were_taken_back_for_want_of_memory_come_back_in_the_same_i
     assert there["half of the pages"] < 1, "what was looked at says nothing"
 
 
+def test_a_model_that_ran_without_us_has_its_weights_in_another_order_once_it_is_ours(found: dict[str, Any]) -> None:
+    """And every picture since is right, as other tests here say."""
+    before, now = found["left"]["places"]
+    assert sorted(before) == sorted(now) and before != now
+    of_second = sum("single_blocks" in name for name in now)
+    assert of_second and all("single_blocks" in name for name in now[-of_second:]), "last is what is in other blocks"
+
+
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:
     ours = [case for case in found["cases"] if not case["name"].startswith(OF_OTHER_MODELS)]
     assert {case["loaded_models"] for case in ours} == {1}
     assert {case["pinned"] for case in found["cases"]} == {0}
     held = found["left"].pop("held")
+    assert found["left"].pop("off before") == 0
+    found["left"].pop("places")
     assert found["left"] == {"pinned": 0, "notes": [], "reserve": [None, 1 << 30, 9 << 29, 1 << 30]}
     assert held == [False, True, True], "while a recording is made, its host takes no weights off its device"

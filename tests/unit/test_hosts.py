@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dev.environment import comfyui_path
-from onediff_comfy.host.compatibility import Use
+from onediff_comfy.host.use import Use
 from tools.hosts import EVERYTHING, Source, main, table
 
 SOURCE = {

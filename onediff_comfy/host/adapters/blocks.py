@@ -12,7 +12,7 @@ import contextlib
 import logging
 import types
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,6 +135,15 @@ class BlockServer:
                 by_host = call.telling(forward)(**call.arguments)
                 told = told if self._check.agree(block, streamed.is_changed(block), trial, by_host) else by_host
         return call.completed(told)
+
+
+def blocks_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the blocks that a module is served by, one after the other."""
+    for child in module.children():
+        if _is_block(module, child):
+            yield child
+        else:
+            yield from blocks_of(child)
 
 
 def _is_block(parent: torch.nn.Module, child: torch.nn.Module) -> bool:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
+from comfy.patcher_extension import CallbacksMP, WrapperExecutor, WrappersMP
 
 from ...buckets import BucketSet
 from ...capture.call import Signature
@@ -25,8 +25,10 @@ from ..preparation.latents import latent_ratio
 from ..process.process import NodeOrigin, accelerated, set_budget
 from ..report.unused import say_if_unused
 from ..weights.dynamic_vram import needs_resident_form, resident_clone
+from ..weights.page_order import can_place, spread_over_blocks
 from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
+from .blocks import blocks_of
 from .forward_wrappers import ApplyWrapper, ForwardWrapper
 from .placement import ModelServer
 from .sampling_runs import STEP_CACHE, RunWrapper, SamplerWrapper, StepCacheRequest
@@ -115,6 +117,13 @@ def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
     for place, wrapper in wrappers.items():
         clone.remove_wrappers_with_key(place, KEY)
         clone.add_wrapper_with_key(place, KEY, wrapper)
+    if in_blocks and can_place():
+        clone.remove_callbacks_with_key(CallbacksMP.ON_LOAD, KEY)
+        clone.add_callback_with_key(CallbacksMP.ON_LOAD, KEY, _place_weights)
+
+
+def _place_weights(patcher: Any, *_loaded: Any) -> None:
+    spread_over_blocks(patcher.model, blocks_of(patcher.model.diffusion_model))
 
 
 def with_step_cache(model: Any, threshold: float, node_id: str | None = None) -> Any:

@@ -1,0 +1,112 @@
+"""The order in which Dynamic VRAM keeps a model's weights: about the same share of each block of layers.
+
+comfy-aimdo gives a model a range of addresses, and takes the weights at its end off the device first. The host puts the
+largest layers at its beginning. Of a model that does not fit, some blocks then have hardly any weights there, and
+others nearly all. While the first are called the GPU waits for copies, and while the others are called the bus waits
+for the GPU, which makes a step as long as both together. With the same share of each block there, copies for the next
+block run while one is computed.
+
+This changes where weights are put, and nothing of what they are. The host notes for each layer at which addresses its
+weights are (``_v``), and of what it brought there (``_v_signature``): None is the host's own word for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ..compatibility import PLACES_WEIGHTS
+
+log = logging.getLogger(__name__)
+
+_ALIGNED = 512  # bytes, as comfy-aimdo's own places
+_ALL = 1 << 60  # bytes
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@functools.cache
+def can_place() -> bool:
+    """Return True if this host has what says where weights are in Dynamic VRAM, as we use it."""
+    return all(use.problem() is None for use in PLACES_WEIGHTS)
+
+
+def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> bool:
+    """Give the layers of a model in Dynamic VRAM places by which each block's share on the device is about the same.
+
+    What is there already is taken off the device, to be brought to its new place when it is needed. In places that are
+    in order nothing happens.
+
+    Args:
+        model: the host's model object (a BaseModel), loaded and not being called.
+        blocks: of its layers, in the order in which they are called. Layers in none of them come first, and so do the
+            first block's: in a step that reuses what the others computed it is the only one that is called.
+
+    Returns:
+        True if places were given anew.
+    """
+    layers = _in_range(model)
+    parts = [part for part in (_in_range(block) for block in blocks) if part]
+    if len(parts) < 2 or not _may_move(model, layers):
+        return False
+    ordered = _ordered(layers, parts)
+    if ordered == sorted(layers, key=_start):
+        return False
+    (vbar,) = {layer._v[0] for layer in layers}
+    places, start = list[Any](), min(map(_start, layers))
+    for layer in ordered:
+        places.append((vbar, start, _size(layer)))
+        start += -(-_size(layer) // _ALIGNED) * _ALIGNED
+    if vbar.loaded_size():
+        vbar.free_memory(_ALL)
+        vbar.prioritize()
+    for layer, place in zip(ordered, places, strict=True):
+        layer._v_signature, layer._v = None, place
+    log.debug("%d layers of %d blocks have other places in Dynamic VRAM", len(ordered), len(parts))
+    return True
+
+
+def _may_move(model: Any, layers: Sequence[Any]) -> bool:
+    """Return True if all layers are in one range, and nothing holds on to where they are.
+
+    Hosts that record blocks as CUDA graphs keep a block's layers side by side, and note where.
+    """
+    ranges = {id(layer._v[0]) for layer in layers}
+    if len(ranges) != 1 or any("_v_block" in vars(each) for each in model.modules()):
+        return False
+    in_use = any(getattr(layer, "_prefetch", None) is not None for layer in layers)
+    return not in_use and not any(page & 2 for page in layers[0]._v[0].get_residency())
+
+
+def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return layers so that of any beginning of the list about the same share is each part's, but for the first."""
+    spread = set(chain.from_iterable(parts[1:]))
+    first = [layer for layer in layers if layer not in spread]
+    placed = list(chain.from_iterable(map(_keyed, parts[1:], range(len(parts)))))
+    # By the share of its block that is before it; blocks that are called one after the other are far apart.
+    placed.sort(key=lambda keyed: keyed[:2])
+    return first + [layer for *_, layer in placed]
+
+
+def _keyed(part: Sequence[Any], index: int) -> Iterator[tuple[float, float, Any]]:
+    total, before = sum(map(_size, part)), 0
+    for layer in sorted(part, key=_size, reverse=True):
+        yield before / total, index * _GOLDEN % 1, layer
+        before += _size(layer)
+
+
+def _in_range(block: torch.nn.Module) -> list[Any]:
+    return [layer for layer in block.modules() if "_v" in vars(layer)]
+
+
+def _start(layer: Any) -> int:
+    return int(layer._v[1])
+
+
+def _size(layer: Any) -> int:
+    return int(layer._v[2])

@@ -1,0 +1,146 @@
+"""Weights in Dynamic VRAM are kept in an order by which each block has about the same share on the device."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onediff_comfy.host.weights.page_order import spread_over_blocks
+
+ALIGNED = 512
+SIZES = st.lists(st.lists(st.integers(1, 10_000), min_size=1, max_size=5), min_size=2, max_size=12)
+
+
+class Range:
+    """Stands for comfy-aimdo's ModelVBAR."""
+
+    def __init__(self, there: int = 0) -> None:
+        self.there, self.asked, self.pages = there, list[str](), [1]
+
+    def loaded_size(self) -> int:
+        return self.there
+
+    def get_residency(self) -> list[int]:
+        return self.pages
+
+    def free_memory(self, _size: int) -> None:
+        self.asked.append("free")
+
+    def prioritize(self) -> None:
+        self.asked.append("prioritize")
+
+
+class Model(torch.nn.Module):
+    """A list of blocks, and layers before and behind it, placed as the host does: the largest first."""
+
+    def __init__(self, blocks: list[list[int]], others: tuple[int, ...] = (700, 20), there: int = 0) -> None:
+        super().__init__()
+        self.range = Range(there)
+        self.others = torch.nn.ModuleList(self._layer(size) for size in others)
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(*map(self._layer, sizes)) for sizes in blocks)
+        start = 4096
+        for layer in sorted(self.layers(), key=lambda layer: -layer.size):
+            layer._v, layer._v_signature = (self.range, start, layer.size), "brought"
+            start += -(-layer.size // ALIGNED) * ALIGNED
+        self.end = start
+
+    @staticmethod
+    def _layer(size: int) -> Any:
+        layer: Any = torch.nn.Identity()
+        layer.size = size
+        return layer
+
+    def layers(self) -> list[Any]:
+        return [layer for layer in self.modules() if hasattr(layer, "size")]
+
+    def in_order(self) -> list[Any]:
+        return sorted(self.layers(), key=lambda layer: layer._v[1])
+
+    def spread(self) -> bool:
+        return spread_over_blocks(self, self.blocks)
+
+
+def shares(model: Model, kept: int) -> list[float]:
+    """Of each block but the first, which share is among the first layers that are kept."""
+    there = set(model.in_order()[:kept])
+    return [
+        sum(layer.size for layer in block if layer in there) / sum(layer.size for layer in block)
+        for block in itertools.islice(model.blocks, 1, None)
+    ]
+
+
+@given(SIZES)
+def test_no_two_layers_overlap_and_none_is_outside_of_what_they_had(sizes: list[list[int]]) -> None:
+    model = Model(sizes)
+    model.spread()
+    ends = [0, 4096]
+    for layer in model.in_order():
+        its_range, start, size = layer._v
+        assert its_range is model.range and size == layer.size
+        assert start % ALIGNED == 0 and start >= ends[-1]
+        ends.append(start + size)
+    assert ends[-1] <= model.end
+
+
+@given(SIZES)
+def test_wherever_memory_ends_each_block_has_the_same_share_but_for_a_layer(sizes: list[list[int]]) -> None:
+    model = Model(sizes)
+    model.spread()
+    largest = max(max(layers) / sum(layers) for layers in sizes)
+    for kept in range(len(model.layers()) + 1):
+        found = shares(model, kept)
+        assert max(found) - min(found) <= largest + 1e-9
+
+
+def test_of_equal_blocks_those_with_a_layer_less_are_not_side_by_side() -> None:
+    """Else copies wait for the device in one half of them, and it for copies in the other."""
+    model = Model([[4000, 3000]] * 41)
+    model.spread()
+    before = 2 + 2  # those in no block, and the first block's
+    there = [share > 0 for share in shares(model, before + 20)]
+    assert max(len(list(run)) for _, run in itertools.groupby(there)) <= 2
+
+
+def test_what_is_in_no_block_and_the_first_block_come_first() -> None:
+    model = Model([[50, 60], [9000, 40], [800]], others=(10, 20))
+    assert model.spread()
+    assert {layer.size for layer in model.in_order()[:4]} == {10, 20, 50, 60}
+    assert not model.spread(), "they are in order"
+
+
+def test_what_is_there_goes_and_is_brought_anew() -> None:
+    model = Model([[50, 60], [9000, 40]], there=1)
+    assert model.spread()
+    assert model.range.asked == ["free", "prioritize"]
+    assert {layer._v_signature for layer in model.layers()} == {None}
+    for layer in model.layers():
+        layer._v_signature = "brought"
+    assert not model.spread() and {layer._v_signature for layer in model.layers()} == {"brought"}
+
+
+@pytest.mark.parametrize("held", ["a page is in use", "a layer is being brought", "the host records", "two ranges"])
+def test_nothing_moves_that_something_holds_on_to(held: str) -> None:
+    model = Model([[50, 60], [9000, 40]])
+    some: Any = model.layers()[-1]
+    if held == "a page is in use":
+        model.range.pages = [1, 3]
+    elif held == "a layer is being brought":
+        some._prefetch = {"resident": True}
+    elif held == "the host records":
+        model.blocks[0]._v_block = some._v  # type: ignore[assignment]
+    else:
+        some._v = (Range(), *some._v[1:])
+    before = [layer._v for layer in model.layers()]
+    assert not model.spread()
+    assert [layer._v for layer in model.layers()] == before
+
+
+def test_a_model_of_one_block_or_none_stays_as_it_is() -> None:
+    assert not Model([[50, 60]]).spread()
+    assert not Model([]).spread()
+    assert not spread_over_blocks(torch.nn.Linear(2, 2), [])
