@@ -89,8 +89,8 @@ def test_a_model_that_ran_without_us_has_its_weights_in_another_order_once_it_is
     """And every picture since is right, as other tests here say."""
     before, now = found["left"]["places"]
     assert sorted(before) == sorted(now) and before != now
-    of_second = sum("single_blocks" in name for name in now)
-    assert of_second and all("single_blocks" in name for name in now[-of_second:]), "last is what is in other blocks"
+    of_blocks = sum("_blocks." in name for name in now)
+    assert of_blocks and all("_blocks." in name for name in now[-of_blocks:]), "first is what is in no block"
 
 
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:

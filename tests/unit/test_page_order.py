@@ -1,4 +1,4 @@
-"""Weights in Dynamic VRAM are kept in an order by which each block has about the same share on the device."""
+"""Weights in Dynamic VRAM are kept in an order by which about as many bytes are brought for each block."""
 
 from __future__ import annotations
 
@@ -65,13 +65,10 @@ class Model(torch.nn.Module):
         return spread_over_blocks(self, self.blocks)
 
 
-def shares(model: Model, kept: int) -> list[float]:
-    """Of each block but the first, which share is among the first layers that are kept."""
+def brought(model: Model, kept: int) -> list[int]:
+    """Of each block, how many bytes are not among the first layers, which are kept."""
     there = set(model.in_order()[:kept])
-    return [
-        sum(layer.size for layer in block if layer in there) / sum(layer.size for layer in block)
-        for block in itertools.islice(model.blocks, 1, None)
-    ]
+    return [sum(layer.size for layer in block if layer not in there) for block in model.blocks]
 
 
 @given(SIZES)
@@ -88,28 +85,29 @@ def test_no_two_layers_overlap_and_none_is_outside_of_what_they_had(sizes: list[
 
 
 @given(SIZES)
-def test_wherever_memory_ends_each_block_has_the_same_share_but_for_a_layer(sizes: list[list[int]]) -> None:
+def test_wherever_memory_ends_as_many_bytes_of_each_block_are_brought_but_for_a_layer(sizes: list[list[int]]) -> None:
+    """Unless a block has not as many."""
     model = Model(sizes)
     model.spread()
-    largest = max(max(layers) / sum(layers) for layers in sizes)
-    for kept in range(len(model.layers()) + 1):
-        found = shares(model, kept)
-        assert max(found) - min(found) <= largest + 1e-9
+    for kept in range(2, len(model.layers()) + 1):
+        behind = brought(model, kept)
+        for block, bytes_of_it in zip(sizes, behind, strict=True):
+            assert bytes_of_it == sum(block) or max(behind) - bytes_of_it <= max(block)
 
 
 def test_of_equal_blocks_those_with_a_layer_less_are_not_side_by_side() -> None:
     """Else copies wait for the device in one half of them, and it for copies in the other."""
     model = Model([[4000, 3000]] * 41)
     model.spread()
-    before = 2 + 2  # those in no block, and the first block's
-    there = [share > 0 for share in shares(model, before + 20)]
+    there = [behind < 7000 for behind in brought(model, 2 + 20)]
+    assert sum(there) == 20
     assert max(len(list(run)) for _, run in itertools.groupby(there)) <= 2
 
 
-def test_what_is_in_no_block_and_the_first_block_come_first() -> None:
+def test_what_is_in_no_block_comes_first() -> None:
     model = Model([[50, 60], [9000, 40], [800]], others=(10, 20))
     assert model.spread()
-    assert {layer.size for layer in model.in_order()[:4]} == {10, 20, 50, 60}
+    assert [layer.size for layer in model.in_order()] == [20, 10, 9000, 800, 60, 50, 40]
     assert not model.spread(), "they are in order"
 
 

@@ -1,10 +1,10 @@
-"""The order in which Dynamic VRAM keeps a model's weights: about the same share of each block of layers.
+"""The order in which Dynamic VRAM keeps a model's weights: of each block of layers as many bytes have to be brought.
 
 comfy-aimdo gives a model a range of addresses, and takes the weights at its end off the device first. The host puts the
 largest layers at its beginning. Of a model that does not fit, some blocks then have hardly any weights there, and
 others nearly all. While the first are called the GPU waits for copies, and while the others are called the bus waits
-for the GPU, which makes a step as long as both together. With the same share of each block there, copies for the next
-block run while one is computed.
+for the GPU, which makes a step as long as both together. Blocks take about as long to compute. So where as many bytes
+are brought for each, those of the next block come while one is computed, and what they come to is as small as can be.
 
 This changes where weights are put, and nothing of what they are. The host notes for each layer at which addresses its
 weights are (``_v``), and of what it brought there (``_v_signature``): None is the host's own word for nothing.
@@ -13,9 +13,10 @@ weights are (``_v``), and of what it brought there (``_v_signature``): None is t
 from __future__ import annotations
 
 import functools
+import heapq
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -37,15 +38,14 @@ def can_place() -> bool:
 
 
 def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> bool:
-    """Give the layers of a model in Dynamic VRAM places by which each block's share on the device is about the same.
+    """Give the layers of a model in Dynamic VRAM places by which about as many bytes are brought for each block.
 
     What is there already is taken off the device, to be brought to its new place when it is needed. In places that are
     in order nothing happens.
 
     Args:
         model: the host's model object (a BaseModel), loaded and not being called.
-        blocks: of its layers, in the order in which they are called. Layers in none of them come first, and so do the
-            first block's: in a step that reuses what the others computed it is the only one that is called.
+        blocks: of its layers, in the order in which they are called. Layers in none of them come first.
 
     Returns:
         True if places were given anew.
@@ -84,20 +84,21 @@ def _may_move(model: Any, layers: Sequence[Any]) -> bool:
 
 
 def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return layers so that of any beginning of the list about the same share is each part's, but for the first."""
-    spread = set(chain.from_iterable(parts[1:]))
-    first = [layer for layer in layers if layer not in spread]
-    placed = list(chain.from_iterable(map(_keyed, parts[1:], range(len(parts)))))
-    # By the share of its block that is before it; blocks that are called one after the other are far apart.
-    placed.sort(key=lambda keyed: keyed[:2])
-    return first + [layer for *_, layer in placed]
+    """Return layers so that wherever the list is cut, the parts have about as many bytes behind the cut.
 
-
-def _keyed(part: Sequence[Any], index: int) -> Iterator[tuple[float, float, Any]]:
-    total, before = sum(map(_size, part)), 0
-    for layer in sorted(part, key=_size, reverse=True):
-        yield before / total, index * _GOLDEN % 1, layer
-        before += _size(layer)
+    Those in no part come first. Then the largest layer of the part that has the most bytes left, and so on. Of parts
+    that are alike, those that are called one after the other are far apart.
+    """
+    found = list(set(layers).difference(chain.from_iterable(parts)))
+    found.sort(key=_start)
+    left = [(-sum(map(_size, part)), index * _GOLDEN % 1, sorted(part, key=_size)) for index, part in enumerate(parts)]
+    heapq.heapify(left)
+    while left:
+        behind, turn, part = heapq.heappop(left)
+        found.append(part.pop())
+        if part:
+            heapq.heappush(left, (behind + _size(found[-1]), turn, part))
+    return found
 
 
 def _in_range(block: torch.nn.Module) -> list[Any]:
