@@ -108,7 +108,13 @@ def test_what_is_in_no_block_comes_first() -> None:
     model = Model([[50, 60], [9000, 40], [800]], others=(10, 20))
     assert model.spread()
     assert [layer.size for layer in model.in_order()] == [20, 10, 9000, 800, 60, 50, 40]
-    assert not model.spread(), "they are in order"
+
+
+def test_a_layer_that_blocks_share_has_one_place() -> None:
+    model = Model([[50, 60], [9000, 40], [800]])
+    model.blocks[2].append(model.blocks[0][0])  # type: ignore[operator, index]
+    assert model.spread()
+    assert len({layer._v[1] for layer in model.layers()}) == len(model.layers())
 
 
 def test_what_is_there_goes_and_is_brought_anew() -> None:
@@ -116,9 +122,20 @@ def test_what_is_there_goes_and_is_brought_anew() -> None:
     assert model.spread()
     assert model.range.asked == ["free", "prioritize"]
     assert {layer._v_signature for layer in model.layers()} == {None}
+
+
+def test_places_are_given_once() -> None:
+    """Else two models with other blocks over the same layers would move them to and fro. A new layer stays behind."""
+    model = Model([[50, 60], [9000, 40], [800]])
+    assert model.spread()
+    late: Any = model.others[0]
+    late._v = (model.range, model.end, late.size)
+    before = [layer._v for layer in model.layers()]
     for layer in model.layers():
         layer._v_signature = "brought"
-    assert not model.spread() and {layer._v_signature for layer in model.layers()} == {"brought"}
+    assert not model.spread()
+    assert [layer._v for layer in model.layers()] == before
+    assert {layer._v_signature for layer in model.layers()} == {"brought"}
 
 
 @pytest.mark.parametrize("held", ["a page is in use", "a layer is being brought", "the host records", "two ranges"])

@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +31,20 @@ _ALL = 1 << 60  # bytes
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+class _Place(NamedTuple):
+    """Where the weights of a layer are, as the host notes it. That it is of this class says that we have placed it.
+
+    Attributes:
+        vbar: the range, an object of comfy-aimdo's.
+        start: the first address.
+        size: in bytes.
+    """
+
+    vbar: Any
+    start: int
+    size: int
+
+
 @functools.cache
 def can_place() -> bool:
     """Return True if this host has what says where weights are in Dynamic VRAM, as we use it."""
@@ -40,8 +54,8 @@ def can_place() -> bool:
 def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> bool:
     """Give the layers of a model in Dynamic VRAM places by which about as many bytes are brought for each block.
 
-    What is there already is taken off the device, to be brought to its new place when it is needed. In places that are
-    in order nothing happens.
+    What is there already is taken off the device, to be brought to its new place when it is needed. This is done once
+    for a range: a layer that the host places later, behind all others, stays there.
 
     Args:
         model: the host's model object (a BaseModel), loaded and not being called.
@@ -51,16 +65,13 @@ def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]
         True if places were given anew.
     """
     layers = _in_range(model)
-    parts = [part for part in (_in_range(block) for block in blocks) if part]
+    parts = _parts(blocks)
     if len(parts) < 2 or not _may_move(model, layers):
         return False
-    ordered = _ordered(layers, parts)
-    if ordered == sorted(layers, key=_start):
-        return False
     (vbar,) = {layer._v[0] for layer in layers}
-    places, start = list[Any](), min(map(_start, layers))
+    ordered, places, start = _ordered(layers, parts), list[_Place](), min(map(_start, layers))
     for layer in ordered:
-        places.append((vbar, start, _size(layer)))
+        places.append(_Place(vbar, start, _size(layer)))
         start += -(-_size(layer) // _ALIGNED) * _ALIGNED
     if vbar.loaded_size():
         vbar.free_memory(_ALL)
@@ -72,11 +83,13 @@ def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]
 
 
 def _may_move(model: Any, layers: Sequence[Any]) -> bool:
-    """Return True if all layers are in one range, and nothing holds on to where they are.
+    """Return True if all layers are in one range as the host has placed them, and nothing holds on to where they are.
 
     Hosts that record blocks as CUDA graphs keep a block's layers side by side, and note where.
     """
     ranges = {id(layer._v[0]) for layer in layers}
+    if any(isinstance(layer._v, _Place) for layer in layers):
+        return False
     if len(ranges) != 1 or any("_v_block" in vars(each) for each in model.modules()):
         return False
     in_use = any(getattr(layer, "_prefetch", None) is not None for layer in layers)
@@ -99,6 +112,17 @@ def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]
         if part:
             heapq.heappush(left, (behind + _size(found[-1]), turn, part))
     return found
+
+
+def _parts(blocks: Iterable[torch.nn.Module]) -> list[list[Any]]:
+    """Return the layers of each block that has some. One that blocks share is the first's."""
+    parts, seen = list[list[Any]](), set[Any]()
+    for block in blocks:
+        part = [layer for layer in _in_range(block) if layer not in seen]
+        seen.update(part)
+        if part:
+            parts.append(part)
+    return parts
 
 
 def _in_range(block: torch.nn.Module) -> list[Any]:
