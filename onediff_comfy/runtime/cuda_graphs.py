@@ -83,7 +83,6 @@ class RecordedGraph(CompiledGraph):
         self._plain: set[Sizes] = set()  # sizes too large to record
         self._worth = Worth()
         self._unrecordable = False
-        self._copies_weights = True  # of those that move
         pool.join(self)
 
     @property
@@ -110,20 +109,6 @@ class RecordedGraph(CompiledGraph):
         """Forget which sizes were too large to record."""
         self._plain.clear()
         self._overflows.clear()
-        self._copies_weights = True
-
-    def memory_ran_out(self) -> None:
-        """Have no copies of weights that move recorded any more, if there were some: they need the memory themselves.
-
-        The next would soon be made, and memory would run out again: on an H200 with 16 GiB left ten times in an image.
-        """
-        if any(recording.copies_weights for recording in self.by_sizes.values()):
-            self._copies_weights = False
-            log.warning(
-                "OneDiff: there is too little memory for CUDA graphs of blocks whose weights move: they are launched "
-                "kernel by kernel from now on, which can be slower. To have them tried again, set cache_budget_mb on "
-                "OneDiff Model Speedup to another number"
-            )
 
     def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Outputs:
         outputs = self.run(weights, [weight.data_ptr() for weight in weights], tensors)
@@ -149,7 +134,7 @@ class RecordedGraph(CompiledGraph):
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
         moves = when is RecordWhen.WEIGHTS_MOVE
         if moves:
-            addresses, plain = [], plain or not self._copies_weights
+            addresses = []
         recordings = self.by_sizes
         recording = None if plain else recordings.get(sizes)
         if recording is not None and recording.addresses == addresses:
@@ -220,6 +205,9 @@ class RecordedGraph(CompiledGraph):
         if turns.ours:
             with contextlib.suppress(torch.OutOfMemoryError):
                 return self._record(call)
+            if call.moving:  # the others' memory goes with this one's, and weights come to where it was
+                self._pool.host.stop_copying()
+                self._pool.release()
             torch.cuda.empty_cache()  # of what was made so far nothing is held any more
             trim_graph_memory(call.device)
             return None

@@ -29,12 +29,13 @@ class HostMemory:
 
     Attributes:
         reserve: returns the bytes of a device that the host keeps free. None if it listens to no allocation.
-        held: given a device, a context in which the host takes no weights back there, and after which it is free to
-            bring those again that had to make way; None if it cannot be kept from taking.
+        held: given a device, a context in which the host takes no weights back there; None if it always may.
+        copies_weights: whether weights that move are copied for recordings.
     """
 
     reserve: Callable[[], int | None] = lambda: None
     held: Callable[[torch.device], AbstractContextManager[None]] | None = None
+    copies_weights: bool = True
     _told: bool = False
 
     def may_record(self, device: torch.device, needed: int) -> bool:
@@ -61,6 +62,8 @@ class HostMemory:
         Args:
             needed: bytes that it takes at most.
         """
+        if not self.copies_weights:
+            return False
         listens = self.reserve() is not None
         if listens and self.held is None:
             return self.may_record(device, needed)
@@ -73,6 +76,19 @@ class HostMemory:
                 return self._refused()
             torch.cuda.empty_cache()
         return bool(torch.cuda.mem_get_info(device)[0] >= needed) or self._refused()
+
+    def stop_copying(self) -> None:
+        """Make no more room for copies of weights that move: memory ran out. It would soon do so again.
+
+        On an H200 with 16 GiB left it did so ten times in an image.
+        """
+        if self.copies_weights:
+            self.copies_weights = False
+            log.warning(
+                "OneDiff: there is too little memory for CUDA graphs of blocks whose weights move: they are launched "
+                "kernel by kernel from now on, which can be slower. To have them tried again, set cache_budget_mb on "
+                "OneDiff Model Speedup to another number"
+            )
 
     def _refused(self) -> bool:
         if not self._told:

@@ -33,9 +33,6 @@ class Recorder(Protocol):
     def reconsider(self) -> None:
         """Forget which sizes were too large to record."""
 
-    def memory_ran_out(self) -> None:
-        """Have no copies of weights that move recorded any more, if there were some."""
-
 
 @dataclass
 class DevicePool:
@@ -150,6 +147,7 @@ class RecordingPool:
 
     def budget_changed(self) -> None:
         """Hold to a budget that is another now; what was too large for the old one may be recorded again."""
+        self.host.copies_weights = True
         with self._lock:
             for recorder in list(self._recorders):
                 recorder.reconsider()
@@ -211,11 +209,13 @@ class RecordingPool:
         """Throw all recordings away and give their memory back to the device. Return the bytes that they held.
 
         Args:
-            ran_out: because there was too little memory for a call while they were there.
+            ran_out: because there was too little memory for a call while they were there. If some of them have copies
+                of weights that move, which need the memory themselves, no more of these are made.
         """
+        alive = [recording for pool in list(self._devices.values()) for recording in list(pool.alive)]
+        if ran_out and any(recording.copies_weights for recording in alive):
+            self.host.stop_copying()
         with self._lock:
-            for recorder in list(self._recorders) if ran_out else ():
-                recorder.memory_ran_out()
             if self._recording:
                 self._owes_release = True
                 return 0

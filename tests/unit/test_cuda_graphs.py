@@ -694,13 +694,30 @@ def test_where_memory_runs_out_with_copies_of_weights_there_are_none_any_more(
     assert block.run.made == 1
     pool.release(ran_out=True)
     block.waits = True
-    block.calls(30)
+    block.calls(1500)
     assert (block.run.made, block.run.graph.recordings) == (1, 0)
     (warning,) = warnings(caplog)
     assert "cache_budget_mb" in warning
     pool.budget_changed()
-    block.calls(3)
+    block.calls(1010)
     assert block.run.made == 2
+
+
+def test_where_memory_does_not_suffice_for_copies_of_weights_no_others_are_left(
+    card: Card, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their memory would go with that of the recording that failed, and the next replay would lack it."""
+    block, card.free = Moving(card, monkeypatch), 9000 * MB
+    other = Part(card, block.run.pool, 100 * MB)
+    other.calls(2)
+    assert other.made == 1
+    card.fails = torch.OutOfMemoryError("none")
+    block.calls(3)
+    assert (block.run.made, other.recordings) == (0, 0)
+    card.fails, block.waits = None, True
+    block.calls(2000)
+    assert block.run.made == 0
+    assert len([text for text in warnings(caplog) if "cache_budget_mb" in text]) == 1
 
 
 def test_weights_that_cannot_be_held_do_not_make_way(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:

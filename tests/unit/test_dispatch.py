@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -843,6 +844,36 @@ def test_out_of_memory_runs_eager_this_time_only(library: GraphLibrary, install:
     assert served.fallbacks == {"the compiled graph ran out of memory": 2}
     assert served.counts["served"] == 2
     assert engine.compilations == 1
+
+
+def test_recordings_go_for_want_of_memory_once_nothing_holds_the_one_that_failed(
+    library: GraphLibrary, install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error holds what its frames hold. As long as it is handled, the driver keeps a recording's memory."""
+    released, held = list[bool](), list[Any]()
+
+    class Recording:
+        pass
+
+    def wrap(run: Any) -> Any:
+        def runs_out(weights: Any, tensors: Any) -> Any:
+            if held:
+                return run(weights, tensors)
+            recording = Recording()
+            held.append(weakref.ref(recording))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return runs_out
+
+    def release(ran_out: bool = False) -> int:
+        released.append(ran_out and held[0]() is None)
+        return 0
+
+    install(FakeEngine(wrap))
+    monkeypatch.setattr(library.recordings, "release", release)
+    served = Served(library)
+    assert served.matches(*inputs())
+    assert (released, served.fallbacks) == ([True], {})
 
 
 # -- interruptions -----------------------------------------------------------------------------

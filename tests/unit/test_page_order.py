@@ -115,6 +115,7 @@ def test_a_layer_that_blocks_share_has_one_place() -> None:
     model.blocks[2].append(model.blocks[0][0])  # type: ignore[operator, index]
     assert model.spread()
     assert len({layer._v[1] for layer in model.layers()}) == len(model.layers())
+    assert sum(model.in_order()[-1]._v[1:]) <= model.end, "behind it are others' places"
 
 
 def test_what_is_there_goes_and_is_brought_anew() -> None:

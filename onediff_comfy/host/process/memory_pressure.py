@@ -63,8 +63,9 @@ def weights_held(device: torch.device) -> Iterator[None]:
     node, and so does this: of one that an extension may have set no more can be asked. A model that is not among the
     host's loaded ones has nothing left to be taken.
 
-    What it took before, for room, it would not bring again before the models are loaded anew. So their priority is
-    renewed, as their loading does, and in the order of that.
+    What it took before, for room, it does not bring again before the models are loaded anew, which is before the next
+    image. Nor is it told to: a recording's memory is none that it counts, and it looks at the device every two seconds
+    only. Until then it would bring weights to where the recording's memory is, and the next replay would have none.
     """
     vbars = loaded_vbars(device.index)
     for vbar in vbars:
@@ -72,9 +73,8 @@ def weights_held(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        for vbar in reversed(vbars):
+        for vbar in vbars:
             vbar.set_watermark_limit(0)
-            vbar.prioritize()
 
 
 def _asked_for() -> tuple[int, int]:
