@@ -65,8 +65,10 @@ def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]
         True if places were given anew.
     """
     layers = _in_range(model)
+    if not _may_move(model, layers):
+        return False
     parts = _parts(blocks)
-    if len(parts) < 2 or not _may_move(model, layers):
+    if len(parts) < 2:
         return False
     (vbar,) = {layer._v[0] for layer in layers}
     ordered, places, start = _ordered(layers, parts), list[_Place](), min(map(_start, layers))
