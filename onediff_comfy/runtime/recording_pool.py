@@ -212,10 +212,10 @@ class RecordingPool:
             ran_out: because there was too little memory for a call while they were there. If some of them have copies
                 of weights that move, which need the memory themselves, no more of these are made.
         """
-        alive = [recording for pool in list(self._devices.values()) for recording in list(pool.alive)]
-        if ran_out and any(recording.copies_weights for recording in alive):
-            self.host.stop_copying()
         with self._lock:
+            alive = [recording for pool in list(self._devices.values()) for recording in pool.alive]
+            if ran_out and any(recording.copies_weights for recording in alive):
+                self.host.stop_copying()
             if self._recording:
                 self._owes_release = True
                 return 0

@@ -35,6 +35,7 @@ from pages_of_cpu import PAGE, Pages  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
+from onediff_comfy.host.adapters import model as of_model  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 from onediff_comfy.host.process.memory_pressure import device_reserve, weights_held  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
@@ -148,7 +149,17 @@ def every_case(
     if not ON_GPU:
         cases += short_of_memory(fast, expected[0.0])
         cases += room_of_others(accelerate(loaded(), engine), expected[0.0])
+    cases.append(nowhere_else(expected[0.0], engine))
     return cases + wrong_weights(expected, engine) + eight_bits(engine)
+
+
+def nowhere_else(expected: torch.Tensor, engine: str) -> dict[str, Any]:
+    """A picture where weights cannot be given other places, as on a host that has moved on."""
+    spread, of_model.spread_over_blocks = of_model.spread_over_blocks, lambda *_model: 1 // 0
+    fast = accelerate(loaded(), engine)
+    found = case("wrong places", fast, expected)
+    of_model.spread_over_blocks = spread
+    return found
 
 
 def eight_bits(engine: str) -> list[dict[str, Any]]:

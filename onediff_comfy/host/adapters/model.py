@@ -123,7 +123,11 @@ def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
 
 
 def _place_weights(patcher: Any, *_loaded: Any) -> None:
-    spread_over_blocks(patcher.model, blocks_of(patcher.model.diffusion_model))
+    """Give weights places in Dynamic VRAM. The host asks for it in the middle of loading, which must not fail."""
+    try:
+        spread_over_blocks(patcher.model, blocks_of(patcher.model.diffusion_model))
+    except Exception as error:
+        log.warning("OneDiff: a model's weights stay where ComfyUI has put them, which can be slower (%r)", error)
 
 
 def with_step_cache(model: Any, threshold: float, node_id: str | None = None) -> Any:
