@@ -139,7 +139,9 @@ def test_places_are_given_once() -> None:
     assert {layer._v_signature for layer in model.layers()} == {"brought"}
 
 
-@pytest.mark.parametrize("held", ["a page is in use", "a layer is being brought", "the host records", "two ranges"])
+@pytest.mark.parametrize(
+    "held", ["a page is in use", "a layer is being brought", "the host records", "two ranges", "more is noted"]
+)
 def test_nothing_moves_that_something_holds_on_to(held: str) -> None:
     model = Model([[50, 60], [9000, 40]])
     some: Any = model.layers()[-1]
@@ -149,6 +151,8 @@ def test_nothing_moves_that_something_holds_on_to(held: str) -> None:
         some._prefetch = {"resident": True}
     elif held == "the host records":
         model.blocks[0]._v_block = some._v  # type: ignore[assignment]
+    elif held == "more is noted":
+        some._v = (*some._v, "since another release")
     else:
         some._v = (Range(), *some._v[1:])
     before = [layer._v for layer in model.layers()]

@@ -32,7 +32,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class _Place(NamedTuple):
-    """Where the weights of a layer are, as the host notes it. That it is of this class says that we have placed it.
+    """Where the weights of a layer are, as the host notes it, but that the host's are plain tuples.
 
     Attributes:
         vbar: the range, an object of comfy-aimdo's.
@@ -89,9 +89,9 @@ def _may_move(model: Any, layers: Sequence[Any]) -> bool:
 
     Hosts that record blocks as CUDA graphs keep a block's layers side by side, and note where.
     """
+    if not all(type(layer._v) is tuple and len(layer._v) == len(_Place._fields) for layer in layers):
+        return False  # ours, or a newer host's
     ranges = {id(layer._v[0]) for layer in layers}
-    if any(isinstance(layer._v, _Place) for layer in layers):
-        return False
     if len(ranges) != 1 or any("_v_block" in vars(each) for each in model.modules()):
         return False
     in_use = any(getattr(layer, "_prefetch", None) is not None for layer in layers)
