@@ -194,6 +194,7 @@ HOLDS_WEIGHTS = (
 PLACES_WEIGHTS = (
     *_there(_EXTENSION, "CallbacksMP.ON_LOAD"),
     Use(_PATCHER, "ModelPatcherDynamic.load", mentions=("_v", "_v_signature")),
+    Use("comfy_aimdo.model_vbar", "ModelVBAR.alloc", mentions=("offset",)),
     *_there("comfy_aimdo.model_vbar", "ModelVBAR.free_memory", "ModelVBAR.get_residency", "ModelVBAR.loaded_size"),
 )
 """By these weights are given other places in Dynamic VRAM. Without them those of some blocks are all elsewhere."""

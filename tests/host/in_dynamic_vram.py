@@ -124,6 +124,8 @@ def main() -> None:
             cases.append(case("unloaded", fast, expected[0.0]))
         apart = float((expected[0.8] - expected[0.3]).abs().max() / (expected[0.0].max() - expected[0.0].min()))
         left = {"pinned": pinned(base), "notes": sorted(_notes(base)), "reserve": reserves(), "held": held(fast)}
+        if not ON_GPU and "ONLY_BLOCKS" not in os.environ:
+            left["another layer"] = with_another_layer(expected[0.0], engine)
         left |= {"off before": float((by_host - expected[0.0]).abs().max()), "places": [before, places(base)]}
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart}) + "\n")
 
@@ -160,6 +162,19 @@ def nowhere_else(expected: torch.Tensor, engine: str) -> dict[str, Any]:
     found = case("wrong places", fast, expected)
     of_model.spread_over_blocks = spread
     return found
+
+
+def with_another_layer(expected: torch.Tensor, engine: str) -> list[float]:
+    """How far pictures are off, ours and the host's by turns, where a node has put another layer in one's place.
+
+    The layer that is not in the model meanwhile has weights in its range, and comes back.
+    """
+    base, other = loaded(), loaded().model.diffusion_model.single_blocks[0].linear1
+    sampled(base, 1)
+    patched = base.clone()
+    patched.add_object_patch("diffusion_model.single_blocks.0.linear1", other)
+    fast = accelerate(patched, engine)
+    return [float((sampled(model, 1) - expected).abs().max()) for model in (fast, base, fast, base)]
 
 
 def eight_bits(engine: str) -> list[dict[str, Any]]:

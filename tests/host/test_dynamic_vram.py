@@ -93,6 +93,12 @@ def test_a_model_that_ran_without_us_has_its_weights_in_another_order_once_it_is
     assert of_blocks and all("_blocks." in name for name in now[-of_blocks:]), "first is what is in no block"
 
 
+def test_a_layer_that_was_elsewhere_while_places_were_given_has_its_own_when_it_comes_back(
+    found: dict[str, Any],
+) -> None:
+    assert found["left"].pop("another layer") == [0, 0, 0, 0]
+
+
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:
     ours = [case for case in found["cases"] if not case["name"].startswith(OF_OTHER_MODELS)]
     assert {case["loaded_models"] for case in ours} == {1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -20,7 +21,7 @@ class Range:
     """Stands for comfy-aimdo's ModelVBAR."""
 
     def __init__(self, there: int = 0) -> None:
-        self.there, self.asked, self.pages = there, list[str](), [1]
+        self.there, self.asked, self.pages, self.offset = there, list[str](), [1], 0
 
     def loaded_size(self) -> int:
         return self.there
@@ -47,7 +48,7 @@ class Model(torch.nn.Module):
         for layer in sorted(self.layers(), key=lambda layer: -layer.size):
             layer._v, layer._v_signature = (self.range, start, layer.size), "brought"
             start += -(-layer.size // ALIGNED) * ALIGNED
-        self.end = start
+        self.end, self.range.offset = start, start - 4096
 
     @staticmethod
     def _layer(size: int) -> Any:
@@ -140,17 +141,27 @@ def test_places_are_given_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "held", ["a page is in use", "a layer is being brought", "the host records", "two ranges", "more is noted"]
+    "held",
+    [
+        *("a page is in use", "a layer is being brought", "the host records", "two ranges", "more is noted"),
+        *("a layer is elsewhere", "a layer was copied"),
+    ],
 )
 def test_nothing_moves_that_something_holds_on_to(held: str) -> None:
+    """A layer that an extension has put something else in the place of, or a copy, may be called again."""
     model = Model([[50, 60], [9000, 40]])
     some: Any = model.layers()[-1]
+    hidden = list[Any]()
     if held == "a page is in use":
         model.range.pages = [1, 3]
     elif held == "a layer is being brought":
         some._prefetch = {"resident": True}
     elif held == "the host records":
         model.blocks[0]._v_block = some._v  # type: ignore[assignment]
+    elif held == "a layer is elsewhere":
+        model.blocks[1][0] = torch.nn.Identity()  # type: ignore[index]
+    elif held == "a layer was copied":
+        hidden = [copy.copy(some)]
     elif held == "more is noted":
         some._v = (*some._v, "since another release")
     else:
@@ -158,6 +169,7 @@ def test_nothing_moves_that_something_holds_on_to(held: str) -> None:
     before = [layer._v for layer in model.layers()]
     assert not model.spread()
     assert [layer._v for layer in model.layers()] == before
+    del hidden
 
 
 def test_a_model_of_one_block_or_none_stays_as_it_is() -> None:

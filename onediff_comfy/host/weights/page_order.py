@@ -13,6 +13,7 @@ weights are (``_v``), and of what it brought there (``_v_signature``): None is t
 from __future__ import annotations
 
 import functools
+import gc
 import heapq
 import logging
 import math
@@ -68,13 +69,13 @@ def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]
     if not _may_move(model, layers):
         return False
     parts = _parts(blocks)
-    if len(parts) < 2:
+    if len(parts) < 2 or _has_others(layers):
         return False
     (vbar,) = {layer._v[0] for layer in layers}
     ordered, places, start = _ordered(layers, parts), list[_Place](), min(map(_start, layers))
     for layer in ordered:
         places.append(_Place(vbar, start, _size(layer)))
-        start += -(-_size(layer) // _ALIGNED) * _ALIGNED
+        start += _aligned(_size(layer))
     if vbar.loaded_size():
         vbar.free_memory(_ALL)
         vbar.prioritize()
@@ -94,8 +95,23 @@ def _may_move(model: Any, layers: Sequence[Any]) -> bool:
     ranges = {id(layer._v[0]) for layer in layers}
     if len(ranges) != 1 or any("_v_block" in vars(each) for each in model.modules()):
         return False
+    vbar = layers[0]._v[0]
+    if _aligned(vbar.offset) != sum(_aligned(_size(layer)) for layer in layers):
+        return False  # the rest is of layers that are elsewhere now, and may come back
     in_use = any(getattr(layer, "_prefetch", None) is not None for layer in layers)
-    return not in_use and not any(page & 2 for page in layers[0]._v[0].get_residency())
+    return not in_use and not any(page & 2 for page in vbar.get_residency())
+
+
+def _has_others(layers: Sequence[Any]) -> bool:
+    """Return True if a layer that is none of these has weights in their range: a copy of one, with its notes.
+
+    It would be brought to where others' weights are by then. Whoever holds it, Python knows of each object that there
+    is. To ask takes some tenths of a second, once for a model.
+    """
+    ours, vbar = set(map(id, layers)), layers[0]._v[0]
+    modules = (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
+    others = (vars(module).get("_v") for module in modules if id(module) not in ours)
+    return any(place is not None and place[0] is vbar for place in others)
 
 
 def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
@@ -129,6 +145,10 @@ def _parts(blocks: Iterable[torch.nn.Module]) -> list[list[Any]]:
 
 def _in_range(block: torch.nn.Module) -> list[Any]:
     return [layer for layer in block.modules() if "_v" in vars(layer)]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
 
 
 def _start(layer: Any) -> int:
