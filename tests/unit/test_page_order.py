@@ -111,6 +111,13 @@ def test_what_is_in_no_block_comes_first() -> None:
     assert [layer.size for layer in model.in_order()] == [20, 10, 9000, 800, 60, 50, 40]
 
 
+def test_what_else_is_called_alike_is_no_place() -> None:
+    others = [torch.nn.Identity() for _ in range(3)]
+    for other, noted in zip(others, (7, torch.ones(2), ()), strict=True):
+        other._v = noted  # type: ignore[assignment]
+    assert Model([[50, 60], [9000, 40]]).spread()
+
+
 def test_a_layer_that_blocks_share_has_one_place() -> None:
     model = Model([[50, 60], [9000, 40], [800]])
     model.blocks[2].append(model.blocks[0][0])  # type: ignore[operator, index]

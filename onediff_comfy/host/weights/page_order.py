@@ -111,7 +111,7 @@ def _has_others(layers: Sequence[Any]) -> bool:
     ours, vbar = set(map(id, layers)), layers[0]._v[0]
     modules = (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
     others = (vars(module).get("_v") for module in modules if id(module) not in ours)
-    return any(place is not None and place[0] is vbar for place in others)
+    return any(isinstance(place, tuple) and place[:1] and place[0] is vbar for place in others)
 
 
 def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
