@@ -182,20 +182,20 @@ PINS_WEIGHTS = (
     Use("comfy_aimdo.model_vbar", "vbar_fault", ("alloc",)),
     Use("comfy_aimdo.model_vbar", "vbar_unpin", ("alloc",)),
     Use("comfy_aimdo.model_vbar", "vbar_signature_compare", ("a", "b")),
+    Use("comfy_aimdo.model_vbar", "ModelVBAR.prioritize", ("self",)),
 )
 """By these all weights of a model in Dynamic VRAM are brought and stay, while it runs. As above without them."""
 
-HOLDS_WEIGHTS = (
-    Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", ("self", "size_bytes")),
-    Use("comfy_aimdo.model_vbar", "ModelVBAR.prioritize", ("self",)),
-)
+HOLDS_WEIGHTS = (Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", ("self", "size_bytes")),)
 """By these no weights are taken off a device in the middle of a recording. Without them more memory has to be free."""
 
 PLACES_WEIGHTS = (
     *_there(_EXTENSION, "CallbacksMP.ON_LOAD"),
     Use(_PATCHER, "ModelPatcherDynamic.load", mentions=("_v", "_v_signature")),
     Use("comfy_aimdo.model_vbar", "ModelVBAR.alloc", mentions=("offset",)),
-    *_there("comfy_aimdo.model_vbar", "ModelVBAR.free_memory", "ModelVBAR.get_residency", "ModelVBAR.loaded_size"),
+    Use("comfy_aimdo.model_vbar", "ModelVBAR.free_memory", ("self", "size_bytes")),
+    Use("comfy_aimdo.model_vbar", "ModelVBAR.prioritize", ("self",)),
+    *_there("comfy_aimdo.model_vbar", "ModelVBAR.get_residency", "ModelVBAR.loaded_size"),
 )
 """By these weights are given other places in Dynamic VRAM. Without them those of some blocks are all elsewhere."""
 

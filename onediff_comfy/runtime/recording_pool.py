@@ -213,8 +213,8 @@ class RecordingPool:
                 of weights that move, which need the memory themselves, no more of these are made.
         """
         with self._lock:
-            alive = [recording for pool in list(self._devices.values()) for recording in pool.alive]
-            if ran_out and any(recording.copies_weights for recording in alive):
+            pools = list(self._devices.values())
+            if ran_out and any(recording.copies_weights for pool in pools for recording in pool.alive):
                 self.host.stop_copying()
             if self._recording:
                 self._owes_release = True

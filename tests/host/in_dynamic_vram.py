@@ -124,10 +124,11 @@ def main() -> None:
             cases.append(case("unloaded", fast, expected[0.0]))
         apart = float((expected[0.8] - expected[0.3]).abs().max() / (expected[0.0].max() - expected[0.0].min()))
         left = {"pinned": pinned(base), "notes": sorted(_notes(base)), "reserve": reserves(), "held": held(fast)}
+        placed: dict[str, Any] = {"order": [before, places(base)]}
+        placed["off before"] = float((by_host - expected[0.0]).abs().max())
         if not ON_GPU and "ONLY_BLOCKS" not in os.environ:
-            left["another layer"] = with_another_layer(expected[0.0], engine)
-        left |= {"off before": float((by_host - expected[0.0]).abs().max()), "places": [before, places(base)]}
-    sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart}) + "\n")
+            placed["another layer"] = with_another_layer(expected[0.0], engine)
+    sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart, "placed": placed}) + "\n")
 
 
 def every_case(
