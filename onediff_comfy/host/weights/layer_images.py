@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ NOTES = OF_DYNAMIC_VRAM | {
 # What nn.Module keeps weights, buffers and hooks in. An image has its own, of the same content.
 _HOLDERS = {name: kept for name, kept in vars(torch.nn.Module()).items() if isinstance(kept, dict | set)}
 del _HOLDERS["_modules"]
+_held_by = operator.itemgetter(*_HOLDERS)
 _APART = NOTES | _HOLDERS.keys() | {"_modules"}
 
 
@@ -76,11 +78,13 @@ class LayerImages:
     def show_weights(self, layers: Sequence[torch.nn.Module]) -> None:
         """Show the weights, buffers and hooks that these layers hold now. All else stays as it was shown."""
         for layer, held in zip(layers, self._held, strict=True):
-            theirs = vars(layer)
-            for name, holder in held.items():
-                if holder or theirs[name]:
+            theirs = _held_by(vars(layer))
+            if not any(theirs) and not any(held.values()):
+                continue
+            for holder, other in zip(held.values(), theirs, strict=True):
+                if holder or other:
                     holder.clear()
-                    holder.update(theirs[name])
+                    holder.update(other)
 
     def put_back(self, layers: Sequence[torch.nn.Module]) -> None:
         """Set and delete on these layers what was set and deleted on their images since they were shown."""
@@ -107,33 +111,35 @@ class Look:
     def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
         self._states = [vars(layer) for layer in layers]
         names = [tuple(name for name in state if name not in _APART) for state in self._states]
-        self._keys = list(map(frozenset, self._states))
+        self._keys = list(chain.from_iterable(self._states))
         self._counts = list(map(len, names))
         self._getters = [operator.itemgetter("_modules", "training", *each) for each in names]  # never of one name
         self._held = self._now()
+        self._dicts = [value for value in self._held if type(value) is dict]  # a forward may write to them
+        self._inside = self._inside_now()
 
     def holds(self) -> bool:
         """Return True if the layers hold the very objects that they held, by the same names."""
-        if not all(map(operator.eq, map(dict.keys, self._states), self._keys)):  # notes come and go
+        keys = list(chain.from_iterable(self._states))
+        if keys != self._keys:  # notes come and go
             if [len(state) - sum(map(state.__contains__, _APART)) for state in self._states] != self._counts:
                 return False
-            self._keys = list(map(frozenset, self._states))
+            self._keys = keys
         try:
             now = self._now()
         except KeyError:  # one attribute went, and another came
             return False
-        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        if not all(map(operator.is_, now, self._held)):
+            return False
+        inside = self._inside_now()
+        return len(inside) == len(self._inside) and all(map(operator.is_, inside, self._inside))
 
     def _now(self) -> list[Any]:
-        found: list[Any] = []
-        for getter, state in zip(self._getters, self._states, strict=True):
-            values = getter(state)
-            found += values
-            found += values[0].values()
-            for value in values[1:]:
-                if type(value) is dict:  # a forward may write to it
-                    found += value.values()
-        return found
+        pairs = zip(self._getters, self._states, strict=True)
+        return list(chain.from_iterable([getter(state) for getter, state in pairs]))
+
+    def _inside_now(self) -> list[Any]:
+        return list(chain(chain.from_iterable(self._dicts), chain.from_iterable(map(dict.values, self._dicts))))
 
 
 class SeenLayers:

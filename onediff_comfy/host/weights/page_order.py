@@ -117,12 +117,14 @@ def _has_others(layers: Sequence[Any]) -> bool:
 def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
     """Return layers so that wherever the list is cut, the parts have about as many bytes behind the cut.
 
-    Those in no part come first. Then the largest layer of the part that has the most bytes left, and so on. Of parts
-    that are alike, those that are called one after the other are far apart.
+    Those in no part come first. Then the smallest layer of the part that has the most bytes left, and so on: to bring a
+    layer takes the host about as long whatever it weighs, so few large ones are left to be brought. Of parts that are
+    alike, those that are called one after the other are far apart.
     """
     found = list(set(layers).difference(chain.from_iterable(parts)))
     found.sort(key=_start)
-    left = [(-sum(map(_size, part)), index * _GOLDEN % 1, sorted(part, key=_size)) for index, part in enumerate(parts)]
+    largest_first = [sorted(part, key=_size, reverse=True) for part in parts]
+    left = [(-sum(map(_size, part)), index * _GOLDEN % 1, part) for index, part in enumerate(largest_first)]
     heapq.heapify(left)
     while left:
         behind, turn, part = heapq.heappop(left)

@@ -27,6 +27,7 @@ from .layer_images import (
     KEYS,
     NOTES,
     LayerImages,
+    Look,
     SeenLayers,
     are_changed,
     convert,
@@ -59,7 +60,13 @@ def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> Non
     """Have the host take back what it brought for layers of ``module``. Hosts since 0.31 are told the module, too."""
     taken = importlib.import_module(_PREFETCH).cleanup_prefetched_modules
     given = {"module": module, "comfy_modules": layers}
-    taken(**{name: given[name] for name in signature_of(taken).parameters})
+    taken(**{name: given[name] for name in _parameters_of(taken)})
+
+
+@functools.lru_cache(maxsize=1)
+def _parameters_of(function: Any) -> tuple[str, ...]:
+    """Return what a function's parameters are called. It is asked of one function, for each block in each step."""
+    return tuple(signature_of(function).parameters)
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,17 @@ class InPlace:
 
 
 class _Seen(SeenLayers):
-    """As ``SeenLayers``, with the number of the run in which their weights' formats were compared last."""
+    """As ``SeenLayers``.
 
-    run: int | None = None
+    Attributes:
+        run: the number of the run in which their weights' formats were compared last.
+        with_weights: those that have some of their own, or had when they were shown.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
+        super().__init__(layers, shown)
+        self.run: int | None = None
+        self.with_weights = [layer for layer in layers if layer._parameters]
 
 
 class StreamedModules:
@@ -121,7 +136,7 @@ class StreamedModules:
 
     def is_changed(self, module: torch.nn.Module) -> bool:
         """Return True if some layer of ``module``, which was shown, computes with other weights than the file's."""
-        return are_changed(self._seen[module].layers)
+        return are_changed(self._seen[module].with_weights)
 
     @contextlib.contextmanager
     def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[InPlace]:
@@ -153,7 +168,7 @@ class StreamedModules:
             yield True
             return
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
-        missing = [layer for layer in dynamic if getattr(layer, "_prefetch", None) is None]
+        missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
         stream = comfy.ops.cast_modules_with_vbar(
             missing, None, device, None, memory.device_supports_non_blocking(device)
         )

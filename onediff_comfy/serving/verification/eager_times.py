@@ -59,7 +59,7 @@ class EagerTimes:
         self._library, self._times, self._gains = library, times, gains
         self._warm = False
         self._timed_at: dict[Kind, int] = {}  # after how many calls of the graph
-        self._short_at: dict[Kind, int] = {}  # likewise: when there was no memory to time it
+        self._put_off: dict[Kind, int] = {}  # so many calls are left in which memory is not asked for again
         self._believed: set[Kind] = set()
         self._given_up: set[Kind] = set()
 
@@ -72,16 +72,19 @@ class EagerTimes:
             device: where it computes.
             reusing: whether its run reuses steps.
         """
-        if reusing or self.is_over(kind) or sum(map(_nbytes, signature.tensors)) > MOST_GIVEN:
+        if reusing or self.is_over(kind):
+            return False
+        if left := self._put_off.get(kind, 0):
+            self._put_off[kind] = left - 1
+            return False
+        if sum(map(_nbytes, signature.tensors)) > MOST_GIVEN:
             return False
         _, calls = self._times.fastest(kind[0], signature)
-        if kind in self._short_at and calls - self._short_at[kind] < _EVERY_CALLS:
-            return False
         is_sampled = bool(self._library.verdicts.eager_samples(*kind))
         if is_sampled and (self.seconds(kind, signature) or calls - self._timed_at.get(kind, 0) < _EVERY_CALLS):
             return False
         if memory_is_short(device):  # as it is in all calls of a model that does not fit; asking takes a third of a ms
-            self._short_at[kind] = calls
+            self._put_off[kind] = _EVERY_CALLS - 1
             return False
         return True
 
