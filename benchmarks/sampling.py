@@ -172,19 +172,21 @@ class Bench:
             self.round()
         return self.report()
 
-    def first_images(self) -> None:
+    def first_images(self, names: Sequence[str] | None = None) -> None:
+        """Have variants, all unless it is said which, make an image that is not timed with the others."""
         from onediff_comfy.host.process.process import library
 
         # What comes often gets a graph of its own, in the background: not while the general one is timed.
         library().background = None
-        for name in self.options.variants:
+        for name in self.options.variants if names is None else names:
             self.rows[name] = {}
             self.attempt(name, self.first_image)
 
-    def round(self) -> None:
-        """Time an image of each variant."""
-        for name in list(self.models):
-            self.attempt(name, self.timed_image)
+    def round(self, names: Sequence[str] | None = None) -> None:
+        """Time an image of each variant, or of those that are said, if they have not failed."""
+        for name in list(self.models) if names is None else names:
+            if name in self.models:
+                self.attempt(name, self.timed_image)
 
     def report(self) -> dict[str, Any]:
         from onediff_comfy.host.process.process import metrics
