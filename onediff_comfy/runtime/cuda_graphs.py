@@ -132,7 +132,7 @@ class RecordedGraph(CompiledGraph):
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
-        moves = when is RecordWhen.WEIGHTS_MOVE
+        moves = when.weights_move
         if moves:
             addresses = []
         recordings = self.by_sizes
@@ -177,7 +177,7 @@ class RecordedGraph(CompiledGraph):
         with self._worth.noted(when, call.sizes, call.device):
             outputs = call.run(self.inner, call.tensors)
         needed = None if seen is None else seen.needed
-        if measured or (seen is None and when is not RecordWhen.WEIGHTS_MOVE):
+        if measured or (seen is None and not when.weights_move):
             # What it has freed is in use until the device has come so far. Other streams may be recorded meanwhile.
             torch.cuda.current_stream(call.device).synchronize()
             kept = kept_free(call.device)

@@ -30,6 +30,9 @@ _NOT_NOTED = 32  # calls of weights that move: the host reads a file in the firs
 _NOTED = 32  # calls, the last at most
 _ENOUGH = 8  # calls
 _WAITED = 3 / 4  # of those noted
+# Of the time since the call before, for a launch that is worth making shorter. Elsewhere the device waits for something
+# else: for a file that the host reads in the first step, which is seconds.
+_LAUNCHING = 1 / 5
 
 
 class RecordWhen(enum.Enum):
@@ -40,6 +43,13 @@ class RecordWhen(enum.Enum):
     """Those that are bound by launching, at least in part."""
     WEIGHTS_MOVE = enum.auto()
     """Those that the device waits for. Weights are elsewhere in each call, so a recording has copies of its own."""
+    WEIGHTS_COME_LATE = enum.auto()
+    """Likewise; and when this call's weights were begun to be copied, those of the call before still were. So the bus
+    never waits: to launch faster gains nothing, and what a recording takes of the memory would be copied as well."""
+
+    @property
+    def weights_move(self) -> bool:
+        return self in (RecordWhen.WEIGHTS_MOVE, RecordWhen.WEIGHTS_COME_LATE)
 
 
 @dataclass
@@ -92,13 +102,14 @@ class Launching:
 
 @dataclass
 class Idling:
-    """Notes whether the device has nothing left to do by the time that a call is launched.
+    """Notes whether the device has nothing left to do by the time that a call is launched, which took its time.
 
     Then it waits for the CPU. While it computes what was launched before, or copies weights, it does not, and launching
     faster would gain nothing.
     """
 
     _calls: dict[Hashable, int] = field(default_factory=dict)
+    _begun: dict[Hashable, float] = field(default_factory=dict)  # of time.perf_counter
     _last: dict[Hashable, deque[bool]] = field(default_factory=dict)
 
     def waits(self, kind: Hashable) -> bool:
@@ -111,14 +122,22 @@ class Idling:
         self._last = {}
 
     @contextlib.contextmanager
-    def noted(self, kind: Hashable, device: torch.device) -> Iterator[None]:
-        """What runs inside is a call of this kind that launches kernels on a GPU."""
+    def noted(self, kind: Hashable, device: torch.device, late: bool) -> Iterator[None]:
+        """What runs inside is a call of this kind that launches kernels on a GPU.
+
+        Args:
+            late: its weights come late: see ``RecordWhen.WEIGHTS_COME_LATE``.
+        """
         before = torch.cuda.Event()
         before.record(torch.cuda.current_stream(device))
+        begun = time.perf_counter()
         yield
+        launching, since = time.perf_counter() - begun, begun - self._begun.get(kind, begun)
+        self._begun[kind] = begun
         calls = self._calls[kind] = self._calls.get(kind, 0) + 1
         if calls > _NOT_NOTED:
-            self._last.setdefault(kind, deque(maxlen=_NOTED)).append(before.query())
+            is_bound = not late and launching >= _LAUNCHING * since and before.query()
+            self._last.setdefault(kind, deque(maxlen=_NOTED)).append(is_bound)
 
 
 class Worth:
@@ -136,7 +155,7 @@ class Worth:
         """
         if when is RecordWhen.ALWAYS:
             return True
-        if when is RecordWhen.WEIGHTS_MOVE:
+        if when.weights_move:
             return self._idling.waits(kind)
         return copied_bytes <= MOST_COPIED and self._launching.bound(kind)
 
@@ -146,5 +165,6 @@ class Worth:
 
     def noted(self, when: RecordWhen, kind: Hashable, device: torch.device) -> AbstractContextManager[None]:
         """Return a context for a call of this kind that launches kernels on a GPU."""
-        watcher = self._idling.noted if when is RecordWhen.WEIGHTS_MOVE else self._launching.measured
-        return watcher(kind, device)
+        if when.weights_move:
+            return self._idling.noted(kind, device, when is RecordWhen.WEIGHTS_COME_LATE)
+        return self._launching.measured(kind, device)

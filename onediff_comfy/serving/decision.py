@@ -34,6 +34,7 @@ class Invocation:
         kwargs: likewise.
         method: of the module's, where ``forward`` is a function of ours around it.
         weights_move: in the next call the weights may be anywhere else.
+        weights_late: while those of the call before were still being copied, these were begun to be.
     """
 
     module: torch.nn.Module
@@ -42,6 +43,7 @@ class Invocation:
     kwargs: Mapping[str, Any]
     method: Callable[..., Any] | None = None
     weights_move: bool = False
+    weights_late: bool = False
 
     def eager(self) -> Any:
         """Return what the host's own code gives."""

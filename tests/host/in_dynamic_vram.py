@@ -29,6 +29,7 @@ args.use_pytorch_cross_attention = True
 if ON_GPU:
     comfy_aimdo.control.init()  # whoever is imported next looks for what it has loaded
 import comfy.model_management as memory  # noqa: E402
+import comfy.ops  # noqa: E402
 import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
 from pages_of_cpu import PAGE, Pages  # noqa: E402
@@ -36,9 +37,10 @@ from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
 from onediff_comfy.host.adapters import model as of_model  # noqa: E402
+from onediff_comfy.host.adapters.functional_call import FunctionalCall  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 from onediff_comfy.host.process.memory_pressure import device_reserve, weights_held  # noqa: E402
-from onediff_comfy.host.process.process import metrics  # noqa: E402
+from onediff_comfy.host.process.process import library, metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
 
 
@@ -153,6 +155,8 @@ def every_case(
         cases += short_of_memory(fast, expected[0.0])
         cases += room_of_others(accelerate(loaded(), engine), expected[0.0])
     cases.append(nowhere_else(expected[0.0], engine))
+    if not ON_GPU:
+        cases += left_to_the_host(expected[0.0], engine)
     return cases + wrong_weights(expected, engine) + eight_bits(engine)
 
 
@@ -163,6 +167,40 @@ def nowhere_else(expected: torch.Tensor, engine: str) -> dict[str, Any]:
     found = case("wrong places", fast, expected)
     of_model.spread_over_blocks = spread
     return found
+
+
+def left_to_the_host(expected: torch.Tensor, engine: str) -> list[dict[str, Any]]:
+    """Pictures block by block: in the background; where weights cannot be brought; where memory runs out in comparing.
+
+    In the last two recordings are asked for their memory, before the host runs a block.
+    """
+    cases = [block_by_block("wrong in the background", accelerate(loaded(), engine, compile="background"), expected)]
+    bring, telling, recordings = comfy.ops.cast_modules_with_vbar, FunctionalCall.telling, library().recordings
+
+    def bring_few(modules: Any, *options: Any) -> Any:
+        if len(modules) > 1:
+            raise RuntimeError("VRAM grow failed: 8 bytes")
+        return bring(modules, *options)
+
+    def telling_nothing(call: Any, forward: Any) -> Any:
+        def nothing(**_arguments: Any) -> Any:
+            raise torch.OutOfMemoryError
+
+        told = telling(call, forward)
+        nothing.__module__, nothing.__name__, nothing.__qualname__ = told.__module__, told.__name__, told.__qualname__
+        return nothing
+
+    for name, place, what, instead in (
+        ("wrong bringing", comfy.ops, "cast_modules_with_vbar", bring_few),
+        ("wrong comparing", FunctionalCall, "telling", telling_nothing),
+    ):
+        right, asked = getattr(place, what), []
+        recordings.release = lambda ran_out=False, asked=asked: asked.append(ran_out) or 0
+        setattr(place, what, instead)
+        cases.append(block_by_block(name, accelerate(loaded(), engine), expected) | {"asked": asked})
+        setattr(place, what, right)
+        del recordings.release
+    return cases
 
 
 def with_another_layer(expected: torch.Tensor, engine: str) -> list[float]:

@@ -32,7 +32,8 @@ BLOCK_BY_BLOCK = {
 LORA_ON_8_BITS = "a LoRA is added to 8-bit weights while they are brought to the device"
 # The call in which weights are found to be wrong counts as served, too.
 OF_WRONG_WEIGHTS = {"wrong pages": 3, "LoRA on wrong pages": 3, "wrong blocks": 2, "LoRA on wrong blocks": 2}
-SERVED = {**BLOCK_BY_BLOCK, **OF_WRONG_WEIGHTS, "8 bits, LoRA": 1}
+LEFT_TO_THE_HOST = {"wrong in the background": 0, "wrong bringing": 0, "wrong comparing": 4}
+SERVED = {**BLOCK_BY_BLOCK, **OF_WRONG_WEIGHTS, **LEFT_TO_THE_HOST, "8 bits, LoRA": 1}
 WRONG = "its weights as they are brought are not what ComfyUI computes with"
 EAGER = {
     "wrong pages": {WRONG: 1},
@@ -40,6 +41,11 @@ EAGER = {
     "LoRA on wrong pages": {WRONG: 1},
     "LoRA on wrong blocks": {WRONG: 4},
     "8 bits, LoRA": {LORA_ON_8_BITS: 1},
+    "wrong in the background": {
+        "its weights do not all fit, and its blocks are not compiled in the background; choose compile: auto": 2
+    },
+    "wrong bringing": {"looking for its graph failed (RuntimeError: VRAM grow failed: 8 bytes)": 4},
+    "wrong comparing": {"there is too little memory to compare it with ComfyUI's own": 4},
 }
 OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong", "room of")
 
@@ -62,6 +68,12 @@ def test_every_call_is_served_whole_while_all_weights_fit_and_block_by_block_whi
     }
     eager = {case["name"]: case["eager"] for case in found["cases"] if case["eager"]}
     assert eager == EAGER, "whether the pages hold the host's weights is not looked at, or more than is needed is eager"
+
+
+def test_where_memory_runs_out_recordings_give_theirs_back_before_the_host_runs_a_block(found: dict[str, Any]) -> None:
+    """Its library takes weights for what is allocated, and nothing of theirs."""
+    asked = {case["name"]: sum(case["asked"]) for case in found["cases"] if "asked" in case}  # besides, when models die
+    assert asked == {"wrong bringing": 4, "wrong comparing": 4}
 
 
 def test_one_graph_of_the_whole_model_is_captured_and_one_of_each_kind_of_block(found: dict[str, Any]) -> None:

@@ -108,11 +108,17 @@ def test_the_fastest_of_each_count(calls: list[tuple[float, float]]) -> None:
 
 
 def idling(gpu: Gpu, notes: Idling, waited: str) -> bool:
-    """Note calls, ``w`` for each that the device waits for and ``.`` for another. Return whether it waits for most."""
+    """Note calls of which launching takes half of the time. Return whether the device waits for most of them.
+
+    Args:
+        waited: ``w`` for each call that the device waits for, ``.`` for one that it does not, ``l`` for one that it
+            waits for with weights that come late, ``f`` for one that it waits for, and launching is next to nothing.
+    """
     for each in waited:
-        gpu.passed = each == "w"
-        with notes.noted("512", torch.device("cuda")):
-            pass
+        gpu.passed = each != "."
+        gpu.now += 1 if each == "f" else 0.001
+        with notes.noted("512", torch.device("cuda"), late=each == "l"):
+            gpu.now += 0.001
     return notes.waits("512")
 
 
@@ -124,6 +130,17 @@ def test_the_device_waits_where_it_had_nothing_left_to_do_in_most_of_the_last_ca
     assert not idling(gpu, notes, "." * 9) and not idling(gpu, notes, "w" * 18)
     assert idling(gpu, notes, "w" * 9), "24 of 32"
     assert gpu.timed == [False] * gpu.events
+
+
+def test_where_the_bus_copies_all_the_time_the_device_waits_for_it_and_not_for_the_cpu(gpu: Gpu) -> None:
+    assert not idling(gpu, Idling(), "wwl" * 30)
+
+
+def test_what_the_device_waits_for_may_be_a_file_that_the_host_reads(gpu: Gpu) -> None:
+    """A model may have more blocks than calls that are not counted."""
+    notes = Idling()
+    assert not idling(gpu, notes, "f" * 60)
+    assert idling(gpu, notes, "w" * 32)
 
 
 def test_what_an_image_has_shown_says_nothing_of_the_next(gpu: Gpu) -> None:

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 
 from ...capture.call import NotCovered
+from ...messages import message
 from ...serving.decision import Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
+from ..process.process import library
 from ..weights.residency import StreamedModules, attributes_of, formats_of, structure_of
-from .functional_call import FunctionalCall
+from .functional_call import FunctionalCall, Told
 from .reused_blocks import ReusedBlocks
 from .skeleton import ServePart, Skeleton
 from .weights_check import WeightsCheck
@@ -120,21 +122,48 @@ class BlockServer:
                 in_place = stack.enter_context(streamed.in_place(block, model.device))
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
                 log.debug("a block's weights could not be brought", exc_info=True)
-                raise NotCovered(search_failed(error)) from error
+                in_place, reason = None, search_failed(error)
+            if in_place is None:  # most likely for want of memory, and the host's own forward may want as much
+                _give_memory_back()
+                raise NotCovered(reason)
             image = in_place.image
             on_image = call.telling(image.forward)
-            outcome = self._dispatcher.attempt(Invocation(image, on_image, (), call.arguments, image.forward, True))
+            outcome = self._dispatcher.attempt(
+                Invocation(image, on_image, (), call.arguments, image.forward, True, in_place.late)
+            )
             if not isinstance(outcome, Output):
                 return image.forward(*args, **kwargs)
             told = outcome.value
             is_due = in_place.settled and self._check.is_due(block, streamed.is_changed(block))
-            with unplanned():
-                trial = on_image(**call.arguments) if is_due else None
+            trial = _unless_memory_is_short(on_image, call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way
+            by_host = trial and _unless_memory_is_short(call.telling(forward), call.arguments)
+            if trial is None or by_host is None:
+                raise NotCovered(message("there is too little memory to compare it with ComfyUI's own"))
             with unplanned():
-                by_host = call.telling(forward)(**call.arguments)
                 told = told if self._check.agree(block, streamed.is_changed(block), trial, by_host) else by_host
         return call.completed(told)
+
+
+def _unless_memory_is_short(telling: Callable[..., Told], arguments: Mapping[str, Any]) -> Told | None:
+    """Return what a block gives and leaves; None where memory ran out, after recordings have given theirs back.
+
+    It is compared beside what the host would compute: that there is no memory for that is nothing for people to see.
+    """
+    with unplanned():
+        try:
+            return telling(**arguments)
+        except torch.OutOfMemoryError:
+            pass  # nothing is handled below: an exception would hold what was computed
+    _give_memory_back()
+    return None
+
+
+def _give_memory_back() -> None:
+    """Have recordings give back the memory that they hold, which the host's library cannot take as it takes weights."""
+    library().recordings.release(ran_out=True)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def blocks_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

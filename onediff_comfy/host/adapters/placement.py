@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
-from ...messages import message
+from ...messages import Message, message
 from ...runtime.device_memory import kept_free
 from ...serving.decision import Invocation, Output
 from ...serving.dispatcher import Dispatcher
@@ -83,9 +83,13 @@ class ModelServer:
                 module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
             )
             return forward(*args, **kwargs)
-        if self._blocks is None or (dynamic and not can_bring()):
+        if self._blocks is not None and (can_bring() or not dynamic):
+            return self._blocks(module, forward, args, kwargs)
+        if not dynamic:
             return self._dispatcher(module, forward, args, kwargs)
-        return self._blocks(module, forward, args, kwargs)
+        # Not even to be looked at: what the layers note of pages that are gone cannot be read.
+        self._dispatcher.passed_by(module, _why_not_in_blocks(can_bring()))
+        return forward(*args, **kwargs)
 
     def _served_whole(
         self,
@@ -172,6 +176,15 @@ class _Room:
         kept = self._kept.setdefault(sizes, []) if device.type == "cuda" else None
         if kept is not None and len(kept) < _LOOKED_AT:
             kept.append(kept_free(device))
+
+
+def _why_not_in_blocks(can_bring: bool) -> Message:
+    """Return why a model in Dynamic VRAM that does not fit is left to the host."""
+    if can_bring:
+        return message(
+            "its weights do not all fit, and its blocks are not compiled in the background; choose compile: auto"
+        )
+    return message("its weights do not all fit, and this ComfyUI brings them in a way that is not known")
 
 
 def _copied(arguments: Any) -> Any:

@@ -77,10 +77,12 @@ class InPlace:
         image: of the module.
         settled: in its next call the host computes with the same weights. Not so where it has just added a LoRA to 8
             bits: it computes with the sum, and keeps that rounded to 8 bits for later calls.
+        late: when its weights were begun to be copied, those of the module before still were.
     """
 
     image: torch.nn.Module
     settled: bool = True
+    late: bool = False
 
 
 class _Seen(SeenLayers):
@@ -117,6 +119,7 @@ class StreamedModules:
         self.structure, self.formats = structure_of(module), formats_of(module, compute_dtype)
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, _Seen] = {}
+        self._copied: torch.Event | None = None  # when the weights of the last module were, of which some had to be
 
     def knows(self, module: torch.nn.Module, run: int) -> bool:
         """Return True if ``module`` was shown before, and has the layers and attributes that it had. Else forget it.
@@ -151,9 +154,10 @@ class StreamedModules:
         else:
             layers = tuple(module.modules())
             seen = self._seen[module] = _Seen(layers, self._images.show(layers))
+        late = self._copied is not None and not self._copied.query()
         with self._brought(seen.layers, device) as settled:
             try:
-                yield InPlace(self._images.root, settled)
+                yield InPlace(self._images.root, settled, late)
             finally:
                 for parameters in self._images.parameters:
                     parameters.clear()
@@ -174,6 +178,7 @@ class StreamedModules:
         )
         try:
             memory.sync_stream(device, stream)
+            self._copied = self._copied if stream is None else stream.record_event()
             settled = not any(map(_is_rounded_next, dynamic))
             for layer, parameters in zip(layers, self._images.parameters, strict=True):
                 if "_v" in vars(layer):
