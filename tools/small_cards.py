@@ -42,8 +42,8 @@ def _table(job: str, results: str) -> ResultsTable:
 
 
 TABLES = (
-    _table("flux-bf16", "2026-11-27-h200-any-card.json"),
-    _table("flux-fp8", "2026-11-26-h200-any-card-slower-host.json"),
+    _table("flux-bf16", "2026-11-27-h200-any-card-large-layers.json"),
+    _table("flux-fp8", "2026-11-27-h200-any-card-large-layers.json"),
     _table("wan", "2026-11-27-h200-any-card.json"),
 )
 

@@ -27,8 +27,9 @@ MOST_COPIED = 256 << 20
 gain is a part of their time: a video's piece is given a gigabyte, and gives one."""
 
 _NOT_NOTED = 32  # calls of weights that move: the host reads a file in the first, and pins memory
-_NOTED = 32  # calls, the last at most
-_ENOUGH = 8  # calls
+_NOTED = 96  # calls, the last at most: what else the machine does may hold a CPU up for a step or two
+_ENOUGH = 48  # calls
+_KEPT = 32  # calls, the last of those before recordings went, so that an image need not show everything anew
 _WAITED = 3 / 4  # of those noted
 # Of the time since the call before, for a launch that is worth making shorter. Elsewhere the device waits for something
 # else: for a file that the host reads in the first step, which is seconds.
@@ -118,8 +119,8 @@ class Idling:
         return len(last) >= _ENOUGH and sum(last) >= _WAITED * len(last)
 
     def start_over(self) -> None:
-        """Forget what was noted: an image in which the host read a file from a slow disk says nothing of the next."""
-        self._last = {}
+        """Forget most of what was noted: recordings have gone, and since they were made there may be less memory."""
+        self._last = {kind: deque(list(last)[-_KEPT:], maxlen=_NOTED) for kind, last in self._last.items()}
 
     @contextlib.contextmanager
     def noted(self, kind: Hashable, device: torch.device, late: bool) -> Iterator[None]:

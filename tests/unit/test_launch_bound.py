@@ -124,11 +124,11 @@ def idling(gpu: Gpu, notes: Idling, waited: str) -> bool:
 
 def test_the_device_waits_where_it_had_nothing_left_to_do_in_most_of_the_last_calls(gpu: Gpu) -> None:
     notes = Idling()
-    assert not idling(gpu, notes, "w" * 39), "the first are not counted, and too few are left"
+    assert not idling(gpu, notes, "w" * 79), "the first are not counted, and too few are left"
     assert idling(gpu, notes, "w")
     assert not notes.waits("another size")
-    assert not idling(gpu, notes, "." * 9) and not idling(gpu, notes, "w" * 18)
-    assert idling(gpu, notes, "w" * 9), "24 of 32"
+    assert not idling(gpu, notes, "." * 25) and not idling(gpu, notes, "w" * 71)
+    assert idling(gpu, notes, "w"), "72 of 96"
     assert gpu.timed == [False] * gpu.events
 
 
@@ -139,13 +139,21 @@ def test_where_the_bus_copies_all_the_time_the_device_waits_for_it_and_not_for_t
 def test_what_the_device_waits_for_may_be_a_file_that_the_host_reads(gpu: Gpu) -> None:
     """A model may have more blocks than calls that are not counted."""
     notes = Idling()
-    assert not idling(gpu, notes, "f" * 60)
-    assert idling(gpu, notes, "w" * 32)
+    assert not idling(gpu, notes, "f" * 100)
+    assert idling(gpu, notes, "w" * 96)
 
 
-def test_what_an_image_has_shown_says_nothing_of_the_next(gpu: Gpu) -> None:
+@pytest.mark.parametrize(("shown", "waits"), [("w" * 16, True), ("." * 16, False)])
+def test_what_an_image_has_shown_spares_the_next_a_part_of_showing_it_anew(gpu: Gpu, shown: str, waits: bool) -> None:
     notes = Idling()
-    assert idling(gpu, notes, "w" * 60)
+    assert idling(gpu, notes, "w" * 150)
     notes.start_over()
-    assert not idling(gpu, notes, "." * 7 + "w" * 7)
-    assert idling(gpu, notes, "w" * 14), "21 of 28"
+    assert not notes.waits("512")
+    assert not idling(gpu, notes, shown[:-1])
+    assert idling(gpu, notes, shown[-1:]) is waits
+
+
+def test_what_holds_a_cpu_up_for_a_step_is_no_reason(gpu: Gpu) -> None:
+    notes = Idling()
+    idling(gpu, notes, "l" * 200)
+    assert not idling(gpu, notes, "w" * 40) and not idling(gpu, notes, "l" * 40)
