@@ -103,10 +103,11 @@ class Launching:
 
 @dataclass
 class Idling:
-    """Notes whether the device has nothing left to do by the time that a call is launched, which took its time.
+    """Notes whether calls wait for the CPU to launch them.
 
-    Then it waits for the CPU. While it computes what was launched before, or copies weights, it does not, and launching
-    faster would gain nothing.
+    Then the device has nothing left to do by the time that a call is launched, and launching is a good part of the time
+    between two calls. While it computes what was launched before, or weights are copied all the time, or a file is
+    read, launching faster would gain nothing.
     """
 
     _calls: dict[Hashable, int] = field(default_factory=dict)

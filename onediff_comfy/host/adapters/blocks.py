@@ -124,7 +124,7 @@ class BlockServer:
                 log.debug("a block's weights could not be brought", exc_info=True)
                 in_place, reason = None, search_failed(error)
             if in_place is None:  # most likely for want of memory, and the host's own forward may want as much
-                _give_memory_back()
+                library().recordings.release(ran_out=True)
                 raise NotCovered(reason)
             image = in_place.image
             on_image = call.telling(image.forward)
@@ -137,7 +137,7 @@ class BlockServer:
             is_due = in_place.settled and self._check.is_due(block, streamed.is_changed(block))
             trial = _unless_memory_is_short(on_image, call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way
-            by_host = trial and _unless_memory_is_short(call.telling(forward), call.arguments)
+            by_host = None if trial is None else _unless_memory_is_short(call.telling(forward), call.arguments)
             if trial is None or by_host is None:
                 raise NotCovered(message("there is too little memory to compare it with ComfyUI's own"))
             with unplanned():
@@ -148,22 +148,16 @@ class BlockServer:
 def _unless_memory_is_short(telling: Callable[..., Told], arguments: Mapping[str, Any]) -> Told | None:
     """Return what a block gives and leaves; None where memory ran out, after recordings have given theirs back.
 
-    It is compared beside what the host would compute: that there is no memory for that is nothing for people to see.
+    The host's library takes weights for what is allocated, and cannot take that. To compare a block is more than the
+    host would do, so that there is no memory for it is nothing for people to see.
     """
     with unplanned():
         try:
             return telling(**arguments)
         except torch.OutOfMemoryError:
             pass  # nothing is handled below: an exception would hold what was computed
-    _give_memory_back()
-    return None
-
-
-def _give_memory_back() -> None:
-    """Have recordings give back the memory that they hold, which the host's library cannot take as it takes weights."""
     library().recordings.release(ran_out=True)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    return None
 
 
 def blocks_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -178,9 +178,13 @@ class _Room:
             kept.append(kept_free(device))
 
 
-def _why_not_in_blocks(can_bring: bool) -> Message:
-    """Return why a model in Dynamic VRAM that does not fit is left to the host."""
-    if can_bring:
+def _why_not_in_blocks(host_is_known: bool) -> Message:
+    """Return why a model in Dynamic VRAM that does not fit is left to the host.
+
+    Args:
+        host_is_known: it has what brings a block's weights.
+    """
+    if host_is_known:
         return message(
             "its weights do not all fit, and its blocks are not compiled in the background; choose compile: auto"
         )
