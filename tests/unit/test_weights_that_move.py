@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import pytest
 import torch
 from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.engines.base import Outputs
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.runtime.cuda_graphs import RecordedGraph
+from onediff_comfy.runtime.launch_bound import RecordWhen
+from onediff_comfy.runtime.recording_pool import RecordingPool
 from onediff_comfy.serving.decision import Invocation, Output
 from onediff_comfy.serving.dispatcher import Dispatcher
 
@@ -42,3 +49,36 @@ def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() ->
     assert image.weight.data_ptr() == buffer.data_ptr()
     other = answer()
     assert not isinstance(other, Output) or other.value.tolist() == image(x).tolist()
+
+
+class Told(RecordedGraph):
+    """Records nothing, and keeps which calls were to be recorded."""
+
+    when: RecordWhen | None = None
+
+    def run(
+        self,
+        weights: Sequence[torch.Tensor],
+        _addresses: list[int],
+        tensors: Sequence[torch.Tensor],
+        when: RecordWhen = RecordWhen.ALWAYS,
+        _confirmed: Callable[[], bool] | None = None,
+    ) -> Outputs | None:
+        self.when = when
+        return self.inner(weights, tensors)
+
+
+@pytest.mark.parametrize(("late", "when"), [(False, RecordWhen.WEIGHTS_MOVE), (True, RecordWhen.WEIGHTS_COME_LATE)])
+def test_what_records_is_told_whether_weights_come_late(late: bool, when: RecordWhen) -> None:
+    library = GraphLibrary(GraphCache(1 << 30), Metrics())
+    dispatcher, image = Dispatcher("eager", library, HOST), Block(torch.ones(4))
+    invocation = Invocation(image, image.forward, (torch.ones(1),), {}, weights_move=True, weights_late=late)
+    dispatcher.attempt(invocation)
+    (key,) = dispatcher.graph_keys()
+    graph = library.cache.get(key)
+    assert graph is not None
+    told = Told(graph, RecordingPool(lambda: 1 << 30), lambda: None)
+    told.compilation = graph.compilation
+    library.cache.put(key, told)
+    assert isinstance(dispatcher.attempt(invocation), Output)
+    assert told.when is when
