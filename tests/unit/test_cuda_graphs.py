@@ -607,6 +607,16 @@ class Moving:
             self.run.graph.run([self.weight], [self.address], [OnCard(4)], RecordWhen.WEIGHTS_MOVE)  # type: ignore[list-item]
 
 
+def test_weights_that_come_late_are_replayed_as_others(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Moving(card, monkeypatch)
+    block.calls(3)
+    (recording,) = block.run.graph.by_sizes.values()
+    before = recording.replays
+    block.calls(2, RecordWhen.WEIGHTS_COME_LATE)
+    assert (block.run.made, recording.replays - before) == (1, 2)
+    assert list(block.run.graph.by_sizes.values()) == [recording]
+
+
 def test_weights_that_move_are_copied_for_a_recording(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the call itself takes is measured before, so that no more weights make way than have to."""
     block, card.kept = Moving(card, monkeypatch), 100 * MB

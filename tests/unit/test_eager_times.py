@@ -86,7 +86,7 @@ def test_where_memory_is_short_nothing_is_timed_and_that_is_seldom_asked(
     monkeypatch.setattr(eager_times, "memory_is_short", short)
     said += [1.0, 0.2, 0.21]
     assert eager_calls(Dispatcher("inductor", library, HOST), 130) == timed
-    assert len(asked) <= 130 // 20 + 1
+    assert 130 // 20 - 1 <= len(asked) <= 130 // 20 + 1, "there may be room again"
 
 
 @pytest.mark.parametrize(
