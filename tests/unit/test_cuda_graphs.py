@@ -601,10 +601,10 @@ class Moving:
         yield
         self.held.append("let go")
 
-    def calls(self, count: int) -> None:
+    def calls(self, count: int, when: RecordWhen = RecordWhen.WEIGHTS_MOVE) -> None:
         for _ in range(count):
             self.weight, self.address = OnCard(8, torch.float8_e4m3fn), self.address + 512
-            self.run.graph.run([self.weight], [self.address], [OnCard(4)], RecordWhen.WEIGHTS_MOVE)  # type: ignore[list-item]
+            self.run.graph.run([self.weight], [self.address], [OnCard(4)], when)  # type: ignore[list-item]
 
 
 def test_weights_that_come_late_are_replayed_as_others(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
