@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onediff_comfy.host.adapters.weights_check import WeightsCheck
-from onediff_comfy.host.weights.layer_images import is_changed
+from onediff_comfy.host.weights.layer_images import are_changed, is_changed
 
 
 class Told:
@@ -54,3 +54,12 @@ def test_what_rounding_explains_is_no_difference_and_another_structure_is() -> N
     assert check.agree(torch.nn.Linear(2, 2), False, ONES * (1 + 2**-12), ONES)
     assert not check.agree(torch.nn.Linear(2, 2), False, (ONES,), ONES)
     assert check.agree(torch.nn.Linear(2, 2), False, (ONES, None), (ONES, None)), "None is no tensor"
+
+
+def test_a_layer_without_weights_computes_with_no_others() -> None:
+    """Whoever asks of a module and whoever asks of its layers have to be told the same, or a verdict is not found."""
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    layers[1].weight_function = [torch.neg]
+    assert not is_changed(layers) and not are_changed(tuple(layers.modules()))
+    layers[0].weight_function = [torch.neg]
+    assert is_changed(layers) and are_changed(tuple(layers.modules()))

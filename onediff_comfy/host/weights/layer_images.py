@@ -200,8 +200,8 @@ def is_changed(module: torch.nn.Module) -> bool:
 
 
 def are_changed(layers: Iterable[torch.nn.Module]) -> bool:
-    """As ``is_changed``, of a module and all its layers."""
-    return any(is_patched(layer) or has_functions(layer) for layer in layers)
+    """As ``is_changed``, of a module and all its layers. What has no weights computes with none."""
+    return any(is_patched(layer) or has_functions(layer) for layer in layers if layer._parameters)
 
 
 def stored_dtype(layer: torch.nn.Module, name: str) -> torch.dtype | None:

@@ -27,7 +27,6 @@ from .layer_images import (
     KEYS,
     NOTES,
     LayerImages,
-    Look,
     SeenLayers,
     are_changed,
     convert,
@@ -86,17 +85,9 @@ class InPlace:
 
 
 class _Seen(SeenLayers):
-    """As ``SeenLayers``.
+    """As ``SeenLayers``, with the number of the run in which their weights' formats were compared last."""
 
-    Attributes:
-        run: the number of the run in which their weights' formats were compared last.
-        with_weights: those that have some of their own, or had when they were shown.
-    """
-
-    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
-        super().__init__(layers, shown)
-        self.run: int | None = None
-        self.with_weights = [layer for layer in layers if layer._parameters]
+    run: int | None = None
 
 
 class StreamedModules:
@@ -139,7 +130,7 @@ class StreamedModules:
 
     def is_changed(self, module: torch.nn.Module) -> bool:
         """Return True if some layer of ``module``, which was shown, computes with other weights than the file's."""
-        return are_changed(self._seen[module].with_weights)
+        return are_changed(self._seen[module].layers)
 
     @contextlib.contextmanager
     def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[InPlace]:
