@@ -3,8 +3,9 @@
 Launching a model's two thousand kernels one by one takes a CPU 20 to 40 ms, as long as the kernels
 themselves. A CUDA graph launches them at once. It holds addresses: a call's tensors are copied into
 buffers of the recording, weights are read where they are, and when one has moved (a LoRA, a reload)
-the recording is thrown away and made again. That takes a few steps' time, never a compilation. Where weights are
-elsewhere in each call, as those of a block of a model that does not fit, they are copied like a call's tensors.
+the recording is thrown away and made again. That takes a few steps' time, never a compilation. Where weights move,
+as those of a block of a model that does not fit, those that the host brings anew are copied like a call's tensors, and
+each set of places of the others has a recording: fifty blocks of a model have one graph, and fifty recordings.
 
 What a recording allocates comes from a pool that all of a device share (see ``recording_pool``).
 
@@ -28,8 +29,8 @@ import torch
 
 from ..engines.base import CompiledGraph, Outputs
 from .device_memory import kept_free, trim_graph_memory
-from .launch_bound import RecordWhen, Worth
-from .recording import RecordedCall, Recording, Sizes, copy
+from .launch_bound import MovingWeights, RecordWhen, When, Worth
+from .recording import Name, RecordedCall, Recording, Sizes, copy
 from .recording_pool import RecordingPool
 from .stream_capture import recorded_on
 
@@ -46,13 +47,13 @@ _PAID_OFF_REPLAYS = 10
 # A recording that is given up so often before it has paid off is not made again.
 _MOST_OVERFLOWS = 2
 
-MOST_RECORDINGS = 32
-"""Of one compiled graph. Each holds some megabytes of launch parameters outside the pool."""
+MOST_RECORDINGS = 128
+"""Of one compiled graph: twice as many as a model has blocks. Each holds launch parameters outside the pool."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """Calls of one set of sizes, with weights at the same addresses, before they are recorded."""
+    """Calls of one set of sizes before they are recorded; with weights at the same addresses, unless they move."""
 
     addresses: list[int]
     calls: int
@@ -69,7 +70,7 @@ class RecordedGraph(CompiledGraph):
         on_recorded: called after each recording.
 
     Attributes:
-        by_sizes: the recordings, the least recently used first. It is exchanged where all go, and never emptied.
+        by_name: the recordings, the least recently used first. It is exchanged where all go, and never emptied.
     """
 
     def __init__(self, inner: CompiledGraph, pool: RecordingPool, on_recorded: Callable[[], None]) -> None:
@@ -77,7 +78,7 @@ class RecordedGraph(CompiledGraph):
         self.inner = inner
         self._pool = pool
         self._on_recorded = on_recorded
-        self.by_sizes: OrderedDict[Sizes, Recording] = OrderedDict()
+        self.by_name: OrderedDict[Name, Recording] = OrderedDict()
         self._seen: dict[Sizes, _Seen] = {}
         self._overflows: Counter[Sizes] = Counter()  # how often a recording was too much for the budget
         self._plain: set[Sizes] = set()  # sizes too large to record
@@ -91,17 +92,17 @@ class RecordedGraph(CompiledGraph):
 
     @property
     def recordings(self) -> int:
-        """Return how many sizes are recorded."""
-        return len(self.by_sizes)
+        """Return how many there are."""
+        return len(self.by_name)
 
     def forget_recordings(self) -> None:
         """Throw the recordings away; they are made again when their sizes come again.
 
         A model that dies asks for it, on any thread and between any two steps of this class.
         """
-        recordings, self.by_sizes = self.by_sizes, OrderedDict()
+        recordings, self.by_name = self.by_name, OrderedDict()
         self._worth.start_over()
-        for sizes, recording in list(recordings.items()):
+        for (sizes, _), recording in list(recordings.items()):
             if recording.replays >= _PAID_OFF_REPLAYS:
                 del self._overflows[sizes]
 
@@ -120,7 +121,7 @@ class RecordedGraph(CompiledGraph):
         weights: Sequence[torch.Tensor],
         addresses: list[int],
         tensors: Sequence[torch.Tensor],
-        when: RecordWhen = RecordWhen.ALWAYS,
+        when: When = RecordWhen.ALWAYS,
         confirmed: Callable[[], bool] | None = None,
     ) -> Outputs | None:
         """Return the outputs for ``tensors``; None if they are not wanted.
@@ -132,25 +133,22 @@ class RecordedGraph(CompiledGraph):
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
-        moves = when.weights_move
-        if moves:
-            addresses = []
-        recordings = self.by_sizes
-        recording = None if plain else recordings.get(sizes)
-        if recording is not None and recording.addresses == addresses:
-            recordings.move_to_end(sizes)
-            return recording.replay([*weights, *tensors] if moves else tensors, confirmed)
+        call = RecordedCall(sizes, addresses, weights, tensors)
+        if isinstance(when, MovingWeights):
+            call = call.with_moving(when.fixed(addresses))
+        recordings, name = self.by_name, call.name
+        recording = None if plain else recordings.get(name)
+        if recording is not None and recording.addresses == call.addresses:
+            recordings.move_to_end(name)
+            return recording.replay(call.tensors, confirmed)
         if confirmed is not None and not confirmed():
             return None
         if plain:
             return self.inner(weights, tensors)
         if recording is not None:  # weights have moved, and every recording reads some of them
             self.forget_recordings()
-        call = RecordedCall(sizes, addresses, weights, tensors)
-        if moves:
-            call = replace(call, weights=[], tensors=[*weights, *tensors], moving=len(weights))
         seen = self._seen.get(sizes)
-        if seen is None or seen.addresses != addresses or seen.calls < _CALLS_BEFORE_RECORDING:
+        if seen is None or seen.addresses != call.asked_at or seen.calls < _CALLS_BEFORE_RECORDING:
             return self._launched(call, when)
         call = replace(call, likes=seen.outputs)
         if not self._worth.recording(when, sizes, call.copied_bytes):
@@ -158,14 +156,14 @@ class RecordedGraph(CompiledGraph):
         if seen.needed is None:
             torch.cuda.empty_cache()  # PyTorch may have kept more, of others' calls
             return self._launched(call, when, measured=True)
+        if any(name[1]) and not self._worth.is_met(name):
+            return self._launched(call, when)
         if not self._has_room(call, seen.needed):
-            return self._launched(call, when, measured=not moves, calls=_put_off(call))
+            return self._launched(call, when, measured=not call.moves, calls=_put_off(call))
         recorded = self._record_in_turn(call)
         return self._launched(call, when) if recorded is None else recorded
 
-    def _launched(
-        self, call: RecordedCall, when: RecordWhen, measured: bool = False, calls: int | None = None
-    ) -> Outputs:
+    def _launched(self, call: RecordedCall, when: When, measured: bool = False, calls: int | None = None) -> Outputs:
         """Return the outputs of a call that is launched kernel by kernel, and note what it was like.
 
         Args:
@@ -177,16 +175,16 @@ class RecordedGraph(CompiledGraph):
         with self._worth.noted(when, call.sizes, call.device):
             outputs = call.run(self.inner, call.tensors)
         needed = None if seen is None else seen.needed
-        if measured or (seen is None and not when.weights_move):
+        if measured or (seen is None and not call.moves):
             # What it has freed is in use until the device has come so far. Other streams may be recorded meanwhile.
             torch.cuda.current_stream(call.device).synchronize()
             kept = kept_free(call.device)
             needed = kept if needed is None else min(needed, kept)
         if calls is None:
-            calls = seen.calls if seen is not None and seen.addresses == call.addresses else 0
+            calls = seen.calls if seen is not None and seen.addresses == call.asked_at else 0
         # Of one graph and these sizes they are the same each time, and a block of a model is called in each step.
         likes = seen.outputs if seen is not None else [None if each is None else each.to("meta") for each in outputs]
-        self._seen[call.sizes] = _Seen(call.addresses, calls + 1, needed, likes)
+        self._seen[call.sizes] = _Seen(call.asked_at, calls + 1, needed, likes)
         return outputs
 
     def _has_room(self, call: RecordedCall, needed: int) -> bool:
@@ -195,8 +193,9 @@ class RecordedGraph(CompiledGraph):
         Args:
             needed: bytes that the call takes at most beside what it is given and gives.
         """
-        if call.moving:
-            return self._pool.host.make_room(call.device, needed + call.copied_bytes)
+        if call.moves:  # one of the same sizes has used what another will use
+            is_first = all(sizes != call.sizes for sizes, _ in list(self.by_name))
+            return self._pool.host.make_room(call.device, needed + call.copied_bytes if is_first else 0)
         return self._pool.host.may_record(call.device, needed)
 
     def _record_in_turn(self, call: RecordedCall) -> Outputs | None:
@@ -205,13 +204,13 @@ class RecordedGraph(CompiledGraph):
         if turns.ours:
             with contextlib.suppress(torch.OutOfMemoryError):
                 return self._record(call)
-            if call.moving:  # the others' memory goes with this one's, and weights come to where it was
+            if call.moves:  # the others' memory goes with this one's, and weights come to where it was
                 self._pool.host.stop_copying()
                 self._pool.release()
             torch.cuda.empty_cache()  # of what was made so far nothing is held any more
             trim_graph_memory(call.device)
             return None
-        if not turns.is_left(name):
+        if not call.moves and not turns.is_left(name):  # weights that move may be gone by then
             # Its own values: not any can be computed with.
             left = replace(call, tensors=[tensor.clone() for tensor in call.tensors])
             turns.leave(name, lambda: self._record_left(left))
@@ -219,7 +218,7 @@ class RecordedGraph(CompiledGraph):
 
     def _record_left(self, call: RecordedCall) -> None:
         seen = self._seen.get(call.sizes)
-        if seen is None or seen.addresses != call.addresses:  # weights have moved since
+        if seen is None or seen.addresses != call.asked_at:  # weights have moved since
             return
         if seen.needed is None or not self._has_room(call, seen.needed):  # there was memory when it was left
             return
@@ -234,7 +233,7 @@ class RecordedGraph(CompiledGraph):
             # A compiler hands a number in RAM to its kernels by value, so a replay would not see it change.
             self._give_up("a weight is not on the device")
             return None
-        while len(recordings := self.by_sizes) >= MOST_RECORDINGS:
+        while len(recordings := self.by_name) >= MOST_RECORDINGS:
             recordings.popitem(last=False)
         with self._pool.recording(device), torch.cuda.device(device):
             torch.cuda.synchronize(device)
@@ -252,7 +251,7 @@ class RecordedGraph(CompiledGraph):
             nbytes = max(0, free - torch.cuda.mem_get_info(device)[0])
             together = self._pool.nbytes + nbytes
             if self._pool.add(recording, device, nbytes):
-                self.by_sizes[call.sizes] = recording
+                self.by_name[call.name] = recording
             else:
                 self._overflowed(call.sizes, alone, together)
         self._on_recorded()
@@ -271,7 +270,7 @@ class RecordedGraph(CompiledGraph):
         copy(call.tensors, own)
         with self._pool.host.holding(device), recorded_on(pool) as graph, self.inner.recordable():
             copy(call.run(self.inner, own), outputs)
-        return Recording(graph, call.addresses, own, outputs, shared, pool, copies_weights=call.moving > 0)
+        return Recording(graph, call.addresses, own, outputs, shared, pool, call.moves)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
         """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.
@@ -288,4 +287,4 @@ class RecordedGraph(CompiledGraph):
 
 def _put_off(call: RecordedCall) -> int:
     """Return how many calls are said to have been made, where there was no memory to record this one."""
-    return -(_CALLS_OF_BLOCKS if call.moving else _CALLS_BEFORE_ANOTHER_TRY)
+    return -(_CALLS_OF_BLOCKS if call.moves else _CALLS_BEFORE_ANOTHER_TRY)

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # Less free memory than this share of a device's, after an image, and recordings go: decoding comes next.
 _SPARE_SHARE = 0.15
+# Recordings stay where the host can take back so many times their bytes for whatever comes next.
+_EVICTABLE_TIMES = 4
 # Bytes that a recording may need beside what its call was seen to take: workspaces of cuBLAS, and what lies between.
 _MORE = 96 << 20
 
@@ -30,11 +32,13 @@ class HostMemory:
     Attributes:
         reserve: returns the bytes of a device that the host keeps free. None if it listens to no allocation.
         held: given a device, a context in which the host takes no weights back there; None if it always may.
+        evictable: given a device, returns the bytes of weights there that the host takes back for what is allocated.
         copies_weights: whether weights that move are copied for recordings.
     """
 
     reserve: Callable[[], int | None] = lambda: None
     held: Callable[[torch.device], AbstractContextManager[None]] | None = None
+    evictable: Callable[[torch.device], int] = lambda _device: 0
     copies_weights: bool = True
     _told: bool = False
 
@@ -56,19 +60,28 @@ class HostMemory:
         """Return a context in which the host takes no weights off a device, as far as it can be kept from it."""
         return contextlib.nullcontext() if self.held is None else self.held(device)
 
+    def has_room_beside(self, device: torch.device, recorded: int) -> bool:
+        """Return True if recordings take little beside what the host can take back there for whatever comes next.
+
+        Args:
+            recorded: bytes that they hold.
+        """
+        return recorded * _EVICTABLE_TIMES <= self.evictable(device)
+
     def make_room(self, device: torch.device, needed: int) -> bool:
         """Return True if there is memory for a recording of weights that move, so that some can make way for it.
 
         Args:
-            needed: bytes that it takes at most.
+            needed: bytes that it takes at most; 0 where it takes what another has taken, and little besides.
         """
         if not self.copies_weights:
             return False
         listens = self.reserve() is not None
         if listens and self.held is None:
             return self.may_record(device, needed)
+        if needed:
+            torch.cuda.empty_cache()  # what calls have used is what recordings of them will use
         needed += _MORE
-        torch.cuda.empty_cache()  # what calls have used is what recordings of them will use
         if listens and torch.cuda.mem_get_info(device)[0] < needed:
             try:
                 torch.empty(needed, dtype=torch.uint8, device=device)  # for which the host takes weights back

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import time
-from collections import deque
-from collections.abc import Hashable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -34,6 +34,7 @@ _WAITED = 3 / 4  # of those noted
 # Of the time since the call before, for a launch that is worth making shorter. Elsewhere the device waits for something
 # else: for a file that the host reads in the first step, which is seconds.
 _LAUNCHING = 1 / 5
+_MOST_MET = 256  # names: of each block with its weights at different places
 
 
 class RecordWhen(enum.Enum):
@@ -42,15 +43,29 @@ class RecordWhen(enum.Enum):
     ALWAYS = enum.auto()
     LAUNCH_BOUND = enum.auto()
     """Those that are bound by launching, at least in part."""
-    WEIGHTS_MOVE = enum.auto()
-    """Those that the device waits for. Weights are elsewhere in each call, so a recording has copies of its own."""
-    WEIGHTS_COME_LATE = enum.auto()
-    """Likewise; and when this call's weights were begun to be copied, those of the call before still were. So the bus
-    never waits: to launch faster gains nothing, and what a recording takes of the memory would be copied as well."""
 
-    @property
-    def weights_move(self) -> bool:
-        return self in (RecordWhen.WEIGHTS_MOVE, RecordWhen.WEIGHTS_COME_LATE)
+
+@dataclass(frozen=True)
+class MovingWeights:
+    """Where a call's weights are, which may be elsewhere in the next, as those of a block of a model that does not fit.
+
+    Attributes:
+        kept: addresses that the host has set apart for weights. Each weight that is there has a place of its own, and
+            is there in every call for which it need not be copied. Others are wherever there was room.
+        late: whether copies waited, for the bus or for the device, when those for this call were begun; None if there
+            are none for it.
+    """
+
+    kept: range = range(0)
+    late: bool | None = None
+
+    def fixed(self, addresses: Sequence[int]) -> list[int]:
+        """Return addresses of weights, with 0 for each that is not at its own place."""
+        return [address if address in self.kept else 0 for address in addresses]
+
+
+When = RecordWhen | MovingWeights
+"""Where weights move, those calls are recorded that neither the device nor the bus is ready for; see ``Idling``."""
 
 
 @dataclass
@@ -103,11 +118,13 @@ class Launching:
 
 @dataclass
 class Idling:
-    """Notes whether calls wait for the CPU to launch them.
+    """Notes whether calls wait for the CPU to launch them, where weights move.
 
-    Then the device has nothing left to do by the time that a call is launched, and launching is a good part of the time
-    between two calls. While it computes what was launched before, or weights are copied all the time, or a file is
-    read, launching faster would gain nothing.
+    Then launching is a good part of the time between two calls, and the bus has nothing left to copy by the time that a
+    call's weights are asked for. A CPU that is ahead has asked for them while those before were copied, or waited for
+    their buffers, which the device was using. Of calls for which nothing is copied the device itself is asked whether
+    it had something left to do. Elsewhere launching faster would gain nothing, and what a recording takes of the memory
+    would be copied as well.
     """
 
     _calls: dict[Hashable, int] = field(default_factory=dict)
@@ -124,22 +141,23 @@ class Idling:
         self._last = {kind: deque(list(last)[-_KEPT:], maxlen=_NOTED) for kind, last in self._last.items()}
 
     @contextlib.contextmanager
-    def noted(self, kind: Hashable, device: torch.device, late: bool) -> Iterator[None]:
+    def noted(self, kind: Hashable, device: torch.device, late: bool | None) -> Iterator[None]:
         """What runs inside is a call of this kind that launches kernels on a GPU.
 
         Args:
-            late: its weights come late: see ``RecordWhen.WEIGHTS_COME_LATE``.
+            late: see ``MovingWeights``.
         """
-        before = torch.cuda.Event()
-        before.record(torch.cuda.current_stream(device))
+        before = torch.cuda.Event() if late is None else None
+        if before is not None:
+            before.record(torch.cuda.current_stream(device))
         begun = time.perf_counter()
         yield
         launching, since = time.perf_counter() - begun, begun - self._begun.get(kind, begun)
         self._begun[kind] = begun
         calls = self._calls[kind] = self._calls.get(kind, 0) + 1
         if calls > _NOT_NOTED:
-            is_bound = not late and launching >= _LAUNCHING * since and before.query()
-            self._last.setdefault(kind, deque(maxlen=_NOTED)).append(is_bound)
+            waited = not late if before is None else before.query()
+            self._last.setdefault(kind, deque(maxlen=_NOTED)).append(waited and launching >= _LAUNCHING * since)
 
 
 class Worth:
@@ -147,8 +165,21 @@ class Worth:
 
     def __init__(self) -> None:
         self._launching, self._idling = Launching(), Idling()
+        self._met: OrderedDict[Hashable, None] = OrderedDict()  # the last
 
-    def recording(self, when: RecordWhen, kind: Hashable, copied_bytes: int) -> bool:
+    def is_met(self, name: Hashable) -> bool:
+        """Return True if this was asked of a name before.
+
+        When an image begins, weights that had made way come back, and for a step they are not where they stay.
+        """
+        is_met = name in self._met
+        self._met[name] = None
+        self._met.move_to_end(name)
+        while len(self._met) > _MOST_MET:
+            self._met.popitem(last=False)
+        return is_met
+
+    def recording(self, when: When, kind: Hashable, copied_bytes: int) -> bool:
         """Return True if calls of a kind are to be recorded.
 
         Args:
@@ -157,7 +188,7 @@ class Worth:
         """
         if when is RecordWhen.ALWAYS:
             return True
-        if when.weights_move:
+        if isinstance(when, MovingWeights):
             return self._idling.waits(kind)
         return copied_bytes <= MOST_COPIED and self._launching.bound(kind)
 
@@ -165,8 +196,8 @@ class Worth:
         """Have it decided anew whether the device waits: recordings have gone."""
         self._idling.start_over()
 
-    def noted(self, when: RecordWhen, kind: Hashable, device: torch.device) -> AbstractContextManager[None]:
+    def noted(self, when: When, kind: Hashable, device: torch.device) -> AbstractContextManager[None]:
         """Return a context for a call of this kind that launches kernels on a GPU."""
-        if when.weights_move:
-            return self._idling.noted(kind, device, when is RecordWhen.WEIGHTS_COME_LATE)
+        if isinstance(when, MovingWeights):
+            return self._idling.noted(kind, device, when.late)
         return self._launching.measured(kind, device)

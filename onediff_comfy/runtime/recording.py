@@ -18,6 +18,8 @@ _COPIED_AT_ONCE = frozenset(
 _COPIED_ALONE = 1 << 20  # bytes of a tensor; the device's own copying is faster than a kernel for many
 
 Sizes = tuple[tuple[int, ...], ...]
+Name = tuple[Sizes, tuple[int, ...]]
+"""The sizes of a call; where weights move, the addresses of those that are at their own places, too."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,11 @@ class RecordedCall:
 
     Attributes:
         sizes: of the tensors that are no weights.
-        addresses: of the weights that are read where they are.
-        weights: these.
-        tensors: the other inputs, which each replay copies.
+        addresses: of the weights; where they move, 0 of each that is copied.
+        weights: all.
+        tensors: what each replay copies: weights that move, then the other inputs.
         likes: what the outputs are like, without memory.
-        moving: the first so many tensors are weights, too.
+        moves: whether weights may be elsewhere in the next call.
     """
 
     sizes: Sizes
@@ -38,7 +40,26 @@ class RecordedCall:
     weights: Sequence[torch.Tensor]
     tensors: Sequence[torch.Tensor]
     likes: Outputs = ()
-    moving: int = 0
+    moves: bool = False
+
+    def with_moving(self, addresses: list[int]) -> RecordedCall:
+        """Return this call, of weights that move.
+
+        Args:
+            addresses: of them; 0 of each that is copied.
+        """
+        moving = [weight for weight, address in zip(self.weights, addresses, strict=True) if not address]
+        return RecordedCall(self.sizes, addresses, self.weights, [*moving, *self.tensors], moves=True)
+
+    @property
+    def asked_at(self) -> list[int]:
+        """Return where the weights have to be in another call that is like this one; nothing where they move."""
+        return [] if self.moves else self.addresses
+
+    @property
+    def name(self) -> Name:
+        """Return what a recording of it is found by."""
+        return self.sizes, tuple(self.addresses) if self.moves else ()
 
     @property
     def device(self) -> torch.device:
@@ -51,7 +72,13 @@ class RecordedCall:
 
     def run(self, inner: CompiledGraph, tensors: Sequence[torch.Tensor]) -> Outputs:
         """Return what ``inner`` gives for ``tensors``, in place of the call's own."""
-        return inner([*self.weights, *tensors[: self.moving]], tensors[self.moving :])
+        if not self.moves:
+            return inner(self.weights, tensors)
+        left = iter(tensors)
+        weights = [
+            weight if address else next(left) for weight, address in zip(self.weights, self.addresses, strict=True)
+        ]
+        return inner(weights, list(left))
 
 
 @dataclass(eq=False)
@@ -60,12 +87,12 @@ class Recording:
 
     Attributes:
         graph: as PyTorch has it.
-        addresses: of the weights that it reads where they were.
-        tensors: where it reads the other inputs.
+        addresses: of the weights that it reads where they were; 0 of others.
+        tensors: where it reads what is copied.
         outputs: where it leaves its own.
         shared: the bytes that these are in, and other recordings' too.
         pool: where its memory is from.
-        copies_weights: among these are weights, which move.
+        weights_move: some of its weights may be elsewhere in the next call.
         replays: how often it was replayed.
     """
 
@@ -75,7 +102,7 @@ class Recording:
     outputs: Outputs
     shared: torch.Tensor
     pool: DevicePool
-    copies_weights: bool = False
+    weights_move: bool = False
     replays: int = 0
 
     def replay(self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None) -> Outputs | None:

@@ -178,7 +178,9 @@ class RecordingPool:
     def release_if_short(self) -> None:
         """Throw all recordings away where the device has little memory left for whatever comes next."""
         for device, pool in list(self._devices.items()):
-            if pool.handle is not None and memory_is_short(device, pool.nbytes):
+            if pool.handle is None or self.host.has_room_beside(device, pool.nbytes):
+                continue
+            if memory_is_short(device, pool.nbytes):
                 log.info("OneDiff: released %d MB of CUDA graph recordings, memory is short", self.release() >> 20)
 
     def release_with(self, owner: object) -> None:
@@ -214,7 +216,7 @@ class RecordingPool:
         """
         with self._lock:
             pools = list(self._devices.values())
-            if ran_out and any(recording.copies_weights for pool in pools for recording in pool.alive):
+            if ran_out and any(recording.weights_move for pool in pools for recording in pool.alive):
                 self.host.stop_copying()
             if self._recording:
                 self._owes_release = True

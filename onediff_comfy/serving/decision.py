@@ -18,6 +18,7 @@ from ..capture.target.target import Target
 from ..capture.tracing.opaque_function import options_given
 from ..engines.base import CompiledGraph
 from ..messages import Message, first_line, message
+from ..runtime.launch_bound import MovingWeights
 
 RouteKey = tuple[str, Signature, bool]
 """What a route is for: the target's fingerprint, the call's signature, and whether the run may reuse steps."""
@@ -33,8 +34,7 @@ class Invocation:
         args: of the call.
         kwargs: likewise.
         method: of the module's, where ``forward`` is a function of ours around it.
-        weights_move: in the next call the weights may be anywhere else.
-        weights_late: while those of the call before were still being copied, these were begun to be.
+        moving: where the weights are, if they may be elsewhere in the next call.
     """
 
     module: torch.nn.Module
@@ -42,8 +42,7 @@ class Invocation:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     method: Callable[..., Any] | None = None
-    weights_move: bool = False
-    weights_late: bool = False
+    moving: MovingWeights | None = None
 
     def eager(self) -> Any:
         """Return what the host's own code gives."""

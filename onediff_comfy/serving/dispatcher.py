@@ -123,7 +123,7 @@ class CallServer:
         graph: CompiledGraph | None = self.library.cache.get(route.graph_key) if found is None else found.graph
         if graph is None:
             return None
-        if request.invocation.weights_move:  # others may be where these were
+        if request.invocation.moving is not None:  # others may be where these were
             request.target.forget_addresses()
         weights = request.target.placed_weights(graph.binding.weight_names, request.device)
         stream = None

@@ -23,7 +23,7 @@ from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
 from ..runtime.launch_bound import RecordWhen
 from ..runtime.step_cache import ReusableGraph, StepCache
-from .decision import Invocation, Output, Serve
+from .decision import Output, Serve
 from .resolution.variant_policy import VariantPolicy
 from .run import RunContext
 
@@ -242,19 +242,13 @@ class Executor:
         torch.cuda.empty_cache()
         log.warning("OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20)
 
-    def _recorded_when(self, invocation: Invocation) -> RecordWhen:
-        """Return which calls like an invocation are recorded."""
-        if not invocation.weights_move:
-            return self._record_when
-        return RecordWhen.WEIGHTS_COME_LATE if invocation.weights_late else RecordWhen.WEIGHTS_MOVE
-
     def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Outputs | None:
         graph, weights, tensors = serve.graph, serve.weights, serve.request.call.tensors
         functions = serve.request.call.functions
         confirmed = None if functions is None else functions.are_as_assumed
         with running(), serve.bringing_options(watched) if serve.options is not None else contextlib.nullcontext():
             if isinstance(graph, RecordedGraph):
-                when = self._recorded_when(serve.request.invocation)
+                when = serve.request.invocation.moving or self._record_when
                 return graph.run(weights.tensors, weights.addresses, tensors, when, confirmed)
             if confirmed is not None and not confirmed():
                 return None

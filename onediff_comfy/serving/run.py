@@ -125,7 +125,7 @@ class RunContext:
 
     def of_call(self, invocation: Invocation) -> RunContext:
         """Return the run as a call sees it: of a block alone, whose weights move, no deep layers are left out."""
-        if not (self.reusing and invocation.weights_move):
+        if not (self.reusing and invocation.moving is not None):
             return self
         return replace(self, reusing=False, step_cache=None)
 

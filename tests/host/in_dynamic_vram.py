@@ -39,7 +39,7 @@ from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
 from onediff_comfy.host.adapters import model as of_model  # noqa: E402
 from onediff_comfy.host.adapters.functional_call import FunctionalCall  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
-from onediff_comfy.host.process.memory_pressure import device_reserve, weights_held  # noqa: E402
+from onediff_comfy.host.process.memory_pressure import device_reserve, evictable_bytes, weights_held  # noqa: E402
 from onediff_comfy.host.process.process import library, metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
 
@@ -335,16 +335,21 @@ def reserves() -> list[int | None]:
 
 
 def held(model: Any) -> list[bool]:
-    """Whether pages of a model can be taken off its device: while weights are held there, elsewhere, and afterwards."""
+    """Whether pages of a model can be taken off its device: while weights are held there, elsewhere, and afterwards.
+
+    And whether it is known beforehand how many bytes can be.
+    """
     memory.load_models_gpu([model])
     sampled(model, 1)
     (vbar,) = model.model.dynamic_vbars.values()
     device = torch.device("cuda" if ON_GPU else "cpu", vbar.device)
+    other = torch.device(device.type, vbar.device + 1)
+    known = evictable_bytes(device) >= vbar.loaded_size() > 0 == evictable_bytes(other)
     taken = []
-    for where in (device, torch.device(device.type, vbar.device + 1)):
+    for where in (device, other):
         with weights_held(where):
             taken.append(vbar.free_memory(1) > 0)
-    return [*taken, vbar.free_memory(1) > 0]
+    return [*taken, vbar.free_memory(1) > 0, known]
 
 
 def begin_on_gpu() -> None:

@@ -28,7 +28,7 @@ from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.runtime import cuda_graphs, device_memory, launch_bound, recording, recording_pool, stream_capture
 from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph
 from onediff_comfy.runtime.device_memory import HostMemory
-from onediff_comfy.runtime.launch_bound import Idling, Launching, RecordWhen
+from onediff_comfy.runtime.launch_bound import Idling, Launching, MovingWeights, RecordWhen, When
 from onediff_comfy.runtime.recording_pool import RecordingPool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -66,7 +66,7 @@ class Recorded:
     def _count(self) -> None:
         self.made += 1
 
-    def __call__(self, weight: torch.Tensor, x: torch.Tensor, when: RecordWhen = RecordWhen.ALWAYS) -> torch.Tensor:
+    def __call__(self, weight: torch.Tensor, x: torch.Tensor, when: When = RecordWhen.ALWAYS) -> torch.Tensor:
         (output,) = self.graph.run([weight], [weight.data_ptr()], [x], when)
         return output
 
@@ -284,7 +284,7 @@ class Part:
             card.needs = nbytes
             return x
 
-        self._run = Recorded(run, pool)
+        self._run, self.pool = Recorded(run, pool), pool
 
     @property
     def made(self) -> int:
@@ -601,7 +601,8 @@ class Moving:
         yield
         self.held.append("let go")
 
-    def calls(self, count: int, when: RecordWhen = RecordWhen.WEIGHTS_MOVE) -> None:
+    def calls(self, count: int, late: bool | None = None) -> None:
+        when = MovingWeights(late=late)
         for _ in range(count):
             self.weight, self.address = OnCard(8, torch.float8_e4m3fn), self.address + 512
             self.run.graph.run([self.weight], [self.address], [OnCard(4)], when)  # type: ignore[list-item]
@@ -610,11 +611,11 @@ class Moving:
 def test_weights_that_come_late_are_replayed_as_others(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     block = Moving(card, monkeypatch)
     block.calls(3)
-    (recording,) = block.run.graph.by_sizes.values()
+    (recording,) = block.run.graph.by_name.values()
     before = recording.replays
-    block.calls(2, RecordWhen.WEIGHTS_COME_LATE)
+    block.calls(2, late=True)
     assert (block.run.made, recording.replays - before) == (1, 2)
-    assert list(block.run.graph.by_sizes.values()) == [recording]
+    assert list(block.run.graph.by_name.values()) == [recording]
 
 
 def test_weights_that_move_are_copied_for_a_recording(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -632,8 +633,90 @@ def test_weights_that_move_are_copied_for_a_recording(card: Card, monkeypatch: p
     launched = block.inner.calls
     block.calls(5)
     assert block.inner.calls == launched, "wherever its weights are"
-    (made,) = block.run.graph.by_sizes.values()
+    (made,) = block.run.graph.by_name.values()
     assert made.tensors[0].copied_from is block.weight  # type: ignore[attr-defined]
+
+
+class Blocks:
+    """Blocks of one graph, each with a weight at its own place and another that is brought anew in each call."""
+
+    def __init__(self, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.moving = Moving(card, monkeypatch)
+        self.run, self.read = self.moving.run, list[Any]()
+        self.graph, self.inner = self.run.graph, self.moving.inner
+        self.own = [OnCard(8) for _ in range(4)]
+        self.inner.function = lambda weight, x: x
+        monkeypatch.setattr(type(self.inner), "__call__", self._compute)
+
+    def _compute(self, weights: Any, tensors: Any) -> Any:
+        self.inner.calls += 1
+        self.read.append(list(weights))
+        return [tensors[0]]
+
+    def call(self, block: int, away: bool = False) -> Any:
+        """Call a block; where its weight is ``away`` from its place, the host has brought it to where it had room."""
+        brought, address = OnCard(8, torch.float8_e4m3fn), 4096 + len(self.read)
+        addresses = [address + 1 if away else 100 + block, address]
+        self.graph.run([self.own[block], brought], addresses, [OnCard(4)], MovingWeights(range(100, 104)))  # type: ignore[list-item]
+        return brought
+
+
+def test_weights_at_their_own_places_are_read_there(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So each block has a recording, in the memory of the first, and what is copied is what was brought."""
+    blocks = Blocks(card, monkeypatch)
+    for _ in range(4):
+        for block in range(3):
+            blocks.call(block)
+    assert (blocks.run.made, blocks.graph.recordings) == (3, 3)
+    assert len(blocks.moving.taken) == 1, "one block's room is the others', too"
+    assert card.given_back == 3, "for the call that is measured, and for that room"
+    launched = blocks.inner.calls
+    for block, ((_, addresses), made) in enumerate(list(blocks.graph.by_name.items())):
+        assert addresses == (100 + block, 0) and made.weights_move
+        before, brought = made.replays, blocks.call(block)
+        assert made.replays == before + 1
+        assert made.tensors[0].copied_from is brought  # type: ignore[attr-defined]
+        assert len(made.tensors) == 2
+    assert blocks.inner.calls == launched
+
+
+def test_a_recording_reads_the_weight_at_its_place_and_a_copy_of_the_other(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = Blocks(card, monkeypatch)
+    for _ in range(4):
+        brought = blocks.call(1)
+    assert blocks.run.made == 1
+    in_place, copied = blocks.read[-1]
+    assert in_place is blocks.own[1] and copied is not brought
+
+
+def test_where_weights_are_for_one_call_alone_is_not_recorded(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an image begins, they are on their way back to their places."""
+    blocks = Blocks(card, monkeypatch)
+    for _ in range(4):
+        blocks.call(0)
+    for block in range(1, 4):
+        blocks.call(block, away=True)
+    assert blocks.run.made == 2, "what copies both is of any block"
+    blocks.call(1)
+    assert blocks.run.made == 2
+    blocks.call(1)
+    assert blocks.run.made == 3
+
+
+@pytest.mark.parametrize(("evictable", "stay"), [(4, True), (3, False), (0, False)])
+def test_recordings_stay_where_weights_make_way_for_what_comes_next(
+    card: Card, monkeypatch: pytest.MonkeyPatch, evictable: int, stay: bool
+) -> None:
+    """Of a model that does not fit, memory is short after each image, and to record each block anew takes a step."""
+    host = HostMemory(lambda: 500 * MB, evictable=lambda _device: evictable * 100 * MB)
+    part = Part(card, RecordingPool(lambda: MANY, host), 100 * MB)
+    part.calls(2)
+    assert part.recordings == 1
+    monkeypatch.setattr(recording_pool, "memory_is_short", lambda *_args: True)
+    part.pool.release_if_short()
+    assert (part.recordings == 1) is stay
 
 
 class Sharing:
@@ -888,11 +971,42 @@ def test_weights_that_move_are_replayed_with_those_of_each_call() -> None:
         weights = [on_gpu(side, side) / side**0.5 for _ in range(3)]
         for index in range(90):
             weight, x = weights[index % 3], on_gpu(side, side)
-            output = run(weight, x, when=RecordWhen.WEIGHTS_MOVE)
+            output = run(weight, x, when=MovingWeights())
             if index > 84:  # comparing waits for the device, which then waits for the next call, however large it is
                 torch.testing.assert_close(output, run.inner.function(weight, x))
     assert (small.made, large.made) == (1, 0), "for the large one the device has enough to do"
     assert small.inner.calls < 70
+
+
+class TwoWeights(Function):
+    """Small kernels that compute with two weights."""
+
+    def __call__(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.calls += 1
+        first, second = weights
+        return [many_small(second, many_small(first, tensors[0]))]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_weights_at_their_own_places_are_read_there_by_a_recording_of_each_block() -> None:
+    """What is at a place may be brought anew, as the host does; and a place may be left for a call."""
+    inner, side, blocks, made = TwoWeights(lambda w, x: x), 64, 3, list[int]()
+    graph = RecordedGraph(inner, RecordingPool(lambda: MANY), lambda: made.append(1))
+    places = on_gpu(blocks * side, side) / side**0.5
+    kept = range(places.data_ptr(), places.data_ptr() + places.nbytes)
+    for index in range(80 * blocks):
+        place = places[index % blocks * side :][:side]
+        if index % 50 == 0:
+            place.copy_(on_gpu(side, side) / side**0.5)
+        away = index % 71 == 0
+        weights = [place.clone() if away else place, on_gpu(side, side) / side**0.5]
+        x, addresses = on_gpu(side, side), [weight.data_ptr() for weight in weights]
+        (output,) = graph.run(weights, addresses, [x], MovingWeights(kept, late=False)) or ()
+        torch.testing.assert_close(output, many_small(weights[1], many_small(weights[0], x)))
+    assert graph.recordings == len(made) in (blocks, blocks + 1)
+    assert len({addresses for _, addresses in graph.by_name if any(addresses)}) == blocks
+    assert inner.calls < 70 * blocks
 
 
 @pytest.mark.gpu

@@ -111,13 +111,13 @@ def idling(gpu: Gpu, notes: Idling, waited: str) -> bool:
     """Note calls of which launching takes half of the time. Return whether the device waits for most of them.
 
     Args:
-        waited: ``w`` for each call that the device waits for, ``.`` for one that it does not, ``l`` for one that it
-            waits for with weights that come late, ``f`` for one that it waits for, and launching is next to nothing.
+        waited: ``w`` for each call that the device waits for, ``.`` for one that it does not, ``f`` for one that it
+            waits for, and launching is next to nothing; ``l`` for one whose weights come late, ``t`` in time.
     """
     for each in waited:
-        gpu.passed = each != "."
+        gpu.passed = each in "wf"
         gpu.now += 1 if each == "f" else 0.001
-        with notes.noted("512", torch.device("cuda"), late=each == "l"):
+        with notes.noted("512", torch.device("cuda"), late={"l": True, "t": False}.get(each)):
             gpu.now += 0.001
     return notes.waits("512")
 
@@ -133,7 +133,14 @@ def test_the_device_waits_where_it_had_nothing_left_to_do_in_most_of_the_last_ca
 
 
 def test_where_the_bus_copies_all_the_time_the_device_waits_for_it_and_not_for_the_cpu(gpu: Gpu) -> None:
-    assert not idling(gpu, Idling(), "wwl" * 30)
+    assert not idling(gpu, Idling(), "wwl" * 50)
+    assert not idling(gpu, Idling(), "l" * 150)
+
+
+def test_where_the_bus_has_nothing_to_do_the_cpu_is_behind(gpu: Gpu) -> None:
+    """The device is not idle then: it computes what the CPU has launched last. But it will be, for weights."""
+    assert idling(gpu, Idling(), "t" * 150)
+    assert gpu.events == 0, "nobody need ask the device"
 
 
 def test_what_the_device_waits_for_may_be_a_file_that_the_host_reads(gpu: Gpu) -> None:

@@ -64,7 +64,7 @@ def pool() -> RecordingPool:
 def recorded(pool: RecordingPool, *recordings: Recording) -> RecordedGraph:
     graph = RecordedGraph(Graph(), pool, lambda: None)
     for number, recording in enumerate(recordings):
-        graph.by_sizes[((4 + number,),)] = recording  # type: ignore[assignment]
+        graph.by_name[((4 + number,),), ()] = recording  # type: ignore[assignment]
     return graph
 
 

@@ -14,7 +14,7 @@ from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import Outputs
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.cuda_graphs import RecordedGraph
-from onediff_comfy.runtime.launch_bound import RecordWhen
+from onediff_comfy.runtime.launch_bound import MovingWeights, RecordWhen, When
 from onediff_comfy.runtime.recording_pool import RecordingPool
 from onediff_comfy.serving.decision import Invocation, Output
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -40,7 +40,7 @@ def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() ->
     image, x = Block(buffer), torch.ones(1)
 
     def answer() -> Output | object:
-        return dispatcher.attempt(Invocation(image, image.forward, (x,), {}, weights_move=True))
+        return dispatcher.attempt(Invocation(image, image.forward, (x,), {}, moving=MovingWeights()))
 
     for _ in range(3):
         first = answer()
@@ -54,25 +54,25 @@ def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() ->
 class Told(RecordedGraph):
     """Records nothing, and keeps which calls were to be recorded."""
 
-    when: RecordWhen | None = None
+    when: When | None = None
 
     def run(
         self,
         weights: Sequence[torch.Tensor],
         _addresses: list[int],
         tensors: Sequence[torch.Tensor],
-        when: RecordWhen = RecordWhen.ALWAYS,
+        when: When = RecordWhen.ALWAYS,
         _confirmed: Callable[[], bool] | None = None,
     ) -> Outputs | None:
         self.when = when
         return self.inner(weights, tensors)
 
 
-@pytest.mark.parametrize(("late", "when"), [(False, RecordWhen.WEIGHTS_MOVE), (True, RecordWhen.WEIGHTS_COME_LATE)])
-def test_what_records_is_told_whether_weights_come_late(late: bool, when: RecordWhen) -> None:
+@pytest.mark.parametrize("moving", [MovingWeights(range(9), late=True), None])
+def test_what_records_is_told_whether_weights_move(moving: MovingWeights | None) -> None:
     library = GraphLibrary(GraphCache(1 << 30), Metrics())
     dispatcher, image = Dispatcher("eager", library, HOST), Block(torch.ones(4))
-    invocation = Invocation(image, image.forward, (torch.ones(1),), {}, weights_move=True, weights_late=late)
+    invocation = Invocation(image, image.forward, (torch.ones(1),), {}, moving=moving)
     dispatcher.attempt(invocation)
     (key,) = dispatcher.graph_keys()
     graph = library.cache.get(key)
@@ -81,4 +81,4 @@ def test_what_records_is_told_whether_weights_come_late(late: bool, when: Record
     told.compilation = graph.compilation
     library.cache.put(key, told)
     assert isinstance(dispatcher.attempt(invocation), Output)
-    assert told.when is when
+    assert told.when is (moving or RecordWhen.ALWAYS)

@@ -129,7 +129,7 @@ class BlockServer:
             image = in_place.image
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(
-                Invocation(image, on_image, (), call.arguments, image.forward, True, in_place.late)
+                Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
             )
             if not isinstance(outcome, Output):
                 return image.forward(*args, **kwargs)

@@ -45,7 +45,7 @@ def device_reserve() -> int | None:
 def host_memory() -> HostMemory:
     """Return what recordings have to know of the host's memory management."""
     can_hold = all(use.problem() is None for use in HOLDS_WEIGHTS)
-    return HostMemory(device_reserve, weights_held if can_hold else None)
+    return HostMemory(device_reserve, weights_held if can_hold else None, evictable_bytes)
 
 
 def loaded_vbars(device: int | None) -> list[Any]:
@@ -53,6 +53,11 @@ def loaded_vbars(device: int | None) -> list[Any]:
     models = [getattr(getattr(loaded, "model", None), "model", None) for loaded in memory.current_loaded_models]
     every = [vbar for model in models for vbar in getattr(model, "dynamic_vbars", {}).values()]
     return [vbar for vbar in every if vbar.device == device]
+
+
+def evictable_bytes(device: torch.device) -> int:
+    """Return the bytes of weights on a device that Dynamic VRAM takes off it for what is allocated."""
+    return sum(int(vbar.loaded_size()) for vbar in loaded_vbars(device.index))
 
 
 @contextlib.contextmanager

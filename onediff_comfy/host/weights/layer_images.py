@@ -52,15 +52,16 @@ class LayerImages:
 
     def __init__(self, module: torch.nn.Module) -> None:
         layers = tuple(module.modules())
-        self._held: list[dict[str, Any]] = [{name: type(holder)() for name, holder in _HOLDERS.items()} for _ in layers]
+        held: list[dict[str, Any]] = [{name: type(holder)() for name, holder in _HOLDERS.items()} for _ in layers]
         images: dict[torch.nn.Module, ModuleImage] = {}
-        for layer, held in reversed(list(zip(layers, self._held, strict=True))):  # children first
+        for layer, own in reversed(list(zip(layers, held, strict=True))):  # children first
             children = {name: None if child is None else images[child].image for name, child in layer._modules.items()}
-            images[layer] = ModuleImage(layer, NOTES, {**held, "_modules": children})
+            images[layer] = ModuleImage(layer, NOTES, {**own, "_modules": children})
         self._images = [images[layer] for layer in layers]
         self.root = self._images[0].image
         self.look: Look | None = None
-        self.parameters: list[dict[str, Any]] = [held["_parameters"] for held in self._held]
+        self._holders: list[Any] = list(chain.from_iterable(map(dict.values, held)))
+        self.parameters: list[dict[str, Any]] = [own["_parameters"] for own in held]
 
     def show(self, layers: Sequence[torch.nn.Module]) -> Look:
         """Show these layers, of a module of the same kind, as they are now, with the weights that they hold.
@@ -77,14 +78,11 @@ class LayerImages:
 
     def show_weights(self, layers: Sequence[torch.nn.Module]) -> None:
         """Show the weights, buffers and hooks that these layers hold now. All else stays as it was shown."""
-        for layer, held in zip(layers, self._held, strict=True):
-            theirs = _held_by(vars(layer))
-            if not any(theirs) and not any(held.values()):
-                continue
-            for holder, other in zip(held.values(), theirs, strict=True):
-                if holder or other:
-                    holder.clear()
-                    holder.update(other)
+        theirs = chain.from_iterable(map(_held_by, map(vars, layers)))
+        for holder, other in zip(self._holders, theirs, strict=True):
+            if holder or other:  # most are empty
+                holder.clear()
+                holder.update(other)
 
     def put_back(self, layers: Sequence[torch.nn.Module]) -> None:
         """Set and delete on these layers what was set and deleted on their images since they were shown."""

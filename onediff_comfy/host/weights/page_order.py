@@ -52,6 +52,13 @@ def can_place() -> bool:
     return all(use.problem() is None for use in PLACES_WEIGHTS)
 
 
+def places_of(layers: Sequence[Any]) -> range:
+    """Return addresses in Dynamic VRAM's range for a model, among them all places of these layers; none if unknown."""
+    if not can_place():
+        return range(0)
+    return range(min(map(_start, layers)), max(_start(layer) + _size(layer) for layer in layers))
+
+
 def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> bool:
     """Give the layers of a model in Dynamic VRAM places by which about as many bytes are brought for each block.
 

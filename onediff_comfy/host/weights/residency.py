@@ -21,12 +21,14 @@ import torch
 
 from ...capture.parameters import signature_of
 from ...capture.target.tensor_parts import format_of
+from ...runtime.launch_bound import MovingWeights
 from ..adapters.module_image import is_plain
 from ..compatibility import BRINGS_WEIGHTS
 from .layer_images import (
     KEYS,
     NOTES,
     LayerImages,
+    Look,
     SeenLayers,
     are_changed,
     convert,
@@ -35,6 +37,7 @@ from .layer_images import (
     put,
     stored_dtype,
 )
+from .page_order import places_of
 from .quantised import weight_formats
 
 _PREFETCH = "comfy.model_prefetch"
@@ -76,18 +79,39 @@ class InPlace:
         image: of the module.
         settled: in its next call the host computes with the same weights. Not so where it has just added a LoRA to 8
             bits: it computes with the sum, and keeps that rounded to 8 bits for later calls.
-        late: when its weights were begun to be copied, those of the module before still were.
+        moving: where its weights are.
     """
 
     image: torch.nn.Module
     settled: bool = True
-    late: bool = False
+    moving: MovingWeights = MovingWeights()  # noqa: RUF009 - a value that nothing changes
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Weights of a layer that the host keeps on the device, and their parameters, which an image shows.
+
+    Attributes:
+        noted: its weight and bias, the very objects that the host notes on the layer.
+        shown: the same by name, as parameters.
+    """
+
+    noted: tuple[Any, Any]
+    shown: dict[str, Any]
 
 
 class _Seen(SeenLayers):
-    """As ``SeenLayers``, with the number of the run in which their weights' formats were compared last."""
+    """As ``SeenLayers``, with what else is known of a module that was shown.
 
-    run: int | None = None
+    Attributes:
+        run: the number of the run in which its weights' formats were compared last.
+        kept: by layer, where the host gave the very weights that it keeps.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
+        super().__init__(layers, shown)
+        self.run: int | None = None
+        self.kept: dict[torch.nn.Module, _Kept] = {}
 
 
 class StreamedModules:
@@ -145,23 +169,24 @@ class StreamedModules:
         else:
             layers = tuple(module.modules())
             seen = self._seen[module] = _Seen(layers, self._images.show(layers))
-        late = self._copied is not None and not self._copied.query()
-        with self._brought(seen.layers, device) as settled:
+        with self._brought(seen, device) as in_place:
             try:
-                yield InPlace(self._images.root, settled, late)
+                yield in_place
             finally:
                 for parameters in self._images.parameters:
                     parameters.clear()
                 self._images.put_back(seen.layers)
 
     @contextlib.contextmanager
-    def _brought(self, layers: Sequence[Any], device: torch.device) -> Iterator[bool]:
-        """Have the host bring what is not there, and take it back in the end. Yield whether it is settled."""
+    def _brought(self, seen: _Seen, device: torch.device) -> Iterator[InPlace]:
+        """Have the host bring what is not there, and take it back in the end."""
+        layers: Sequence[Any] = seen.layers
         dynamic = [layer for layer in layers if "_v" in vars(layer)]
         if not dynamic:
             self._cast(layers, device)
-            yield True
+            yield InPlace(self._images.root)
             return
+        waited = self._copied is not None and not self._copied.query()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
         missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
         stream = comfy.ops.cast_modules_with_vbar(
@@ -171,17 +196,37 @@ class StreamedModules:
             memory.sync_stream(device, stream)
             self._copied = self._copied if stream is None else stream.record_event()
             settled = not any(map(_is_rounded_next, dynamic))
+            moving = MovingWeights(places_of(dynamic), None if stream is None else waited)
             for layer, parameters in zip(layers, self._images.parameters, strict=True):
                 if "_v" in vars(layer):
-                    put(parameters, self._resolved(layer, device))
-                else:
+                    self._put_brought(parameters, layer, seen.kept, device)
+                elif parameters:
                     convert(parameters, layer, device)
-            yield settled
+            yield InPlace(self._images.root, settled, moving)
         finally:
             if stream is not None:
                 stream.wait_stream(memory.current_stream(device))
             if missing:
                 take_back(layers[0], missing)
+
+    def _put_brought(
+        self, parameters: dict[str, Any], layer: Any, kept: dict[torch.nn.Module, _Kept], device: torch.device
+    ) -> None:
+        """Put a layer's weights in Dynamic VRAM, which the host has brought, in the place of ``parameters``.
+
+        Weights that the host says are still there, and that are the objects that it gave for a call before, are shown
+        by the parameters of that call.
+        """
+        state, before = vars(layer), kept.get(layer)
+        is_file = not is_patched(layer) and not has_functions(layer)
+        if before is not None and is_file and state["_prefetch"]["resident"] and _is_noted(state, before.noted):
+            parameters.update(before.shown)
+            return
+        found = self._resolved(layer, device)
+        put(parameters, found)
+        kept.pop(layer, None)
+        if is_file and _is_noted(state, found):
+            kept[layer] = _Kept(found, {key: parameters[key] for key in KEYS if key in parameters})
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
@@ -202,6 +247,11 @@ class StreamedModules:
             weight, bias = _dtypes_shown(layer, self._dtype)
             found = comfy.ops.cast_bias_weight(layer, None, weight, device, bias)
             put(parameters, found)
+
+
+def _is_noted(state: dict[str, Any], weights: tuple[Any, Any]) -> bool:
+    """Return True if the host notes these very objects on a layer: its weight and bias while they are on the device."""
+    return state.get("_v_weight", state) is weights[0] and state.get("_v_bias", state) is weights[1]
 
 
 def _computes_with_more_bits(layer: Any) -> bool:
