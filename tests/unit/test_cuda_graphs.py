@@ -969,13 +969,13 @@ def test_weights_that_move_are_replayed_with_those_of_each_call() -> None:
     small, large = Recorded(many_small), Recorded(lambda w, x: x @ w @ w @ w @ w)
     for run, side in ((small, 64), (large, 8192)):
         weights = [on_gpu(side, side) / side**0.5 for _ in range(3)]
-        for index in range(90):
+        for index in range(110):
             weight, x = weights[index % 3], on_gpu(side, side)
             output = run(weight, x, when=MovingWeights())
-            if index > 84:  # comparing waits for the device, which then waits for the next call, however large it is
+            if index > 104:  # comparing waits for the device, which then waits for the next call, however large it is
                 torch.testing.assert_close(output, run.inner.function(weight, x))
     assert (small.made, large.made) == (1, 0), "for the large one the device has enough to do"
-    assert small.inner.calls < 70
+    assert small.inner.calls < 100
 
 
 class TwoWeights(Function):
@@ -995,7 +995,7 @@ def test_weights_at_their_own_places_are_read_there_by_a_recording_of_each_block
     graph = RecordedGraph(inner, RecordingPool(lambda: MANY), lambda: made.append(1))
     places = on_gpu(blocks * side, side) / side**0.5
     kept = range(places.data_ptr(), places.data_ptr() + places.nbytes)
-    for index in range(80 * blocks):
+    for index in range(110 * blocks):
         place = places[index % blocks * side :][:side]
         if index % 50 == 0:
             place.copy_(on_gpu(side, side) / side**0.5)
@@ -1006,7 +1006,7 @@ def test_weights_at_their_own_places_are_read_there_by_a_recording_of_each_block
         torch.testing.assert_close(output, many_small(weights[1], many_small(weights[0], x)))
     assert graph.recordings == len(made) in (blocks, blocks + 1)
     assert len({addresses for _, addresses in graph.by_name if any(addresses)}) == blocks
-    assert inner.calls < 70 * blocks
+    assert inner.calls < 100 * blocks
 
 
 @pytest.mark.gpu
