@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 # Less free memory than this share of a device's, after an image, and recordings go: decoding comes next.
 _SPARE_SHARE = 0.15
 # Recordings stay where the host can take back so many times their bytes for whatever comes next.
-_EVICTABLE_TIMES = 4
+_EVICTABLE_TIMES = 8
 # Bytes that a recording may need beside what its call was seen to take: workspaces of cuBLAS, and what lies between.
 _MORE = 96 << 20
 

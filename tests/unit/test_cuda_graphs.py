@@ -705,7 +705,7 @@ def test_where_weights_are_for_one_call_alone_is_not_recorded(card: Card, monkey
     assert blocks.run.made == 3
 
 
-@pytest.mark.parametrize(("evictable", "stay"), [(4, True), (3, False), (0, False)])
+@pytest.mark.parametrize(("evictable", "stay"), [(8, True), (7, False), (0, False)])
 def test_recordings_stay_where_weights_make_way_for_what_comes_next(
     card: Card, monkeypatch: pytest.MonkeyPatch, evictable: int, stay: bool
 ) -> None:
