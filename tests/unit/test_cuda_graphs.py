@@ -813,6 +813,21 @@ def test_where_memory_does_not_suffice_for_copies_of_weights_no_others_are_left(
     assert len([text for text in warnings(caplog) if "cache_budget_mb" in text]) == 1
 
 
+def test_what_another_thread_calls_with_weights_that_move_is_not_left(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time that this thread would record it the host may have put something else to where they are."""
+    block = Moving(card, monkeypatch)
+    turns = block.run.pool.turns
+    turns.record_on_this_thread()
+    elsewhere(lambda: block.calls(5))
+    launched = block.inner.calls
+    assert turns.record_what_was_left()
+    assert (block.run.made, block.inner.calls) == (0, launched)
+    block.calls(1)
+    assert block.run.made == 1
+
+
 def test_weights_that_cannot_be_held_do_not_make_way(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host would take them off in the middle of the recording. So much has to be free besides that it need not."""
     block, card.free = Moving(card, monkeypatch, can_hold=False), 499 * MB

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onediff_comfy.runtime import launch_bound
-from onediff_comfy.runtime.launch_bound import Idling, Launching
+from onediff_comfy.runtime.launch_bound import Idling, Launching, Worth
 
 
 class Gpu:
@@ -158,6 +158,14 @@ def test_what_an_image_has_shown_spares_the_next_a_part_of_showing_it_anew(gpu: 
     assert not notes.waits("512")
     assert not idling(gpu, notes, shown[:-1])
     assert idling(gpu, notes, shown[-1:]) is waits
+
+
+def test_of_many_names_the_last_were_met() -> None:
+    """A host that never puts weights to where they were has as many as it makes calls."""
+    worth = Worth()
+    assert [worth.is_met(name) for name in (1, 2, 1, 2)] == [False, False, True, True]
+    assert not any(map(worth.is_met, range(10, 1000)))
+    assert worth.is_met(999) and not worth.is_met(1)
 
 
 def test_what_holds_a_cpu_up_for_a_step_is_no_reason(gpu: Gpu) -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onediff_comfy.host.weights.page_order import spread_over_blocks
+from onediff_comfy.host.weights.page_order import places_of, spread_over_blocks
 
 ALIGNED = 512
 SIZES = st.lists(st.lists(st.integers(1, 10_000), min_size=1, max_size=5), min_size=2, max_size=12)
@@ -143,6 +143,27 @@ def test_what_is_there_goes_and_is_brought_anew() -> None:
     assert model.spread()
     assert model.range.asked == ["free", "prioritize"]
     assert {layer._v_signature for layer in model.layers()} == {None}
+
+
+@given(SIZES)
+def test_a_block_is_told_where_its_own_places_are_at_least(sizes: list[list[int]]) -> None:
+    model = Model(sizes)
+    for block in model.blocks:
+        layers: list[Any] = list(block.children())
+        places = places_of(layers)
+        assert all(start in places and start + size - 1 in places for _, start, size in (each._v for each in layers))
+        assert places[0] in [each._v[1] for each in layers], "and no address before them"
+        assert places[-1] + 1 in [each._v[1] + each._v[2] for each in layers]
+
+
+@pytest.mark.parametrize("note", [object(), (None, 4096), (None, 4096, 8, 0), (None, "4096", 8)])
+def test_a_host_may_note_places_in_another_way(note: Any) -> None:
+    model = Model([[8], [8]])
+    layers = model.layers()
+    assert len(places_of(layers)) > 0
+    layers[1]._v = note
+    assert places_of(layers) == range(0)
+    assert not spread_over_blocks(model, model.blocks)
 
 
 def test_places_are_given_once() -> None:

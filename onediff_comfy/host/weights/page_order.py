@@ -53,8 +53,11 @@ def can_place() -> bool:
 
 
 def places_of(layers: Sequence[Any]) -> range:
-    """Return addresses in Dynamic VRAM's range for a model, among them all places of these layers; none if unknown."""
-    if not can_place():
+    """Return addresses in Dynamic VRAM's range for a model, among them all places of these layers.
+
+    None where a host notes places in another way.
+    """
+    if not all(map(_is_place, (layer._v for layer in layers))):
         return range(0)
     return range(min(map(_start, layers)), max(_start(layer) + _size(layer) for layer in layers))
 
@@ -97,7 +100,7 @@ def _may_move(model: Any, layers: Sequence[Any]) -> bool:
 
     Hosts that record blocks as CUDA graphs keep a block's layers side by side, and note where.
     """
-    if not all(type(layer._v) is tuple and len(layer._v) == len(_Place._fields) for layer in layers):
+    if not all(type(layer._v) is tuple and _is_place(layer._v) for layer in layers):
         return False  # ours, or a newer host's
     ranges = {id(layer._v[0]) for layer in layers}
     if len(ranges) != 1 or any("_v_block" in vars(each) for each in model.modules()):
@@ -154,6 +157,11 @@ def _parts(blocks: Iterable[torch.nn.Module]) -> list[list[Any]]:
 
 def _in_range(block: torch.nn.Module) -> list[Any]:
     return [layer for layer in block.modules() if "_v" in vars(layer)]
+
+
+def _is_place(note: Any) -> bool:
+    """Return True for what a layer's ``_v`` is on the hosts that are known: a range, an address, and bytes."""
+    return isinstance(note, tuple) and list(map(type, note[1:])) == [int, int]
 
 
 def _aligned(size: int) -> int:
