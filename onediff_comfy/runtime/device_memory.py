@@ -33,7 +33,7 @@ class HostMemory:
         reserve: returns the bytes of a device that the host keeps free. None if it listens to no allocation.
         held: given a device, a context in which the host takes no weights back there; None if it always may.
         evictable: given a device, returns the bytes of weights there that the host takes back for what is allocated.
-        copies_weights: whether weights that move are copied for recordings.
+        copies_weights: whether calls whose weights move are recorded, for which some of these are copied.
     """
 
     reserve: Callable[[], int | None] = lambda: None

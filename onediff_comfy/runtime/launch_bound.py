@@ -65,7 +65,7 @@ class MovingWeights:
 
 
 When = RecordWhen | MovingWeights
-"""Where weights move, those calls are recorded that neither the device nor the bus is ready for; see ``Idling``."""
+"""Where weights move, those calls are recorded that the device and the bus wait for; see ``Idling``."""
 
 
 @dataclass
