@@ -95,7 +95,7 @@ RELIED_ON: Mapping[str, tuple[Use, ...]] = {
         # By these weights are brought to the device that do not stay there.
         Use("comfy.ops", "cast_bias_weight", ("s", "input", "dtype", "device", "bias_dtype")),
         Use(_PATCHER, "ModelPatcher.load", mentions=("model_lowvram", "prev_comfy_cast_weights", "device")),
-        Use(_MEMORY, "get_free_memory", ("dev",)),
+        Use(_MEMORY, "get_free_memory", ("dev", "torch_free_too")),
         Use(_MEMORY, "minimum_inference_memory", ()),
         Use("comfy.model_base", "BaseModel.get_dtype_inference", ("self",)),
     ),
@@ -171,6 +171,8 @@ BRINGS_WEIGHTS = (
     Use("comfy.model_prefetch", "cleanup_prefetched_modules"),
 )
 """By these a block's weights in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
+HOLDS_WEIGHTS = (Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", ("self", "size_bytes")),)
+"""By these no weights are taken off a device in the middle of a recording. Without them more memory has to be free."""
 PINS_WEIGHTS = (
     Use(_MEMORY, "current_loaded_models"),
     Use(
@@ -182,12 +184,9 @@ PINS_WEIGHTS = (
     Use("comfy_aimdo.model_vbar", "vbar_fault", ("alloc",)),
     Use("comfy_aimdo.model_vbar", "vbar_unpin", ("alloc",)),
     Use("comfy_aimdo.model_vbar", "vbar_signature_compare", ("a", "b")),
-    Use("comfy_aimdo.model_vbar", "ModelVBAR.prioritize", ("self",)),
+    *HOLDS_WEIGHTS,
 )
 """By these all weights of a model in Dynamic VRAM are brought and stay, while it runs. As above without them."""
-
-HOLDS_WEIGHTS = (Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", ("self", "size_bytes")),)
-"""By these no weights are taken off a device in the middle of a recording. Without them more memory has to be free."""
 
 PLACES_WEIGHTS = (
     *_there(_EXTENSION, "CallbacksMP.ON_LOAD"),

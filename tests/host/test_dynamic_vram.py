@@ -16,8 +16,6 @@ ROUNDING_OF_A_LORA = 1e-3
 # Calls of two steps: of two blocks, or of the whole model and then of two blocks.
 BLOCK_BY_BLOCK = {
     "half of the pages": 4,
-    "short of memory": 3,
-    "as little again": 4,
     "all there, and no room to compute": 4,
     "room of no other model": 3,
     "room of one after": 3,
@@ -91,7 +89,8 @@ def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case["off"] <= 1e-4
 
 
-def test_weights_that_were_taken_back_for_want_of_memory_come_back_in_the_same_image(found: dict[str, Any]) -> None:
+def test_no_weights_are_taken_back_for_want_of_memory_while_all_are_in_use(found: dict[str, Any]) -> None:
+    """All of them would be, and would come back from RAM: twice in one image, on an H200 with 16 GiB left."""
     there = {case["name"]: case["there"] for case in found["cases"]}
     assert (there["first"], there["short of memory"]) == (1, 1)
     assert there["half of the pages"] < 1, "what was looked at says nothing"
@@ -118,4 +117,4 @@ def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]
     assert {case["pinned"] for case in found["cases"]} == {0}
     held = found["left"].pop("held")
     assert found["left"] == {"pinned": 0, "notes": [], "reserve": [None, 1 << 30, 9 << 29, 1 << 30]}
-    assert held == [False, True, True, True], "while a recording is made, its host takes no weights off its device"
+    assert held == [False, True, True, False, True], "its host takes no weights off a device while they are held there"

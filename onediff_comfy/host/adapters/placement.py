@@ -111,7 +111,7 @@ class ModelServer:
                 if image is None:
                     return None
                 answer = self._answer(module, image, forward, args, kwargs)
-            self._room.seen(sizes, model.device, self._pinned.short_of)
+            self._room.seen(sizes, model.device)
             return (answer,)
         except NotCovered as refusal:
             self._dispatcher.passed_by(module, refusal.reason)
@@ -152,7 +152,6 @@ class _Room:
 
     def __init__(self) -> None:
         self._kept: dict[Sizes, list[int]] = {}  # by PyTorch after each of a few calls: at least what it has taken
-        self._too_few: dict[Sizes, float] = {}  # bytes that did not suffice
 
     def needed(self, sizes: Sizes, estimate: float) -> float:
         """Return the bytes that are to be free.
@@ -161,18 +160,10 @@ class _Room:
             estimate: the host's, for one call: twice what was seen to be taken.
         """
         kept = self._kept.get(sizes)
-        needed = estimate if kept is None else min(estimate, _SPARE * min(kept) + kept_by_host())
-        return max(needed, self._too_few.get(sizes, 0) + 1)
+        return estimate if kept is None else min(estimate, _SPARE * min(kept) + kept_by_host())
 
-    def seen(self, sizes: Sizes, device: torch.device, short_of: float | None) -> None:
-        """Note a call that was served whole.
-
-        Args:
-            short_of: bytes that were free at its beginning, if they were too few.
-        """
-        if short_of is not None:
-            self._too_few[sizes] = max(short_of, self._too_few.get(sizes, 0))
-            log.info("OneDiff: memory ran short with all weights in use; block by block until there is more")
+    def seen(self, sizes: Sizes, device: torch.device) -> None:
+        """Note a call that was served whole."""
         kept = self._kept.setdefault(sizes, []) if device.type == "cuda" else None
         if kept is not None and len(kept) < _LOOKED_AT:
             kept.append(kept_free(device))

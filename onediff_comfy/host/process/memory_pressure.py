@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import comfy.model_management as memory
 import torch
 from comfy.cli_args import args
 
+from ...once import once
 from ...runtime.device_memory import HostMemory
 from ..compatibility import HOLDS_WEIGHTS
 
@@ -45,7 +48,7 @@ def device_reserve() -> int | None:
 def host_memory() -> HostMemory:
     """Return what recordings have to know of the host's memory management."""
     can_hold = all(use.problem() is None for use in HOLDS_WEIGHTS)
-    return HostMemory(device_reserve, weights_held if can_hold else None, evictable_bytes)
+    return HostMemory(device_reserve, held_weights().on if can_hold else None, evictable_bytes)
 
 
 def loaded_vbars(device: int | None) -> list[Any]:
@@ -60,26 +63,48 @@ def evictable_bytes(device: torch.device) -> int:
     return sum(int(vbar.loaded_size()) for vbar in loaded_vbars(device.index))
 
 
-@contextlib.contextmanager
-def weights_held(device: torch.device) -> Iterator[None]:
-    """Have Dynamic VRAM take no weights off ``device`` inside, whatever is allocated there.
+class HeldWeights:
+    """Says which models' weights Dynamic VRAM takes off no device for now.
 
     comfy-aimdo has a limit for each model, beneath which it takes nothing. The host sets all of them to 0 after each
-    node, and so does this: of one that an extension may have set no more can be asked. A model that is not among the
-    host's loaded ones has nothing left to be taken.
-
-    What it took before, for room, it does not bring again before the models are loaded anew, which is before the next
-    image. Nor is it told to: a recording's memory is none that it counts, and it looks at the device every two seconds
-    only. Until then it would bring weights to where the recording's memory is, and the next replay would have none.
+    node, and so does this: of one that an extension may have set no more can be asked.
     """
-    vbars = loaded_vbars(device.index)
-    for vbar in vbars:
-        vbar.set_watermark_limit(_ALL)
-    try:
-        yield
-    finally:
+
+    def __init__(self) -> None:
+        self._holds: Counter[Any] = Counter()  # of an address range: a model is held while a call of it is recorded
+
+    @contextlib.contextmanager
+    def of(self, vbars: Sequence[Any]) -> Iterator[None]:
+        """Have the weights in these address ranges stay inside, whatever is allocated. Contexts may be nested."""
         for vbar in vbars:
-            vbar.set_watermark_limit(0)
+            self._holds[vbar] += 1
+            vbar.set_watermark_limit(_ALL)
+        try:
+            yield
+        finally:
+            for vbar in vbars:
+                self._holds[vbar] -= 1
+                if not self._holds[vbar]:
+                    del self._holds[vbar]
+                    vbar.set_watermark_limit(0)
+
+    def on(self, device: torch.device) -> AbstractContextManager[None]:
+        """Have all weights on ``device`` stay there inside.
+
+        A model that is not among the host's loaded ones has nothing left to be taken.
+
+        What the host took before, for room, it does not bring again before the models are loaded anew, which is before
+        the next image. Nor is it told to: a recording's memory is none that it counts, and it looks at the device every
+        two seconds only. Until then it would bring weights to where the recording's memory is, and the next replay
+        would have none.
+        """
+        return self.of(loaded_vbars(device.index))
+
+
+@once
+def held_weights() -> HeldWeights:
+    """Return what of this process's weights is held."""
+    return HeldWeights()
 
 
 def _asked_for() -> tuple[int, int]:

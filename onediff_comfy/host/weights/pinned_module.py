@@ -22,7 +22,7 @@ from ...capture.call import NotCovered
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
 from ..process.host_compiler import unplanned
-from ..process.memory_pressure import loaded_vbars
+from ..process.memory_pressure import held_weights, kept_by_host, loaded_vbars
 from .layer_images import (
     KEYS,
     NOTES,
@@ -54,13 +54,10 @@ class PinnedModule:
 
     Attributes:
         is_changed: whether the host has added a LoRA to the weights that the image shows.
-        short_of: bytes beside the weights that were free at the beginning of the last call, if they were too few; else
-            None.
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
         self.is_changed = False
-        self.short_of: float | None = None
         self._dtype = compute_dtype
         self._layers = tuple(module.modules())
         self._images = LayerImages(module)
@@ -81,34 +78,30 @@ class PinnedModule:
         Yield None if they do not all fit, or if layers make other weights of them in each call.
 
         Args:
-            room: bytes that are to be left beside the weights, or can be taken from other models. Pages that are pinned
-                cannot make way: where an allocation lacks memory meanwhile, the host's library takes all of them back
-                once they are let go, and keeps them away until the model is loaded again.
+            room: bytes that are to be left beside the weights, or can be taken from other models.
 
         Raises:
             NotCovered: the host has to run this call by itself; see ``_bring``.
         """
         pages = None if self._change_weights() else _Pages.of(self._layers)
-        self.short_of = None
         # To try is to have the host take pages away that are there. So memory is asked for before.
-        beside = 0.0 if pages is None else memory.get_free_memory(device) + pages.evictable() - pages.missing()
-        fits = pages is not None and beside >= room
+        fits = pages is not None and pages.room_beside(device) >= room
         current = fits and self._is_current()
         signature = pages.pin() if pages is not None and fits else None
         if pages is None or signature is None:
             yield None
             return
         try:
-            if not current or signature != self._signature:
-                self._show_as_they_are(signature, device)
-            self._small.refresh()
-            yield self._images.root
+            # Pages that are pinned cannot make way. Where comfy-aimdo finds too little memory meanwhile, by a look at
+            # the device that may be two seconds old, it would take all of them back once they are let go.
+            with held_weights().of([pages.vbar]):
+                if not current or signature != self._signature:
+                    self._show_as_they_are(signature, device)
+                self._small.refresh()
+                yield self._images.root
         finally:
             self._images.put_back(self._layers)
             pages.unpin()
-            if pages.missing():
-                self.short_of = beside
-                pages.vbar.prioritize()  # as its loading does: they may come back
 
     def _show_as_they_are(self, signature: bytes, device: torch.device) -> None:
         """Show the layers as they are now, with all weights in the pages of ``signature``."""
@@ -191,11 +184,18 @@ class _Pages(NamedTuple):
         start = min(start for _, start, _ in ranges)
         return cls(ranges[0][0], start, max(first + size for _, first, size in ranges) - start)
 
-    def missing(self) -> int:
+    def room_beside(self, device: torch.device) -> float:
+        """Return how many bytes there would be beside all pages, on their device or taken from other models there."""
+        free, kept = memory.get_free_memory(device, torch_free_too=True)
+        if kept and free - kept < kept_by_host():
+            memory.soft_empty_cache()  # to comfy-aimdo what PyTorch keeps is not free, and it would take pages back
+        return float(free) + self._evictable() - self._missing()
+
+    def _missing(self) -> int:
         """Return how many bytes at least are not on the device. Of a page that is shared, others' bytes count, too."""
         return max(0, self.size - int(self.vbar.loaded_size()))
 
-    def evictable(self) -> int:
+    def _evictable(self) -> int:
         """Return how many bytes of other models the host takes off the device before any of this one's.
 
         Those in Dynamic VRAM that were loaded before it.
