@@ -126,15 +126,22 @@ class Background:
         self._first_image: float | None = None  # when it began
         self._first_image_over = False
 
-    def left_alone(self, seconds: float) -> bool:
+    def left_alone(self, seconds: float, reading: bool = False) -> bool:
         """Return True while nothing is to be begun: for the first ``seconds`` of this process's first image.
 
         The time runs from the first question, whoever asks. So it ends once, however many nodes come and go.
+
+        Args:
+            reading: weights are being read from a file. The time does not begin with such a question.
         """
         with self._lock:
+            if self._first_image_over:
+                return False
             if self._first_image is None:
+                if reading:
+                    return True
                 self._first_image = time.monotonic()
-            return not self._first_image_over and time.monotonic() - self._first_image < seconds
+            return time.monotonic() - self._first_image < seconds
 
     def end_first_image(self) -> None:
         """Leave nothing alone from now on."""

@@ -35,6 +35,7 @@ class Invocation:
         kwargs: likewise.
         method: of the module's, where ``forward`` is a function of ours around it.
         moving: where the weights are, if they may be elsewhere in the next call.
+        is_first: the host may have to read the weights from a file for it, which no other call waits for.
     """
 
     module: torch.nn.Module
@@ -43,6 +44,7 @@ class Invocation:
     kwargs: Mapping[str, Any]
     method: Callable[..., Any] | None = None
     moving: MovingWeights | None = None
+    is_first: bool = False
 
     def eager(self) -> Any:
         """Return what the host's own code gives."""

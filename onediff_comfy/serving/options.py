@@ -41,7 +41,7 @@ class Options:
         compile: one of ``COMPILE_CHOICES``. Unless it is ``wait``, another process compiles, and calls run as the host
             would until the graph is there.
         compile_delay_s: in the background, for how many seconds of a process's first image nothing but eager is at
-            work, where no graph of any model is in memory yet.
+            work once the weights are read, where no graph of any model is in memory yet.
         record_only_launch_bound: see ``Executor``.
     """
 

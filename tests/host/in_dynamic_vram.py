@@ -42,6 +42,8 @@ from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noq
 from onediff_comfy.host.process.memory_pressure import device_reserve, evictable_bytes, held_weights  # noqa: E402
 from onediff_comfy.host.process.process import library, metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
+from onediff_comfy.serving.decision import Invocation  # noqa: E402
+from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
 
 
 def loaded(**options: Any) -> Any:
@@ -130,6 +132,7 @@ def main() -> None:
         placed["off before"] = float((by_host - expected[0.0]).abs().max())
         if not ON_GPU and "ONLY_BLOCKS" not in os.environ:
             placed["another layer"] = with_another_layer(expected[0.0], engine)
+            placed["first calls"] = first_calls(engine)
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart, "placed": placed}) + "\n")
 
 
@@ -329,6 +332,23 @@ def reserves() -> list[int | None]:
     del comfy.memory_management.aimdo_enabled
     found.append(device_reserve())
     comfy.memory_management.aimdo_enabled = listens
+    return found
+
+
+def first_calls(engine: str) -> list[list[bool]]:
+    """Which calls are said to be their module's first: of two steps of a whole model; of two blocks, twice."""
+    attempt, found = Dispatcher.attempt, list[list[bool]]()
+
+    def noted(self: Dispatcher, invocation: Invocation) -> Any:
+        found[-1].append(invocation.is_first)
+        return attempt(self, invocation)
+
+    Dispatcher.attempt = noted  # type: ignore[method-assign]
+    for free in (1 << 30, 1024):
+        found.append([])
+        with free_memory(free):
+            sampled(accelerate(loaded(), engine), 1)
+    Dispatcher.attempt = attempt  # type: ignore[method-assign]
     return found
 
 

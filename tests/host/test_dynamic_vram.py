@@ -111,6 +111,10 @@ def test_a_layer_that_was_elsewhere_while_places_were_given_has_its_own_when_it_
     assert found["placed"]["another layer"] == [0, 0, 0, 0]
 
 
+def test_each_modules_first_call_is_known_for_it_may_wait_for_a_file(found: dict[str, Any]) -> None:
+    assert found["placed"]["first calls"] == [[True, False], [True, True, False, False]]
+
+
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:
     ours = [case for case in found["cases"] if not case["name"].startswith(OF_OTHER_MODELS)]
     assert {case["loaded_models"] for case in ours} == {1}

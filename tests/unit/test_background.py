@@ -30,6 +30,7 @@ from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.engines.inductor.code_folder import in_new_code_folder
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
+from onediff_comfy.serving.decision import Invocation, Output
 from onediff_comfy.serving.dispatcher import Dispatcher
 from onediff_comfy.serving.options import Options
 from onediff_comfy.serving.resolution import pending
@@ -284,6 +285,19 @@ def test_a_long_first_image_is_left_alone_at_its_beginning_only(library: GraphLi
         assert len(begun(library)) == before
         torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
         assert len(begun(library)) == after
+        time.sleep(0.3)
+
+
+def test_reading_the_first_weights_from_a_file_is_no_part_of_those_moments(library: GraphLibrary) -> None:
+    """It takes longer than them, and an image that is short once it is read would have its graph made in the middle."""
+    library.background = OfAnyKind()
+    dispatcher = Dispatcher("eager", library, HOST, options=Options(compile="background", compile_delay_s=0.2))
+    module, x = Net(), torch.randn(2, 4)
+    dispatcher.begin_run()
+    for is_first, makes in ((True, 0), (True, 0), (False, 0), (True, 1)):  # the last is another model's
+        outcome = dispatcher.attempt(Invocation(module, module.forward, (x,), {}, is_first=is_first))
+        assert not isinstance(outcome, Output)
+        assert len(begun(library)) == makes
         time.sleep(0.3)
 
 

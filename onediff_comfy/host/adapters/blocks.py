@@ -129,7 +129,9 @@ class BlockServer:
             image = in_place.image
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(
-                Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
+                Invocation(
+                    image, on_image, (), call.arguments, image.forward, in_place.moving, is_first=in_place.is_first
+                )
             )
             if not isinstance(outcome, Output):
                 return image.forward(*args, **kwargs)

@@ -136,7 +136,7 @@ class ModelServer:
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
         is_due = self._check.is_due(module, changed)
         trial = functools.partial(on_image, *_copied(args), **_copied(kwargs)) if is_due else None
-        outcome = self._dispatcher.attempt(Invocation(image, on_image, args, kwargs))
+        outcome = self._dispatcher.attempt(Invocation(image, on_image, args, kwargs, is_first=self._pinned.is_first))
         if not isinstance(outcome, Output):
             return forward(*args, **kwargs)
         if trial is None:

@@ -54,10 +54,11 @@ class PinnedModule:
 
     Attributes:
         is_changed: whether the host has added a LoRA to the weights that the image shows.
+        is_first: whether no call has ended yet for which all weights were on the device.
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
-        self.is_changed = False
+        self.is_changed, self.is_first = False, True
         self._dtype = compute_dtype
         self._layers = tuple(module.modules())
         self._images = LayerImages(module)
@@ -100,6 +101,7 @@ class PinnedModule:
                 self._small.refresh()
                 yield self._images.root
         finally:
+            self.is_first = False
             self._images.put_back(self._layers)
             pages.unpin()
 

@@ -80,11 +80,13 @@ class InPlace:
         settled: in its next call the host computes with the same weights. Not so where it has just added a LoRA to 8
             bits: it computes with the sum, and keeps that rounded to 8 bits for later calls.
         moving: where its weights are.
+        is_first: they were not in place before.
     """
 
     image: torch.nn.Module
     settled: bool = True
     moving: MovingWeights = MovingWeights()  # noqa: RUF009 - a value that nothing changes
+    is_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,14 @@ class _Seen(SeenLayers):
 
     Attributes:
         run: the number of the run in which its weights' formats were compared last.
+        was_in_place: whether its weights were all on the device since.
         kept: by layer, where the host gave the very weights that it keeps.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
         super().__init__(layers, shown)
         self.run: int | None = None
+        self.was_in_place = False
         self.kept: dict[torch.nn.Module, _Kept] = {}
 
 
@@ -173,6 +177,7 @@ class StreamedModules:
             try:
                 yield in_place
             finally:
+                seen.was_in_place = True
                 for parameters in self._images.parameters:
                     parameters.clear()
                 self._images.put_back(seen.layers)
@@ -184,7 +189,7 @@ class StreamedModules:
         dynamic = [layer for layer in layers if "_v" in vars(layer)]
         if not dynamic:
             self._cast(layers, device)
-            yield InPlace(self._images.root)
+            yield InPlace(self._images.root, is_first=not seen.was_in_place)
             return
         waited = self._copied is not None and not self._copied.query()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
@@ -202,7 +207,7 @@ class StreamedModules:
                     self._put_brought(parameters, layer, seen.kept, device)
                 elif parameters:
                     convert(parameters, layer, device)
-            yield InPlace(self._images.root, settled, moving)
+            yield InPlace(self._images.root, settled, moving, not seen.was_in_place)
         finally:
             if stream is not None:
                 stream.wait_stream(memory.current_stream(device))

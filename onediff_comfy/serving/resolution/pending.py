@@ -49,7 +49,8 @@ class Awaited:
 class CompileDelay:
     """Leaves the first moments of a process in background mode to eager: looking takes 0.2 s, and a compiler disturbs.
 
-    The moments are the process's, not the node's, and pass once. What was not begun in them is begun when the run ends.
+    The moments are the process's, not the node's, and pass once: reading the first model's weights from a file is not
+    counted. What was not begun in them is begun when the run ends.
 
     Args:
         library: whose background process would compile.
@@ -65,7 +66,7 @@ class CompileDelay:
         background = self._library.background
         if not self._seconds or background is None or len(self._library.cache):
             return None
-        if not background.left_alone(self._seconds):
+        if not background.left_alone(self._seconds, reading=invocation.is_first):
             self._put_off = None
             return None
         if self._put_off is None:
