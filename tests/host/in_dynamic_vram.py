@@ -156,6 +156,7 @@ def every_case(
     cases.append(case("room again", fast, expected[0.0]))
     if not ON_GPU:
         cases += short_of_memory(fast, expected[0.0])
+        cases.append(out_of_memory(accelerate(base, engine), expected[0.0]))
         cases += room_of_others(accelerate(loaded(), engine), expected[0.0])
     cases.append(nowhere_else(expected[0.0], engine))
     if not ON_GPU:
@@ -285,6 +286,27 @@ def short_of_memory(fast: Any, expected: torch.Tensor) -> list[dict[str, Any]]:
     with free_memory(1024):
         cases.append(case("all there, and no room to compute", fast, expected))
     return cases
+
+
+def out_of_memory(fast: Any, expected: torch.Tensor) -> dict[str, Any]:
+    """A picture where memory runs out whenever all weights are pinned: in a graph, and in the host's own forward."""
+    sampled(fast, 1)
+    call, fault = EagerGraph.__call__, Pages.fault
+    (vbar,) = fast.model.dynamic_vbars.values()
+    pages = sum(vbar.there)
+
+    def failing(function: Any) -> Any:
+        def run(*given: Any) -> Any:
+            if sum(map(bool, vbar.pins)) == pages:
+                raise torch.OutOfMemoryError
+            return function(*given)
+
+        return run
+
+    EagerGraph.__call__, Pages.fault = failing(call), failing(fault)  # type: ignore[method-assign]
+    found = case("out of memory", fast, expected)
+    EagerGraph.__call__, Pages.fault = call, fault  # type: ignore[method-assign]
+    return found | {"limit": vbar.limit}
 
 
 def room_of_others(fast: Any, expected: torch.Tensor) -> list[dict[str, Any]]:

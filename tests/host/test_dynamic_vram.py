@@ -17,6 +17,7 @@ ROUNDING_OF_A_LORA = 1e-3
 BLOCK_BY_BLOCK = {
     "half of the pages": 4,
     "all there, and no room to compute": 4,
+    "out of memory": 4,
     "room of no other model": 3,
     "room of one after": 3,
     "no room to compute": 4,
@@ -94,6 +95,11 @@ def test_no_weights_are_taken_back_for_want_of_memory_while_all_are_in_use(found
     there = {case["name"]: case["there"] for case in found["cases"]}
     assert (there["first"], there["short of memory"]) == (1, 1)
     assert there["half of the pages"] < 1, "what was looked at says nothing"
+
+
+def test_a_model_for_which_memory_runs_out_is_let_go_of_and_served_block_by_block(found: dict[str, Any]) -> None:
+    (case,) = (case for case in found["cases"] if case["name"] == "out of memory")
+    assert (case["there"], case["pinned"], case["limit"]) == (1, 0, 0), "the host could take nothing back of it"
 
 
 def test_a_model_that_ran_without_us_has_its_weights_in_another_order_once_it_is_ours(found: dict[str, Any]) -> None:

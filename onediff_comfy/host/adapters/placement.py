@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
-from ...messages import Message, message
+from ...messages import Message, first_line, message
 from ...runtime.device_memory import kept_free
 from ...serving.decision import Invocation, Output
 from ...serving.dispatcher import Dispatcher
@@ -119,7 +119,12 @@ class ModelServer:
         except memory.InterruptProcessingException:
             raise
         except Exception as error:  # not even eager ran: with all weights pinned, or on an image
-            log.warning("OneDiff: not served whole from Dynamic VRAM (%s: %s)", type(error).__name__, error)
+            log.warning(
+                "OneDiff: a model whose weights all fit could not be run with them on the card (%s: %s). Images of this "
+                "size are served block by block until the node runs anew, which can be slower",
+                type(error).__name__,
+                first_line(error),
+            )
             self._not_whole.add(sizes)
             return None
 
