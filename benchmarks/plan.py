@@ -91,7 +91,7 @@ def _steps(what: str, arguments: str, more: tuple[str, ...], gib: int) -> Job:
 _SDXL_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.5", "easycache:0.2")
 _FLUX_LOSSY = (f"{_OURS}+fp8", f"{_OURS}+steps:0.1", "easycache:0.2")
 _FLUX = "--model flux --steps 28 --rounds 3"
-_SMALL_CARDS = "--steps 20 --rounds 2 --left 12,16,8,24"
+_SMALL_CARDS = "--steps 20 --rounds 3 --left 12,16,8,24"
 _TINY_OURS = "onediff-eager"
 _TINY_LOSSY = (f"{_TINY_OURS}+steps:0.1", "easycache:0.2")
 
