@@ -172,7 +172,10 @@ BRINGS_WEIGHTS = (
 )
 """By these a block's weights in Dynamic VRAM are brought. Hosts without them get resident forms instead."""
 HOLDS_WEIGHTS = (Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", ("self", "size_bytes")),)
-"""By these no weights are taken off a device in the middle of a recording. Without them more memory has to be free."""
+"""By these no weights are taken off a device in the middle of a recording. Without them more memory has to be free.
+
+Nor are any in the middle of a call for which all weights of a model are there.
+"""
 PINS_WEIGHTS = (
     Use(_MEMORY, "current_loaded_models"),
     Use(

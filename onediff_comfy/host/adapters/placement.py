@@ -120,8 +120,8 @@ class ModelServer:
             raise
         except Exception as error:  # not even eager ran: with all weights pinned, or on an image
             log.warning(
-                "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s: %s). Images "
-                "of this size are served block by block until the node runs anew, which can be slower",
+                "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s: %s). Until "
+                "the node runs anew images of this size are made with a part of them there, which can be slower",
                 type(error).__name__,
                 first_line(error),
             )

@@ -107,14 +107,14 @@ class _Seen(SeenLayers):
 
     Attributes:
         run: the number of the run in which its weights' formats were compared last.
-        was_in_place: whether its weights were all on the device since.
+        is_first: whether its weights were never all on the device since.
         kept: by layer, where the host gave the very weights that it keeps.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
         super().__init__(layers, shown)
         self.run: int | None = None
-        self.was_in_place = False
+        self.is_first = True
         self.kept: dict[torch.nn.Module, _Kept] = {}
 
 
@@ -177,7 +177,7 @@ class StreamedModules:
             try:
                 yield in_place
             finally:
-                seen.was_in_place = True
+                seen.is_first = False
                 for parameters in self._images.parameters:
                     parameters.clear()
                 self._images.put_back(seen.layers)
@@ -189,7 +189,7 @@ class StreamedModules:
         dynamic = [layer for layer in layers if "_v" in vars(layer)]
         if not dynamic:
             self._cast(layers, device)
-            yield InPlace(self._images.root, is_first=not seen.was_in_place)
+            yield InPlace(self._images.root, is_first=seen.is_first)
             return
         waited = self._copied is not None and not self._copied.query()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
@@ -207,7 +207,7 @@ class StreamedModules:
                     self._put_brought(parameters, layer, seen.kept, device)
                 elif parameters:
                     convert(parameters, layer, device)
-            yield InPlace(self._images.root, settled, moving, not seen.was_in_place)
+            yield InPlace(self._images.root, settled, moving, seen.is_first)
         finally:
             if stream is not None:
                 stream.wait_stream(memory.current_stream(device))
