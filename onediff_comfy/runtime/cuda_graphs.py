@@ -30,7 +30,7 @@ import torch
 from ..engines.base import CompiledGraph, Outputs
 from .device_memory import kept_free, trim_graph_memory
 from .launch_bound import MovingWeights, RecordWhen, When, Worth
-from .recording import Name, RecordedCall, Recording, Sizes, copy
+from .recording import Copies, Name, RecordedCall, Recording, Sizes
 from .recording_pool import RecordingPool
 from .stream_capture import recorded_on
 
@@ -267,10 +267,11 @@ class RecordedGraph(CompiledGraph):
         pool = self._pool.on_device(device)
         shared, buffers = pool.buffers([*call.tensors, *call.likes])
         own, outputs = cast("list[torch.Tensor]", buffers[: len(call.tensors)]), buffers[len(call.tensors) :]
-        copy(call.tensors, own)
+        inputs = Copies(own)
+        inputs.fill(call.tensors)
         with self._pool.host.holding(device), recorded_on(pool) as graph, self.inner.recordable():
-            copy(call.run(self.inner, own), outputs)
-        return Recording(graph, call.addresses, own, outputs, shared, pool, call.moves)
+            Copies(outputs).fill(call.run(self.inner, own))
+        return Recording(graph, call.addresses, inputs, outputs, shared, pool, call.moves)
 
     def _overflowed(self, sizes: Sizes, alone: bool, together: int) -> None:
         """Note that a recording was too much for the budget: not for ever, where it and others take turns in a step.

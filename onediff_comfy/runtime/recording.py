@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -88,7 +89,7 @@ class Recording:
     Attributes:
         graph: as PyTorch has it.
         addresses: of the weights that it reads where they were; 0 of others.
-        tensors: where it reads what is copied.
+        inputs: where it reads what is copied.
         outputs: where it leaves its own.
         shared: the bytes that these are in, and other recordings' too.
         pool: where its memory is from.
@@ -98,7 +99,7 @@ class Recording:
 
     graph: torch.cuda.CUDAGraph
     addresses: list[int]
-    tensors: list[torch.Tensor]
+    inputs: Copies
     outputs: Outputs
     shared: torch.Tensor
     pool: DevicePool
@@ -108,7 +109,7 @@ class Recording:
     def replay(self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None) -> Outputs | None:
         """Return the outputs for ``tensors``; None if ``confirmed``, asked once these are in place, says no."""
         with self.pool.replaying():
-            copy(tensors, self.tensors)
+            self.inputs.fill(tensors)
             if confirmed is not None and not confirmed():
                 return None
             self.replays += 1
@@ -123,21 +124,35 @@ def nbytes(tensors: Outputs) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def copy(source: Outputs, destination: Outputs) -> None:
-    """Copy tensors, small ones of one dtype at once: seventy functions hold 140, each of which would be a launch.
+class Copies:
+    """Tensors of ours that others are copied to, small ones of one dtype at once.
 
-    A text encoder gives None for a layer that nobody asked for.
+    Seventy functions hold 140 small tensors, each of which would be a launch. Which are copied how is found out once:
+    fifty blocks are given ten tensors each, in every step.
+
+    Args:
+        tensors: of ours. A text encoder gives None for a layer that nobody asked for.
     """
-    alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for given, own in zip(source, destination, strict=True):
-        if given is None or own is None:
-            assert given is own  # what is None is so in each call
-            continue
-        if own.dtype not in _COPIED_AT_ONCE or own.nbytes >= _COPIED_ALONE:
-            own.copy_(given)
-            continue
-        into, of = alike.setdefault(own.dtype, ([], []))
-        into.append(own)
-        of.append(given)
-    for into, of in alike.values():
-        torch._foreach_copy_(into, of)
+
+    def __init__(self, tensors: Outputs) -> None:
+        self.tensors = tensors
+        self._alone: list[tuple[int, torch.Tensor]] = []
+        alike: dict[torch.dtype, list[int]] = {}
+        for index, own in enumerate(tensors):
+            if own is None:
+                continue
+            if own.dtype not in _COPIED_AT_ONCE or own.nbytes >= _COPIED_ALONE:
+                self._alone.append((index, own))
+            else:
+                alike.setdefault(own.dtype, []).append(index)
+        self._alike: list[tuple[list[int], list[Any]]] = [
+            (each, [tensors[index] for index in each]) for each in alike.values()
+        ]
+
+    def fill(self, tensors: Sequence[Any]) -> None:
+        """Copy these, one for each of ours. What is None is so in each call."""
+        assert len(tensors) == len(self.tensors)
+        for index, own in self._alone:
+            own.copy_(tensors[index])
+        for indices, into in self._alike:
+            torch._foreach_copy_(into, [tensors[index] for index in indices])

@@ -634,7 +634,7 @@ def test_weights_that_move_are_copied_for_a_recording(card: Card, monkeypatch: p
     block.calls(5)
     assert block.inner.calls == launched, "wherever its weights are"
     (made,) = block.run.graph.by_name.values()
-    assert made.tensors[0].copied_from is block.weight  # type: ignore[attr-defined]
+    assert made.inputs.tensors[0].copied_from is block.weight  # type: ignore[union-attr]
 
 
 class Blocks:
@@ -675,8 +675,8 @@ def test_weights_at_their_own_places_are_read_there(card: Card, monkeypatch: pyt
         assert addresses == (100 + block, 0) and made.weights_move
         before, brought = made.replays, blocks.call(block)
         assert made.replays == before + 1
-        assert made.tensors[0].copied_from is brought  # type: ignore[attr-defined]
-        assert len(made.tensors) == 2
+        assert made.inputs.tensors[0].copied_from is brought  # type: ignore[union-attr]
+        assert len(made.inputs.tensors) == 2
     assert blocks.inner.calls == launched
 
 

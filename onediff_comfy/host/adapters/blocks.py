@@ -136,14 +136,14 @@ class BlockServer:
             if not isinstance(outcome, Output):
                 return image.forward(*args, **kwargs)
             told = outcome.value
-            is_due = in_place.settled and self._check.is_due(block, streamed.is_changed(block))
+            is_due = in_place.settled and self._check.is_due(block, in_place.is_changed)
             trial = _unless_memory_is_short(on_image, call.arguments) if is_due else None
         if is_due:  # by now the host's own forward is free to bring the weights its way
             by_host = None if trial is None else _unless_memory_is_short(call.telling(forward), call.arguments)
             if trial is None or by_host is None:
                 raise NotCovered(message("there is too little memory to compare it with ComfyUI's own"))
             with unplanned():
-                told = told if self._check.agree(block, streamed.is_changed(block), trial, by_host) else by_host
+                told = told if self._check.agree(block, in_place.is_changed, trial, by_host) else by_host
         return call.completed(told)
 
 

@@ -51,6 +51,7 @@ class ModelServer:
         self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
+        self._looked_in: int | None = None  # the run in which its layers were looked at last
         self._not_whole: set[Sizes] = set()
         self._room = _Room()
         self._check = WeightsCheck(model, dispatcher, whole=True)
@@ -103,11 +104,15 @@ class ModelServer:
         module = model.diffusion_model
         if self._check.is_wrong(module):
             return None
-        if self._pinned is None or not self._pinned.is_of(module):
-            self._pinned = PinnedModule(module, model.get_dtype_inference())
         estimate = max((model.memory_required(size) for size in sizes if len(size) > 2), default=0)
+        room, run, pinned = self._room.needed(sizes, estimate), self._dispatcher.runs, self._pinned
+        if pinned is not None and self._looked_in == run and not pinned.fits(model.device, room):
+            return None  # a look at a thousand layers takes 3 ms, and would find no more room
+        if pinned is None or not pinned.is_of(module):
+            pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
+        self._looked_in = run
         try:
-            with self._pinned.in_place(model.device, self._room.needed(sizes, estimate)) as image:
+            with pinned.in_place(model.device, room) as image:
                 if image is None:
                     return None
                 answer = self._answer(module, image, forward, args, kwargs)

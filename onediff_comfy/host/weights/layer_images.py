@@ -194,12 +194,12 @@ def has_functions(layer: torch.nn.Module) -> bool:
 
 def is_changed(module: torch.nn.Module) -> bool:
     """Return True if some layer of a module computes with other weights than the model file's."""
-    return are_changed(module.modules())
+    return any(are_changed(module.modules()))
 
 
-def are_changed(layers: Iterable[torch.nn.Module]) -> bool:
-    """As ``is_changed``, of a module and all its layers. What has no weights computes with none."""
-    return any(is_patched(layer) or has_functions(layer) for layer in layers if layer._parameters)
+def are_changed(layers: Iterable[torch.nn.Module]) -> list[bool]:
+    """As ``is_changed``, of each of these layers alone. What has no weights computes with none."""
+    return [bool(layer._parameters) and (is_patched(layer) or has_functions(layer)) for layer in layers]
 
 
 def stored_dtype(layer: torch.nn.Module, name: str) -> torch.dtype | None:

@@ -66,11 +66,21 @@ class PinnedModule:
         self._signature: bytes | None = None  # of the pages with all weights in them
         self._seen: SeenLayers | None = None
         self._held: list[Any] = []  # notes of the layers' weights and pages, when they were shown
+        self._pages: _Pages | None = None  # where the weights are, by the last look; None if they cannot be pinned
 
     def is_of(self, module: torch.nn.Module) -> bool:
         """Return True if it is an image of ``module``, with the layers that it has now."""
         now = tuple(module.modules())
         return len(now) == len(self._layers) and all(map(operator.is_, now, self._layers))
+
+    def fits(self, device: torch.device, room: float) -> bool:
+        """Return True if all weights could be on ``device`` now, as far as the last look at the layers goes.
+
+        Args:
+            room: see ``in_place``.
+        """
+        # To try is to have the host take pages away that are there. So memory is asked for before.
+        return self._pages is not None and self._pages.room_beside(device) >= room
 
     @contextlib.contextmanager
     def in_place(self, device: torch.device, room: float) -> Iterator[torch.nn.Module | None]:
@@ -84,9 +94,8 @@ class PinnedModule:
         Raises:
             NotCovered: the host has to run this call by itself; see ``_bring``.
         """
-        pages = None if self._change_weights() else _Pages.of(self._layers)
-        # To try is to have the host take pages away that are there. So memory is asked for before.
-        fits = pages is not None and pages.room_beside(device) >= room
+        pages = self._pages = None if self._change_weights() else _Pages.of(self._layers)
+        fits = self.fits(device, room)
         current = fits and self._is_current()
         signature = pages.pin() if pages is not None and fits else None
         if pages is None or signature is None:

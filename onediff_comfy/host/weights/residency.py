@@ -77,6 +77,7 @@ class InPlace:
 
     Attributes:
         image: of the module.
+        is_changed: some of its layers compute with other weights than the model file's.
         settled: in its next call the host computes with the same weights. Not so where it has just added a LoRA to 8
             bits: it computes with the sum, and keeps that rounded to 8 bits for later calls.
         moving: where its weights are.
@@ -84,6 +85,7 @@ class InPlace:
     """
 
     image: torch.nn.Module
+    is_changed: bool
     settled: bool = True
     moving: MovingWeights = MovingWeights()  # noqa: RUF009 - a value that nothing changes
     is_first: bool = False
@@ -156,10 +158,6 @@ class StreamedModules:
             self._seen.pop(module, None)
         return known
 
-    def is_changed(self, module: torch.nn.Module) -> bool:
-        """Return True if some layer of ``module``, which was shown, computes with other weights than the file's."""
-        return are_changed(self._seen[module].layers)
-
     @contextlib.contextmanager
     def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[InPlace]:
         """Yield the image of ``module``, with all weights on ``device`` until the context ends.
@@ -186,10 +184,11 @@ class StreamedModules:
     def _brought(self, seen: _Seen, device: torch.device) -> Iterator[InPlace]:
         """Have the host bring what is not there, and take it back in the end."""
         layers: Sequence[Any] = seen.layers
-        dynamic = [layer for layer in layers if "_v" in vars(layer)]
+        dynamic, changed = [layer for layer in layers if "_v" in vars(layer)], are_changed(layers)
+        is_changed = any(changed)
         if not dynamic:
             self._cast(layers, device)
-            yield InPlace(self._images.root, is_first=seen.is_first)
+            yield InPlace(self._images.root, is_changed, is_first=seen.is_first)
             return
         waited = self._copied is not None and not self._copied.query()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
@@ -200,14 +199,14 @@ class StreamedModules:
         try:
             memory.sync_stream(device, stream)
             self._copied = self._copied if stream is None else stream.record_event()
-            settled = not any(map(_is_rounded_next, dynamic))
+            settled = not (is_changed and any(map(_is_rounded_next, dynamic)))
             moving = MovingWeights(places_of(dynamic), None if stream is None else waited)
-            for layer, parameters in zip(layers, self._images.parameters, strict=True):
+            for layer, parameters, differs in zip(layers, self._images.parameters, changed, strict=True):
                 if "_v" in vars(layer):
-                    self._put_brought(parameters, layer, seen.kept, device)
+                    self._put_brought(parameters, layer, seen.kept, differs, device)
                 elif parameters:
                     convert(parameters, layer, device)
-            yield InPlace(self._images.root, settled, moving, seen.is_first)
+            yield InPlace(self._images.root, is_changed, settled, moving, seen.is_first)
         finally:
             if stream is not None:
                 stream.wait_stream(memory.current_stream(device))
@@ -215,22 +214,26 @@ class StreamedModules:
                 take_back(layers[0], missing)
 
     def _put_brought(
-        self, parameters: dict[str, Any], layer: Any, kept: dict[torch.nn.Module, _Kept], device: torch.device
+        self,
+        parameters: dict[str, Any],
+        layer: Any,
+        kept: dict[torch.nn.Module, _Kept],
+        changed: bool,
+        device: torch.device,
     ) -> None:
         """Put a layer's weights in Dynamic VRAM, which the host has brought, in the place of ``parameters``.
 
         Weights that the host says are still there, and that are the objects that it gave for a call before, are shown
-        by the parameters of that call.
+        by the parameters of that call. Not those that are changed from what the file has.
         """
-        state, before = vars(layer), kept.get(layer)
-        is_file = not is_patched(layer) and not has_functions(layer)
-        if before is not None and is_file and state["_prefetch"]["resident"] and _is_noted(state, before.noted):
+        state, before = vars(layer), None if changed else kept.get(layer)
+        if before is not None and state["_prefetch"]["resident"] and _is_noted(state, before.noted):
             parameters.update(before.shown)
             return
         found = self._resolved(layer, device)
         put(parameters, found)
         kept.pop(layer, None)
-        if is_file and _is_noted(state, found):
+        if not changed and _is_noted(state, found):
             kept[layer] = _Kept(found, {key: parameters[key] for key in KEYS if key in parameters})
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
