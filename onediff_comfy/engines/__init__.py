@@ -46,7 +46,7 @@ def prepare(name: str) -> None:
     """Import what the engine called ``name`` will need, on a thread of its own; returns at once.
 
     A compiler's imports take longer than loading a kept graph. Here they overlap with the host
-    loading the model and encoding the prompt.
+    loading the model and encoding the prompt, or reading weights from a file.
     """
     engine = ENGINES.get(_AUTO_ORDER[0] if name == "auto" else name)
     if engine is not None:

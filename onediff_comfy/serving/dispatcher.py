@@ -18,6 +18,7 @@ import torch
 from ..capture.call import NotCovered
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
+from ..engines import prepare
 from ..engines.base import CompiledGraph
 from ..engines.eager import EagerEngine
 from ..metrics import Metrics
@@ -228,7 +229,7 @@ class Dispatcher:
             Specializer(library, options.specialize),
             BatchSplitter(host.options_name),
             Awaited(show),
-            CompileDelay(library, options.compile_delay_s),
+            CompileDelay(library, options.compile_delay_s, lambda: prepare(engine)),
         )
         self._resolver = Resolver(library, host, sources)
         self._eager_times = EagerTimes(library, self.times, gains=engine != EagerEngine.name)

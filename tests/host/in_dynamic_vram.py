@@ -42,6 +42,7 @@ from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noq
 from onediff_comfy.host.process.memory_pressure import device_reserve, evictable_bytes, held_weights  # noqa: E402
 from onediff_comfy.host.process.process import library, metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
+from onediff_comfy.host.weights.pinned_module import PinnedModule  # noqa: E402
 from onediff_comfy.serving.decision import Invocation  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
 
@@ -133,6 +134,7 @@ def main() -> None:
         if not ON_GPU and "ONLY_BLOCKS" not in os.environ:
             placed["another layer"] = with_another_layer(expected[0.0], engine)
             placed["first calls"] = first_calls(engine)
+            placed["looks"] = looks(engine)
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart, "placed": placed}) + "\n")
 
 
@@ -372,6 +374,26 @@ def first_calls(engine: str) -> list[list[bool]]:
         with free_memory(free):
             sampled(accelerate(loaded(), engine), 1)
     Dispatcher.attempt = attempt  # type: ignore[method-assign]
+    return found
+
+
+def looks(engine: str) -> list[int]:
+    """How often a model's layers are looked at in two steps without room, and with room in the second."""
+    in_place, found = PinnedModule.in_place, list[int]()
+
+    def noted(*given: Any) -> Any:
+        found[-1] += 1
+        return in_place(*given)
+
+    PinnedModule.in_place = noted  # type: ignore[method-assign]
+    fast = accelerate(loaded(), engine)
+    short = contextlib.ExitStack()
+    for model in (fast, taken_away(fast, lambda _clone: short.close())):
+        found.append(0)
+        with short:
+            short.enter_context(free_memory(1024))
+            sampled(model, 1)
+    PinnedModule.in_place = in_place  # type: ignore[method-assign]
     return found
 
 

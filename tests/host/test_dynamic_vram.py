@@ -124,6 +124,10 @@ def test_each_modules_first_call_is_known_for_it_may_wait_for_a_file(found: dict
     assert found["placed"]["first calls"] == [[True, False], [True, True, False, False]]
 
 
+def test_a_model_without_room_is_looked_at_once_a_run_until_there_is_room(found: dict[str, Any]) -> None:
+    assert found["placed"]["looks"] == [1, 2]
+
+
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:
     ours = [case for case in found["cases"] if not case["name"].startswith(OF_OTHER_MODELS)]
     assert {case["loaded_models"] for case in ours} == {1}

@@ -288,9 +288,15 @@ def test_a_long_first_image_is_left_alone_at_its_beginning_only(library: GraphLi
         time.sleep(0.3)
 
 
-def test_reading_the_first_weights_from_a_file_is_no_part_of_those_moments(library: GraphLibrary) -> None:
-    """It takes longer than them, and an image that is short once it is read would have its graph made in the middle."""
-    library.background = OfAnyKind()
+def test_reading_the_first_weights_from_a_file_is_no_part_of_those_moments(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer than them, and an image that is short once it is read would have its graph made in the middle.
+
+    Meanwhile, and once, a compiler is imported.
+    """
+    library.background, prepared = OfAnyKind(), list[str]()
+    monkeypatch.setattr(EagerEngine, "prepare", lambda engine: prepared.append(engine.name))
     dispatcher = Dispatcher("eager", library, HOST, options=Options(compile="background", compile_delay_s=0.2))
     module, x = Net(), torch.randn(2, 4)
     dispatcher.begin_run()
@@ -299,6 +305,7 @@ def test_reading_the_first_weights_from_a_file_is_no_part_of_those_moments(libra
         assert not isinstance(outcome, Output)
         assert len(begun(library)) == makes
         time.sleep(0.3)
+        assert prepared == ["eager"]
 
 
 def test_no_tensor_of_an_image_is_kept_for_what_is_put_off(library: GraphLibrary) -> None:

@@ -96,6 +96,8 @@ class InductorEngine(Engine):
         import torch._inductor.compile_fx
         import torch._inductor.standalone_compile  # noqa: F401
 
+        _define_operators()
+
     def specialises(self, device: torch.device) -> bool:
         return device.type == "cuda"
 
@@ -157,8 +159,7 @@ class InductorEngine(Engine):
         expected = {_ARTIFACT, *(_KERNELS + name for name in kernels)}
         if not all(map(_KERNEL.fullmatch, kernels)) or set(parts) != expected:
             raise EngineError(message("its machine code has names that Inductor does not give"))
-        for operator in (wide_attention, cast_fp8, rows_of_fp8, conv3d_together):
-            operator()  # must be there before code that calls it is
+        _define_operators()
         try:
             with in_code_folder() as folder:
                 artifact = _loaded(parts[_ARTIFACT], kernels, folder)
@@ -172,6 +173,12 @@ class InductorEngine(Engine):
         graph = InductorGraph(binding, shapes, artifact, kernels)
         graph.code_bytes = sum(map(len, parts.values()))
         return graph
+
+
+def _define_operators() -> None:
+    """Define our own operators, which must be there before code that calls them is."""
+    for operator in (wide_attention, cast_fp8, rows_of_fp8, conv3d_together):
+        operator()
 
 
 def _loaded(artifact: bytes, kernels: Mapping[str, bytes], folder: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -52,13 +53,18 @@ class CompileDelay:
     The moments are the process's, not the node's, and pass once: reading the first model's weights from a file is not
     counted. What was not begun in them is begun when the run ends.
 
+    While that file is read a compiler is imported, without which no graph can be loaded, either. It takes seconds of
+    Python, for which calls would wait later. Code that reads files and pins memory leaves Python to others meanwhile.
+
     Args:
         library: whose background process would compile.
         seconds: how long.
+        prepare: begins to import what makes and loads graphs, and returns at once.
     """
 
-    def __init__(self, library: GraphLibrary, seconds: float) -> None:
+    def __init__(self, library: GraphLibrary, seconds: float, prepare: Callable[[], None]) -> None:
         self._library, self._seconds = library, seconds
+        self._prepare = functools.cache(prepare)  # a model has many blocks that are called for the first time
         self._put_off: Invocation | None = None
 
     def holds_back(self, invocation: Invocation) -> Pending | None:
@@ -69,6 +75,8 @@ class CompileDelay:
         if not background.left_alone(self._seconds, reading=invocation.is_first):
             self._put_off = None
             return None
+        if invocation.is_first:
+            self._prepare()
         if self._put_off is None:
             self._put_off = invocation.without_data()
         return Pending(message("a graph is made in the background once the first image is there"))
