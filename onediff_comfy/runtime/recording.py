@@ -136,6 +136,7 @@ class Copies:
 
     def __init__(self, tensors: Outputs) -> None:
         self.tensors = tensors
+        self._nothing = [index for index, own in enumerate(tensors) if own is None]
         self._alone: list[tuple[int, torch.Tensor]] = []
         alike: dict[torch.dtype, list[int]] = {}
         for index, own in enumerate(tensors):
@@ -151,7 +152,7 @@ class Copies:
 
     def fill(self, tensors: Sequence[Any]) -> None:
         """Copy these, one for each of ours. What is None is so in each call."""
-        assert len(tensors) == len(self.tensors)
+        assert len(tensors) == len(self.tensors) and all(tensors[index] is None for index in self._nothing)
         for index, own in self._alone:
             own.copy_(tensors[index])
         for indices, into in self._alike:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils._triton import has_triton
 
 from ...capture.rewrites.op_substitutions import composite
 from ...capture.shape_range import hint
+from ...once import once
 
 _FUSED_HEAD = 256  # the widest attention head that cuDNN and FlashAttention have kernels for
 _TOKENS = 1024  # enough to see whether a kernel takes them
@@ -108,7 +108,7 @@ def _multiplies_into_float32() -> bool:
     return "dtype" in torch.ops.aten.bmm.overloads() and torch.version.hip is None
 
 
-@functools.cache
+@once
 def wide_attention() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]:
     """The operator ``onediff_comfy::wide_attention``: softmax(scale · query · keyᵀ) · value by matrix products.
 

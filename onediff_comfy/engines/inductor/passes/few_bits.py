@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.fx.node import map_arg
 
 from ....capture.rewrites.scaled_fp8 import quantize_operator, saturate_operator
 from ....capture.shape_range import always_contiguous
+from ....once import once
 from .rewriting import Copied, Replacement, replace_nodes
 
 aten = torch.ops.aten
@@ -149,7 +149,7 @@ def _eager_form(node: Node) -> tuple[Callable[..., torch.Tensor], Any] | None:
     return None
 
 
-@functools.cache
+@once
 def cast_fp8() -> Callable[..., torch.Tensor]:
     """The operator ``onediff_comfy::cast_fp8``: a tensor in another dtype, in new memory that lies as the tensor's."""
 
@@ -165,7 +165,7 @@ def cast_fp8() -> Callable[..., torch.Tensor]:
     return operator
 
 
-@functools.cache
+@once
 def rows_of_fp8() -> Callable[..., torch.Tensor]:
     """The operator ``onediff_comfy::rows_of_fp8``: an embedding of 8-bit numbers."""
 

@@ -6,13 +6,13 @@ Inductor asks for them so where a convolution has two sides, and not where it ha
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ....once import once
 from .rewriting import Copied, Replacement, replace_nodes
 
 aten = torch.ops.aten
@@ -69,7 +69,7 @@ def _operands(node: Node) -> tuple[Any, ...] | None:
     return found if found and list(found[3]) == _STRIDE else None
 
 
-@functools.cache
+@once
 def conv3d_together() -> Callable[..., torch.Tensor]:
     """The operator ``onediff_comfy::conv3d_together``: a convolution over frames without bias.
 

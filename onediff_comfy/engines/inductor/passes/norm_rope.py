@@ -9,7 +9,6 @@ is no faster: a rotation reads its norm at other places than it writes, so Induc
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ....capture.shape_range import always_contiguous
+from ....once import once
 from .rewriting import Copied, Replacement, replace_nodes
 
 aten = torch.ops.aten
@@ -223,7 +223,7 @@ def _launch(norm: _Norm, rotations: torch.Tensor, out: torch.Tensor, axis: int, 
     )
 
 
-@functools.cache
+@once
 def norm_rope() -> Callable[..., torch.Tensor]:
     """The operator ``onediff_comfy::norm_rope``: normed and rotated heads, of parts that are put together.
 

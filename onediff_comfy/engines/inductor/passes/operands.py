@@ -14,7 +14,6 @@ Flux has two such layers in each of 38 blocks, whose copies took 3.1 of 145 ms a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -23,6 +22,7 @@ from torch._inductor.lowering import register_lowering
 from torch.fx import GraphModule, Node
 
 from ....capture.shape_range import always_contiguous
+from ....once import once
 from .rewriting import Replacement, replace_nodes
 
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ def write_operands_once(graph: GraphModule) -> GraphModule:
     return replace_nodes(graph, find)
 
 
-@functools.cache
+@once
 def in_memory() -> Callable[[torch.Tensor], torch.Tensor]:
     """The operator ``onediff_comfy::in_memory``, which gives its argument as a contiguous tensor.
 
