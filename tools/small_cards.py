@@ -50,9 +50,9 @@ def _table(job: str, results: str) -> ResultsTable:
 
 
 TABLES = (
-    _table("flux-bf16", "2026-11-28-h200-any-card.json"),
-    _table("flux-fp8", "2026-11-28-h200-any-card-fp8-held.json"),
-    _table("wan", "2026-11-28-h200-any-card.json"),
+    _table("flux-bf16", "2026-11-28-h200-any-card-whole.json"),
+    _table("flux-fp8", "2026-11-28-h200-any-card-whole.json"),
+    _table("wan", "2026-11-28-h200-any-card-whole.json"),
 )
 
 if __name__ == "__main__":
