@@ -26,7 +26,7 @@ def test_a_compiler_is_given_tensors_alone_and_the_caller_the_very_tensor_that_i
 
 
 def test_a_blocks_call_leaves_no_cycles_behind(printed: dict[str, Any]) -> None:
-    """There are a thousand in an image, and Python's collector stops everything to go through what has become of them."""
+    """There are a thousand in an image, and Python's collector stops everything to go through what they were."""
     assert printed["told"]["cycles"] == 0
 
 
