@@ -33,6 +33,7 @@ from . import sampling
 from .checkpoints import FORMATTED, weights_of
 from .files import write
 from .host import reported, start_host
+from .processor import collector_seconds
 from .sampling import Bench, ours_failed, print_table
 from .variants import names
 
@@ -115,13 +116,19 @@ def _from_file(options: argparse.Namespace, form: str) -> Any:
 
 
 class Watched(Bench):
-    """Notes beside each image how many bytes of weights were on the device, and for how long the CPU worked."""
+    """Notes beside each image how many bytes of weights were on the device, and for how long the CPU worked.
+
+    ``cpu_s`` is of all threads, ``thread_s`` of the one that samples, and ``collector_s`` in Python's collector on it.
+    """
 
     def timed_image(self, name: str) -> None:
-        began = time.process_time()
-        super().timed_image(name)
+        began, thread_began = time.process_time(), time.thread_time()
+        with collector_seconds() as collecting:
+            super().timed_image(name)
+        worked = {"cpu_s": time.process_time() - began, "thread_s": time.thread_time() - thread_began}
         vbars = self.model.model.dynamic_vbars.values()
-        noted = {"cpu_s": time.process_time() - began, "resident_bytes": sum(vbar.loaded_size() for vbar in vbars)}
+        resident = sum(vbar.loaded_size() for vbar in vbars)
+        noted = {**worked, "collector_s": sum(collecting), "resident_bytes": resident}
         self.images[name][-1].update(noted)
         print(name, self.images[name][-1]["s"], noted, flush=True)
 

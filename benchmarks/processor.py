@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +36,27 @@ def _loop() -> int:
     for number in range(_ADDITIONS):
         found += number
     return found
+
+
+@contextlib.contextmanager
+def collector_seconds() -> Iterator[list[float]]:
+    """Yield a list to which is added how long each run of Python's collector takes inside.
+
+    It goes through all objects of a process once in a while, which takes a third of a second and more.
+    """
+    begun, found = [0.0], list[float]()
+
+    def note(phase: str, _run: dict[str, int]) -> None:
+        if phase == "start":
+            begun[0] = time.perf_counter()
+        else:
+            found.append(time.perf_counter() - begun[0])
+
+    gc.callbacks.append(note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(note)
 
 
 class CoreTime(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import math
@@ -24,7 +25,7 @@ from benchmarks import processor, variants, whole
 from benchmarks.files import file_name
 from benchmarks.measures import psnr, relative_error, ssim
 from benchmarks.plan import PLANS, Job, Step, with_other_torch
-from benchmarks.processor import CoreTime, processor_facts
+from benchmarks.processor import CoreTime, collector_seconds, processor_facts
 from benchmarks.quality import against_float32, comparison
 from benchmarks.sampling import ours_failed
 from benchmarks.summary import table
@@ -336,6 +337,18 @@ def test_of_each_job_it_is_said_how_long_others_had_its_cores(tmp_path: Path, mo
     assert before.stolen_since(before) == 0
     stat.unlink()
     assert CoreTime.of([3]) is None
+
+
+def test_how_long_pythons_collector_takes_is_noted_and_no_longer_than_asked_for() -> None:
+    gc.disable()
+    try:
+        with collector_seconds() as found:
+            gc.collect()
+            gc.collect(0)
+        gc.collect()
+    finally:
+        gc.enable()
+    assert len(found) == 2 and found[0] > found[1] > 0
 
 
 def test_a_file_names_the_processor_and_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
