@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ...messages import message
-from ...once import once
 from ..call import NotCovered
 from ..values.value_text import code_digest
 
@@ -153,7 +152,7 @@ def _found(module: str, name: str, wrapped: bool, code: str) -> Any:
     return found
 
 
-@once
+@functools.cache
 def call_option() -> Callable[..., torch.Tensor]:
     """The operator ``onediff_comfy::call_option``, which calls a function of the options that the call brings.
 
