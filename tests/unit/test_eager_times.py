@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.metrics import Metrics
+from onediff_comfy.runtime.launch_bound import MovingWeights
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.decision import Invocation
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -111,7 +113,9 @@ def test_few_calls_are_timed_and_far_apart(
     assert len(library.verdicts.eager_samples(graph_key, (2, 4))) == len(samples) - (samples[0] < 5)
 
 
-@pytest.mark.parametrize("why", ["the same kernels", "a run that reuses steps", "memory is short", "it is given much"])
+@pytest.mark.parametrize(
+    "why", ["the same kernels", "a run that reuses steps", "memory is short", "it is given much", "weights move"]
+)
 def test_none_is_timed_where_that_would_be_felt_or_say_nothing(
     library: GraphLibrary, said: list[float], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +125,9 @@ def test_none_is_timed_where_that_would_be_felt_or_say_nothing(
         monkeypatch.setattr(eager_times, "memory_is_short", lambda _device: True)
     if why == "it is given much":
         monkeypatch.setattr(eager_times, "MOST_GIVEN", 2 * 4 * 4 - 1)  # bytes
+    if why == "weights move":  # of a block: what it gains is not what a step does
+        of_a_block = functools.partial(Invocation, moving=MovingWeights())
+        monkeypatch.setattr("onediff_comfy.serving.dispatcher.Invocation", of_a_block)
     if why == "a run that reuses steps":
         begin = dispatcher.begin_run
         monkeypatch.setattr(dispatcher, "begin_run", lambda: begin(StepCache(0.1)))
