@@ -118,7 +118,8 @@ def _from_file(options: argparse.Namespace, form: str) -> Any:
 class Watched(Bench):
     """Notes beside each image how many bytes of weights were on the device, and for how long the CPU worked.
 
-    ``cpu_s`` is of all threads, ``thread_s`` of the one that samples, and ``collector_s`` in Python's collector on it.
+    ``cpu_s`` is of all threads and ``thread_s`` of the one that samples. ``collector_s`` are seconds of Python's
+    collector, which stops all threads, whichever it runs on.
     """
 
     def timed_image(self, name: str) -> None:

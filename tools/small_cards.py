@@ -1,4 +1,4 @@
-"""The tables in docs/weights.md of models that do not fit, each from a run of ``python -m benchmarks --plan any-card``.
+"""The tables in docs/weights.md of models that do not fit, from one run of ``python -m benchmarks --plan any-card``.
 
 python -m tools.small_cards            # whether they are what the files say; exit status 1 if not
 python -m tools.small_cards --write    # writes them
@@ -13,6 +13,7 @@ from benchmarks.files import Report
 
 from .marked_tables import ResultsTable
 
+_RESULTS = "2026-11-28-h200-any-card-whole.json"
 _MODELS = {"flux": "A model of Flux.1-dev's size", "wan-14b": "A model of Wan 2.2's size, 33 frames"}
 
 
@@ -37,23 +38,19 @@ def lines(found: Report) -> list[str]:
     ]
 
 
-def _table(job: str, results: str) -> ResultsTable:
-    """Return a table of a job of the plan, or of a run of the one script alone."""
+def _table(job: str) -> ResultsTable:
+    """Return the table of a job of the plan."""
     command = "python -m tools.small_cards --write"
     return ResultsTable(
         "weights.md",
         job,
-        results,
-        lambda found: lines(found["jobs"][job]["report"] if "jobs" in found else found),
+        _RESULTS,
+        lambda found: lines(found["jobs"][job]["report"]),
         command,
     )
 
 
-TABLES = (
-    _table("flux-bf16", "2026-11-28-h200-any-card-whole.json"),
-    _table("flux-fp8", "2026-11-28-h200-any-card-whole.json"),
-    _table("wan", "2026-11-28-h200-any-card-whole.json"),
-)
+TABLES = tuple(map(_table, ("flux-bf16", "flux-fp8", "wan")))
 
 if __name__ == "__main__":
     sys.exit(max(table.main(sys.argv[1:]) for table in TABLES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import torch
@@ -46,8 +47,12 @@ def prepare(name: str) -> None:
     """Import what the engine called ``name`` will need, on a thread of its own; returns at once.
 
     A compiler's imports take longer than loading a kept graph. Here they overlap with the host
-    loading the model and encoding the prompt, or reading weights from a file.
+    loading the model and encoding the prompt, or reading weights from a file. Nothing is imported
+    for an engine that cannot be used on this machine.
     """
-    engine = ENGINES.get(_AUTO_ORDER[0] if name == "auto" else name)
-    if engine is not None:
-        threading.Thread(target=engine.prepare, name="onediff-prepare", daemon=True).start()
+    threading.Thread(target=_prepare, args=(name,), name="onediff-prepare", daemon=True).start()
+
+
+def _prepare(name: str) -> None:
+    with contextlib.suppress(EngineError):
+        choose(name, torch.device("cuda" if torch.cuda.is_available() else "cpu")).prepare()

@@ -28,6 +28,7 @@ from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerEngine
 from onediff_comfy.engines.inductor.code_folder import in_new_code_folder
+from onediff_comfy.engines.inductor.engine import InductorEngine
 from onediff_comfy.metrics import Metrics
 from onediff_comfy.runtime.step_cache import StepCache
 from onediff_comfy.serving.decision import Invocation, Output
@@ -306,6 +307,19 @@ def test_reading_the_first_weights_from_a_file_is_no_part_of_those_moments(
         assert len(begun(library)) == makes
         time.sleep(0.3)
         assert prepared == ["eager"]
+
+
+def test_nothing_is_imported_for_an_engine_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = list[str]()
+    monkeypatch.setattr(InductorEngine, "prepare", lambda engine: prepared.append(engine.name))
+    for reason, expected in (("no Triton", []), (None, ["inductor", "inductor"])):
+        monkeypatch.setattr(InductorEngine, "unavailable", lambda _engine, _device, why=reason: why)
+        for name in ("inductor", "auto"):
+            engines.prepare(name)
+        for thread in threading.enumerate():
+            if thread.name == "onediff-prepare":
+                thread.join()
+        assert prepared == expected
 
 
 def test_no_tensor_of_an_image_is_kept_for_what_is_put_off(library: GraphLibrary) -> None:

@@ -38,7 +38,7 @@ def dispatcher_for(
         options: what was chosen.
         dispatcher: the class.
     """
-    if options.compile == "wait":  # imports compete with whatever runs meanwhile, and nobody waits for them
+    if options.compile == "wait":  # else nobody waits yet, and imports compete with all that runs; see ``CompileDelay``
         prepare(engine)
     made = dispatcher(engine, library(), host_services(), status_of(node_id), options)
     library().recordings.turns.record_on_this_thread()

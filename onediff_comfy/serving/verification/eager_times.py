@@ -46,6 +46,8 @@ class EagerTimes:
       kept on disk, for ever;
     - none of calls that take more than ``_LONG_S``, so that no picture takes longer by more than that;
     - none in a run that reuses steps, where a call more is what the person did not want;
+    - none whose weights move, of which ``Verifier`` does not ask: what a block gains says nothing of a step, which
+      waits for copies;
     - none where memory is short: eager's intermediate results would push something else out;
     - none of calls that hand so much on that eager's output beside ours would be felt.
 
@@ -83,7 +85,7 @@ class EagerTimes:
         is_sampled = bool(self._library.verdicts.eager_samples(*kind))
         if is_sampled and (self.seconds(kind, signature) or calls - self._timed_at.get(kind, 0) < _EVERY_CALLS):
             return False
-        if memory_is_short(device):  # as it is in all calls of a model that does not fit; asking takes a third of a ms
+        if memory_is_short(device):  # as it is in all calls of a model that just fits; asking takes a third of a ms
             self._put_off[kind] = _EVERY_CALLS - 1
             return False
         return True

@@ -84,7 +84,6 @@ class Verifier:
         kind, request = serve.route.kind, serve.request
         if not self._is_proved(serve):
             return True
-        # What a block gains whose weights move says nothing of a step, which waits for copies. So it is not timed.
         moves = request.invocation.moving is not None
         reusing = run.step_cache is not None
         if not moves and self._eager_times.due(kind, request.call.signature, request.device, reusing):
