@@ -20,7 +20,7 @@ import torch
 from ..messages import message
 from .handed_over import Functions, Unliftable, in_order, source_of
 from .option_probe import OptionProbe
-from .parameters import read_of, signature_of
+from .parameters import Parameters, parameters_of, read_of
 
 # A node of the structure tree. Plain nested tuples: hashable, comparable, printable the same way in every process.
 Structure = tuple[Any, ...]
@@ -246,21 +246,18 @@ def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     plain: Any = function.__func__ if type(function) is types.MethodType else None
     read = read_of(plain.__code__, True) if type(plain) is types.FunctionType else []
     known = read and read[0] is plain.__defaults__ and not (plain.__dict__ or plain.__kwdefaults__)
-    signature = read[1] if known else signature_of(function)  # which would give the same, by one call more
+    parameters: Parameters = read[1] if known else parameters_of(function)  # the same, by one call more
+    if parameters.nameless is not None:
+        raise NotCovered(
+            message("the model's forward takes positional-only arguments ({name})", name=parameters.nameless)
+        )
+    form = len(args), tuple(kwargs)
     try:
-        bound = signature.bind(*args, **kwargs)
+        names, indices, defaults = parameters.places.get(form) or parameters.find_places(*form)
     except TypeError as error:
         raise NotCovered(message("the arguments do not fit the model's forward: {error}", error=error)) from error
-    bound.apply_defaults()
-    arguments: dict[str, Any] = {}
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments.update(bound.arguments[name])
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise NotCovered(message("the model's forward takes positional-only arguments ({name})", name=name))
-        else:
-            arguments[name] = bound.arguments[name]
-    return arguments
+    values = (*args, *kwargs.values(), *defaults)
+    return dict(zip(names, map(values.__getitem__, indices), strict=True))
 
 
 def split(

@@ -167,7 +167,7 @@ BRINGS_WEIGHTS = (
         "resolve_cast_module_with_vbar",
         ("s", "dtype", "device", "bias_dtype", "compute_dtype", "want_requant"),
     ),
-    Use(_MEMORY, "sync_stream", ("device", "stream")),
+    Use(_MEMORY, "current_stream", ("device",)),
     Use("comfy.model_prefetch", "cleanup_prefetched_modules"),
 )
 """By these a block's weights in Dynamic VRAM are brought. Hosts without them get resident forms instead."""

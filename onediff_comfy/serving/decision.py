@@ -146,6 +146,7 @@ class Serve:
             functions of the call hold.
         stream: what the call shares with the same call in other steps of a run; None where that is not known.
         options: of the call, where the graph calls a function of theirs; else None.
+        was_known: the graph was in memory, and nothing had to be looked for.
     """
 
     request: Request
@@ -155,6 +156,7 @@ class Serve:
     proof_key: tuple[str, tuple[int, ...]]
     stream: Hashable = None
     options: Mapping[str, Any] | None = None
+    was_known: bool = False
 
     @contextlib.contextmanager
     def bringing_options(self, watched: bool = False) -> Iterator[None]:
@@ -174,9 +176,15 @@ class Serve:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An answer: what a graph gave, or eager where the two were compared. It may be None or anything else."""
+    """An answer: what a graph gave, or eager where the two were compared.
+
+    Attributes:
+        value: None or anything else.
+        by_graph_alone: no code of the module has run for it, neither to be compared nor to be captured.
+    """
 
     value: Any
+    by_graph_alone: bool = False
 
 
 @dataclass(frozen=True)

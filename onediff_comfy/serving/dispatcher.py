@@ -135,7 +135,7 @@ class CallServer:
         functions = request.call.functions
         numbers = route.proved_for if functions is None else (*route.proved_for, functions.number)
         options = request.arguments.get(self.host.options_name) or {} if graph.binding.calls_option else None
-        return Serve(request, route, graph, weights, (graph.compilation, numbers), stream, options)
+        return Serve(request, route, graph, weights, (graph.compilation, numbers), stream, options, found is None)
 
     def _resolved(self, request: Request, run: RunContext) -> Serve | BatchSplit | Eager:
         """Return what answers a request that no graph in memory is known for."""
@@ -168,6 +168,8 @@ class CallServer:
                 self.teller.fell_back(serve.request.invocation.module, Eager(verdict.reason), run)
                 return Output(verdict.output)
             output = Output(verdict.output)
+        elif serve.was_known:
+            output = Output(output.value, by_graph_alone=True)
         if run.report.graph_answered(serve.route, serve.request.call.signature):  # the first of its kind in this run
             self.resolver.prefer_better(serve, self.executor.times)
         return output

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -36,6 +36,9 @@ Moment = float | torch.cuda.Event
 """When something happens: seconds of a clock, or an event among a GPU's kernels."""
 _MOST_UNREAD = 64
 """Calls that are noted and not added up."""
+_TIMED_OF_MOVING = 8
+"""Of so many calls of a graph whose weights move one is timed: a step has sixty of them, as short as noting two events
+is long."""
 
 
 @dataclass
@@ -70,14 +73,14 @@ class CallTimes:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._calls: dict[tuple[str, Signature], _Calls] = {}
-        self._unread: deque[tuple[str, Signature | None, Moment, Moment]] = deque()
+        self._unread: deque[tuple[str, Signature | None, Moment, Moment, int]] = deque()
 
     @contextlib.contextmanager
     def measured(self, key: str, signature: Signature | None, device: torch.device) -> Iterator[None]:
         """Count what runs inside, on ``device``: a call with ``signature`` of the graph ``key``. Not what raises."""
         begun = self.begin(device)
         yield
-        self.end(begun, key, signature, device)
+        self.end(begun, key, signature, device, stands_for=1)
 
     def begin(self, device: torch.device) -> Moment:
         """Return when a call begins on ``device``, for ``end``: seconds, or an event."""
@@ -87,13 +90,16 @@ class CallTimes:
         before.record(torch.cuda.current_stream(device))
         return before
 
-    def end(self, begun: Moment, key: str, signature: Signature | None, device: torch.device) -> None:
+    def end(self, begun: Moment, key: str, signature: Signature | None, device: torch.device, stands_for: int) -> None:
         """Note that a call with ``signature`` of the graph ``key`` ends now.
 
         Without a signature it counts for the graph's ``seconds`` alone: a call that leaves out most of the work says
         nothing of how long others take.
+
+        Args:
+            stands_for: so many calls, of which the others are not timed.
         """
-        self._unread.append((key, signature, begun, self.begin(device)))
+        self._unread.append((key, signature, begun, self.begin(device), stands_for))
         if len(self._unread) > _MOST_UNREAD:
             with self._lock:
                 self._read_passed()
@@ -132,7 +138,7 @@ class CallTimes:
 
     def _read_passed(self) -> None:
         while self._unread:
-            key, signature, begun, ended = self._unread[0]
+            key, signature, begun, ended, stands_for = self._unread[0]
             if isinstance(ended, float):
                 seconds = ended - cast(float, begun)
             elif ended.query():
@@ -140,7 +146,7 @@ class CallTimes:
             else:
                 return
             self._unread.popleft()
-            self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+            self._seconds[key] = self._seconds.get(key, 0.0) + seconds * stands_for
             if signature is not None:
                 self._calls.setdefault((key, signature), _Calls()).add(seconds)
 
@@ -174,6 +180,7 @@ class Executor:
     ) -> None:
         self._library, self.times, self._policy = library, times, policy
         self._record_when = RecordWhen.LAUNCH_BOUND if record_only_launch_bound else RecordWhen.ALWAYS
+        self._moving = Counter[str]()  # calls of each graph whose weights move
 
     def run(self, serve: Serve, run: RunContext, due: bool = False) -> Output | Failed | None:
         """Return the output of a call, as the host's forward gives it; None if its functions decide not as assumed.
@@ -193,8 +200,9 @@ class Executor:
         signature, device = None if reuse else serve.request.call.signature, serve.request.device
         flat: Outputs | None = None
         ran_out = False
+        stands_for = 1 if serve.request.invocation.moving is None else self._stands_for(serve.route.graph_key)
         try:
-            begun = self.times.begin(device)
+            begun = self.times.begin(device) if stands_for else None
             try:
                 flat = self._outputs(serve, run, reuse, due)
             except torch.OutOfMemoryError:
@@ -204,7 +212,8 @@ class Executor:
                 flat = self._outputs(serve, run, False, due)
             if flat is None:
                 return None
-            self.times.end(begun, serve.route.graph_key, signature, device)
+            if begun is not None:
+                self.times.end(begun, serve.route.graph_key, signature, device, stands_for)
         except torch.OutOfMemoryError:
             return Failed(message("the compiled graph ran out of memory"), for_good=False)
         except ChangedState:
@@ -215,6 +224,12 @@ class Executor:
             kind, line = type(error).__name__, first_line(error)
             return Failed(message("the compiled graph failed ({kind}: {first_line})", kind=kind, first_line=line))
         return Output(pytree.tree_unflatten(flat, serve.graph.binding.output))
+
+    def _stands_for(self, graph_key: str) -> int:
+        """Return for how many calls of a graph, whose weights move, this one is timed; 0 if it is not."""
+        calls = self._moving[graph_key]
+        self._moving[graph_key] = calls + 1
+        return 0 if calls % _TIMED_OF_MOVING else _TIMED_OF_MOVING
 
     def _reuses(self, serve: Serve, step_cache: StepCache) -> bool:
         """Return True if the step cache wants this call to reuse what an earlier step found. Ask once for each call."""

@@ -126,7 +126,8 @@ class BlockServer:
             if in_place is None:  # most likely for want of memory, and the host's own forward may want as much
                 library().recordings.release(ran_out=True)
                 raise NotCovered(reason)
-            image = in_place.image
+            image, ran = in_place.image, stack.enter_context(contextlib.ExitStack())
+            ran.callback(streamed.put_back, block)
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(
                 Invocation(
@@ -138,6 +139,8 @@ class BlockServer:
             told = outcome.value
             is_due = in_place.settled and self._check.is_due(block, in_place.is_changed)
             trial = _unless_memory_is_short(on_image, call.arguments) if is_due else None
+            if outcome.by_graph_alone and not is_due:
+                ran.pop_all()  # no code of the block's has run, which could have left something on its image
         if is_due:  # by now the host's own forward is free to bring the weights its way
             by_host = None if trial is None else _unless_memory_is_short(call.telling(forward), call.arguments)
             if trial is None or by_host is None:

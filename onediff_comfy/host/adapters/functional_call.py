@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
-from ...capture.parameters import signature_of
+from ...capture.parameters import parameters_of
 from ...messages import message
 from ..process.services import OF_A_PART, OPTIONS
 from .records import closed, is_record, opened
@@ -26,6 +26,8 @@ _HELD = "what was in the list: "
 """Before a number: the entry of that number that the list had before; likewise."""
 _PLAIN = "as JSON: "
 """Before a value that is no tensor: None, a number, a text; likewise."""
+_LEAVES = frozenset((torch.Tensor, type(None), bool, int, float, str))
+"""Classes of what mostly is given. There is nothing in them to look for, and looking takes longer."""
 
 Told = tuple[Any, Mapping[str, torch.Tensor], Mapping[str, list[Any]]]
 """What a part gives, what it leaves in the tensors that it writes to, and in the lists; see ``FunctionalCall``."""
@@ -48,7 +50,7 @@ class FunctionalCall:
     """
 
     def __init__(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._variadic = _variadic(forward)
+        self._variadic = parameters_of(forward).variadic
         named = {self._variadic: tuple(args), **kwargs} if self._variadic else bind(forward, args, kwargs)
         self.lists = _lists(_containers(named))
         if len({id(each) for each in self.lists}) < len(self.lists):
@@ -195,12 +197,6 @@ def _has_still(now: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> bool:
     return _same(list(now), [key for key, _ in items]) and _same(list(now.values()), [value for _, value in items])
 
 
-def _variadic(forward: Callable[..., Any]) -> str | None:
-    """Return the name of the parameter that takes all positional arguments, as SD3's blocks have; None if none does."""
-    first = next(iter(signature_of(forward).parameters.values()), None)
-    return first.name if first is not None and first.kind is first.VAR_POSITIONAL else None
-
-
 def _copied(value: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, value)
 
@@ -208,7 +204,8 @@ def _copied(value: Any) -> Any:
 def _tensors(arguments: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors of a call but for those in its bag of options, which nobody writes to."""
     values = [arguments[name] for name in sorted(arguments) if name != OPTIONS]
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    leaves = values if _LEAVES.issuperset(map(type, values)) else pytree.tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _lists(containers: Sequence[Any]) -> list[list[Any]]:
@@ -217,7 +214,12 @@ def _lists(containers: Sequence[Any]) -> list[list[Any]]:
 
 def _containers(arguments: Mapping[str, Any]) -> list[Any]:
     """Return the lists, tuples and dicts of a call, those of records too, but for what is in its bag of options."""
-    return [found for name in sorted(arguments) if name != OPTIONS for found in _containers_in(arguments[name])]
+    return [
+        found
+        for name in sorted(arguments)
+        if name != OPTIONS and type(arguments[name]) not in _LEAVES
+        for found in _containers_in(arguments[name])
+    ]
 
 
 def _containers_in(value: Any) -> Iterator[Any]:

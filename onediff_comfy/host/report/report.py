@@ -39,8 +39,9 @@ def object_report(dispatcher: Dispatcher) -> dict[str, Any]:
 
     Returns:
         ``served`` and ``eager``, numbers of calls; ``reused``, those of the served that took deep layers from an
-        earlier step; ``fallbacks``, eager calls by reason; ``run_s``, seconds in compiled graphs; and ``graphs``, those
-        that served it, most calls first, with the ``steps`` of each: what calls of a size take eager and from it.
+        earlier step; ``fallbacks``, eager calls by reason; ``run_s``, seconds in compiled graphs, of blocks whose
+        weights move from one call in eight; and ``graphs``, those that served it, most calls first, with the ``steps``
+        of each: what calls of a size take eager and from it.
     """
     counted = dispatcher.metrics.snapshot()
     served, seconds = dispatcher.metrics.served_by(), dispatcher.times.seconds()

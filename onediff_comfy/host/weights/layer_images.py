@@ -6,6 +6,7 @@ The host's layers say where their weights are, and how they are to be brought. A
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -100,7 +101,7 @@ class LayerImages:
 class Look:
     """What layers look like, but for weights, buffers and what the host notes of them. Compared by identity.
 
-    Asked of each block in each step: so a layer is compared by few calls, and not by a step for each attribute.
+    Asked of each block in each step: so nothing here runs once for each layer or attribute in Python.
 
     Args:
         layers: a module and all its submodules, or images of them.
@@ -111,9 +112,14 @@ class Look:
         names = [tuple(name for name in state if name not in _APART) for state in self._states]
         self._keys = list(chain.from_iterable(self._states))
         self._counts = list(map(len, names))
-        self._getters = [operator.itemgetter("_modules", "training", *each) for each in names]  # never of one name
+        groups = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
+        for each, state in zip(names, self._states, strict=True):
+            groups[each].append(state)
+        self._getters = [operator.itemgetter("_modules", "training", *each) for each in groups]  # never of one name
+        self._grouped = list(groups.values())
         self._held = self._now()
-        self._dicts = [value for value in self._held if type(value) is dict]  # a forward may write to them
+        dicts = [value for value in self._held if type(value) is dict]  # a forward may write to them
+        self._filled, self._empty = list(filter(None, dicts)), [each for each in dicts if not each]
         self._inside = self._inside_now()
 
     def holds(self) -> bool:
@@ -127,17 +133,17 @@ class Look:
             now = self._now()
         except KeyError:  # one attribute went, and another came
             return False
-        if not all(map(operator.is_, now, self._held)):
+        if not all(map(operator.is_, now, self._held)) or any(self._empty):
             return False
         inside = self._inside_now()
         return len(inside) == len(self._inside) and all(map(operator.is_, inside, self._inside))
 
     def _now(self) -> list[Any]:
-        pairs = zip(self._getters, self._states, strict=True)
-        return list(chain.from_iterable([getter(state) for getter, state in pairs]))
+        # map(map, getters, states): of each group the values of each of its layers, without a step in Python.
+        return list(chain.from_iterable(chain.from_iterable(map(map, self._getters, self._grouped))))
 
     def _inside_now(self) -> list[Any]:
-        return list(chain(chain.from_iterable(self._dicts), chain.from_iterable(map(dict.values, self._dicts))))
+        return list(chain(chain.from_iterable(self._filled), chain.from_iterable(map(dict.values, self._filled))))
 
 
 class SeenLayers:

@@ -162,6 +162,8 @@ class StreamedModules:
     def in_place(self, module: torch.nn.Module, device: torch.device) -> Iterator[InPlace]:
         """Yield the image of ``module``, with all weights on ``device`` until the context ends.
 
+        Where code of the module's has run on the image, call ``put_back`` then.
+
         Args:
             module: of this kind. Nobody else may show one of the same kind meanwhile.
         """
@@ -178,7 +180,10 @@ class StreamedModules:
                 seen.is_first = False
                 for parameters in self._images.parameters:
                     parameters.clear()
-                self._images.put_back(seen.layers)
+
+    def put_back(self, module: torch.nn.Module) -> None:
+        """Set and delete on ``module`` and its layers what was set and deleted on their images while in place."""
+        self._images.put_back(self._seen[module].layers)
 
     @contextlib.contextmanager
     def _brought(self, seen: _Seen, device: torch.device) -> Iterator[InPlace]:
@@ -196,8 +201,10 @@ class StreamedModules:
         stream = comfy.ops.cast_modules_with_vbar(
             missing, None, device, None, memory.device_supports_non_blocking(device)
         )
+        current = memory.current_stream(device)  # asking takes as long as waiting
         try:
-            memory.sync_stream(device, stream)
+            if stream is not None:
+                current.wait_stream(stream)
             self._copied = self._copied if stream is None else stream.record_event()
             settled = not (is_changed and any(map(_is_rounded_next, dynamic)))
             moving = MovingWeights(places_of(dynamic), None if stream is None else waited)
@@ -209,7 +216,7 @@ class StreamedModules:
             yield InPlace(self._images.root, is_changed, settled, moving, seen.is_first)
         finally:
             if stream is not None:
-                stream.wait_stream(memory.current_stream(device))
+                stream.wait_stream(current)
             if missing:
                 take_back(layers[0], missing)
 
