@@ -118,20 +118,31 @@ def _from_file(options: argparse.Namespace, form: str) -> Any:
 class Watched(Bench):
     """Notes beside each image how many bytes of weights were on the device, and for how long the CPU worked.
 
-    ``cpu_s`` is of all threads and ``thread_s`` of the one that samples. ``collector_s`` are seconds of Python's
-    collector, which stops all threads, whichever it runs on.
+    ``cpu_s`` is of all threads and ``thread_s`` of the one that samples. ``waited_s`` are those of it in which the CPU
+    waits for the device behind the last step: where there are hardly any, the device waits for the CPU.
+    ``collector_s`` are seconds of Python's collector, which stops all threads, whichever it runs on.
     """
 
-    def timed_image(self, name: str) -> None:
+    def make(self, name: str, seed: int, callback: Callable[..., None] | None = None) -> tuple[Any, dict[str, float]]:
+        waited = [0.0]
+
+        def after_step(*step: Any) -> None:
+            began = time.perf_counter()
+            if callback is not None:
+                callback(*step)
+            waited.append(time.perf_counter() - began)
+
         began, thread_began = time.process_time(), time.thread_time()
         with collector_seconds() as collecting:
-            super().timed_image(name)
+            latent, noted = super().make(name, seed, after_step)
         worked = {"cpu_s": time.process_time() - began, "thread_s": time.thread_time() - thread_began}
-        vbars = self.model.model.dynamic_vbars.values()
-        resident = sum(vbar.loaded_size() for vbar in vbars)
-        noted = {**worked, "collector_s": sum(collecting), "resident_bytes": resident}
-        self.images[name][-1].update(noted)
-        print(name, self.images[name][-1]["s"], noted, flush=True)
+        resident = sum(vbar.loaded_size() for vbar in self.model.model.dynamic_vbars.values())
+        found = {"waited_s": waited[-1], "collector_s": sum(collecting), "resident_bytes": resident}
+        return latent, {**noted, **worked, **found}
+
+    def timed_image(self, name: str) -> None:
+        super().timed_image(name)
+        print(name, self.images[name][-1], flush=True)
 
     def run(self) -> dict[str, Any]:
         for name in self.options.variants:
