@@ -25,4 +25,6 @@ def test_a_model_that_prefetches_its_weights_is_no_other_one_for_what_the_host_n
 
 
 def test_blocks_that_differ_in_their_heads_or_bits_alone_are_served_in_every_step() -> None:
-    assert printed_by("blocks_of_widths.py", comfyui_path()) == 4 * [{"right": True, "served": 24, "fallbacks": {}}]
+    *found, counted = printed_by("blocks_of_widths.py", comfyui_path())
+    assert found == 4 * [{"right": True, "served": 24, "fallbacks": {}}]
+    assert counted == [5, 5, 5], "what a block's code leaves on its image is not on the block"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onediff_comfy.capture.call import NotCovered, Signature, TensorSpec, bind, split
+from onediff_comfy.capture.parameters import parameters_of
 
 OPTIONS = "transformer_options"
 
@@ -45,6 +46,20 @@ def test_bind_flattens_keyword_extras() -> None:
         "y": 4,
         "control": 5,
     }
+
+
+def test_bind_remembers_forms_of_calls_and_no_values() -> None:
+    """Extras may be called anything, in any order; what is remembered of a function is bounded."""
+
+    def open_to_all(x: Any, scale: Any = 1.0, **kwargs: Any) -> None: ...
+
+    for number in range(100):
+        bound = bind(open_to_all, (number,), {f"extra{number}": -number})
+        assert bound == {"x": number, "scale": 1.0, f"extra{number}": -number}
+    for named in ({"b": 3, "a": 4}, {"a": 5, "b": 6}):
+        assert list(bind(open_to_all, (1,), named).items()) == [("x", 1), ("scale", 1.0), *named.items()]
+    assert parameters_of(open_to_all) is parameters_of(open_to_all)
+    assert len(parameters_of(open_to_all).places) <= 64
 
 
 def test_bind_follows_names_where_families_order_parameters_differently() -> None:

@@ -17,7 +17,7 @@ class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-        self.heads, self.bag = 4, {"kept": object()}
+        self.heads, self.bag, self.empty = 4, {"kept": object()}, dict[str, object]()
 
 
 def _renamed(block: Any) -> None:
@@ -44,6 +44,8 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "what is in a bag is another": lambda block: block.bag.update(kept=object()),
     "it is called otherwise in the bag": _renamed,
     "there is more in the bag": lambda block: block.bag.update(more=1),
+    "there is something in a bag that was empty": lambda block: block.empty.update(more=1),
+    "a layer has a layer": lambda block: block.first.add_module("more", torch.nn.Linear(2, 2)),
     "the bag is another of the same content": lambda block: setattr(block, "bag", dict(block.bag)),
     "it is trained": lambda block: block.train(False),
 }

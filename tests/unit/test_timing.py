@@ -48,6 +48,13 @@ def test_seconds_are_those_that_passed() -> None:
     assert 0.02 <= times.seconds()["a"] <= time.perf_counter() - start
 
 
+def test_a_call_that_stands_for_others_counts_as_many_times_in_what_all_took() -> None:
+    times = times_of(2.0, 3.0)
+    times.end(times.begin(CPU), "a", CALL, CPU, stands_for=8)
+    call(times, "a")
+    assert times.seconds() == {"a": 19.0} and times.fastest("a", CALL) == (2.0, 2)
+
+
 def test_a_call_that_fails_is_not_counted() -> None:
     times = CallTimes()
     with pytest.raises(ValueError, match="no"), times.measured("a", CALL, CPU):

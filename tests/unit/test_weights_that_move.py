@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.call import split
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import Outputs
@@ -19,6 +20,7 @@ from onediff_comfy.runtime.recording_pool import RecordingPool
 from onediff_comfy.serving.decision import Invocation, Output
 from onediff_comfy.serving.dispatcher import Dispatcher
 
+CALL = split({"x": torch.ones(1)}, function="Block.forward").signature
 HOST = HostServices("host", "transformer_options", {}, lambda: None, lambda _layers: None)
 
 
@@ -49,6 +51,29 @@ def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() ->
     assert image.weight.data_ptr() == buffer.data_ptr()
     other = answer()
     assert not isinstance(other, Output) or other.value.tolist() == image(x).tolist()
+
+
+@pytest.mark.parametrize(("moving", "timed"), [(MovingWeights(), 3), (None, 17)])
+def test_of_calls_whose_weights_move_one_in_eight_is_timed(moving: MovingWeights | None, timed: int) -> None:
+    """A step has sixty of them. What all take is told as if each was."""
+    dispatcher, image = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST), Block(torch.ones(4))
+    for _ in range(17):
+        dispatcher.attempt(Invocation(image, image.forward, (torch.ones(1),), {}, moving=moving))
+    (key,) = dispatcher.graph_keys()
+    seconds, (fastest, calls) = dispatcher.times.seconds()[key], dispatcher.times.fastest(key, CALL)
+    assert calls == timed and seconds >= 17 * fastest
+
+
+def test_it_is_known_of_an_answer_whether_code_of_the_module_ran_for_it() -> None:
+    """For the first a graph is made, and compared with eager; another dispatcher has to look for it, at first."""
+    library, image = GraphLibrary(GraphCache(1 << 30), Metrics()), Block(torch.ones(4))
+    for _ in range(2):
+        dispatcher = Dispatcher("eager", library, HOST)
+        answers = [
+            dispatcher.attempt(Invocation(image, image.forward, (torch.ones(1),), {}, moving=MovingWeights()))
+            for _ in range(3)
+        ]
+        assert [isinstance(each, Output) and each.by_graph_alone for each in answers] == [False, True, True]
 
 
 class Told(RecordedGraph):

@@ -22,7 +22,7 @@ from ...runtime.step_cache import Features
 from ..process.host_compiler import unplanned
 from ..process.services import OPTIONS
 from .module_image import is_plain
-from .skeleton import ServePart
+from .module_proxy import Serve
 
 # Of all blocks' weights. A list with fewer refines an input, a prompt alone perhaps: it says nothing of the image.
 _LEAST_SHARE = 1 / 8
@@ -179,7 +179,7 @@ class WholeForward:
         calls: of blocks, so far.
     """
 
-    def __init__(self, order: Order | None, serve: ServePart, list_of: Mapping[torch.nn.Module, str]) -> None:
+    def __init__(self, order: Order | None, serve: Serve, list_of: Mapping[torch.nn.Module, str]) -> None:
         self._order, self._serve, self._list_of = order, serve, list_of
         self.calls: list[BlockCall] = []
         self._early: torch.Tensor | None = None
@@ -189,7 +189,6 @@ class WholeForward:
     def __call__(
         self,
         block: torch.nn.Module,
-        image: torch.nn.Module,
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -199,7 +198,7 @@ class WholeForward:
         if self._order is not None and name is not None and name not in self._entered:
             with self._noting():  # a block may write to what it is given, and so may the forward behind it
                 self._entered[name] = {i: given[i].clone() for i in self._order.sources(name) if i < len(given)}
-        output = self._serve(block, image, forward, args, kwargs)
+        output = self._serve(block, forward, args, kwargs)
         expected = self._expected(number)
         if expected is not None and expected.is_made(block, given, output):
             self.calls.append(expected)
@@ -262,7 +261,7 @@ class BriefForward:
         serve: computes a block.
     """
 
-    def __init__(self, order: Order, features: Features, serve: ServePart) -> None:
+    def __init__(self, order: Order, features: Features, serve: Serve) -> None:
         self._order, self._features, self._serve = order, features, serve
         self._number = 0
         self._early: torch.Tensor | None = None
@@ -276,7 +275,6 @@ class BriefForward:
     def __call__(
         self,
         block: torch.nn.Module,
-        image: torch.nn.Module,
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -287,7 +285,7 @@ class BriefForward:
             raise NotCovered(_other_order())
         name = order.left_out(number)
         if name is None:
-            output = self._serve(block, image, forward, args, kwargs)
+            output = self._serve(block, forward, args, kwargs)
             if number == order.first:
                 with unplanned():
                     self._early = _largest(output)

@@ -25,8 +25,9 @@ from ..process.host_compiler import unplanned
 from ..process.process import library
 from ..weights.residency import StreamedModules, attributes_of, formats_of, structure_of
 from .functional_call import FunctionalCall, Told
+from .module_proxy import Serve
 from .reused_blocks import ReusedBlocks
-from .skeleton import ServePart, Skeleton
+from .skeleton import Skeleton
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -56,10 +57,10 @@ class BlockServer:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered the blocks."""
         skeleton = self._skeleton
         if skeleton is None or not skeleton.is_of(module):
-            skeleton = self._skeleton = Skeleton(module, _is_block)
+            skeleton = self._skeleton = Skeleton(module, _is_block, parts_as_images=False)
             self._kinds, self._streamed, self._reused = {}, {}, ReusedBlocks(module, self._serve_block)
 
-        def run(serve: ServePart, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        def run(serve: Serve, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             with skeleton.current(serve) as image:
                 return forward.__func__(image, *args, **kwargs)
 
@@ -71,7 +72,6 @@ class BlockServer:
     def _serve_block(
         self,
         block: torch.nn.Module,
-        _image: torch.nn.Module,
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],

@@ -32,12 +32,14 @@ class ModuleProxy:
         module: stood in for.
         serve: a ``Dispatcher``, or something that is called like one.
         methods: names of the methods that go through it. Calling the module itself is its "forward".
+        as_image: serve an image of the module, which has none of what the host notes on it, and not the module itself.
+            Whoever makes images of it needs none: each would put back what it has, in place of what the other put back.
     """
 
-    def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str]) -> None:
+    def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str], as_image: bool = True) -> None:
         own = object.__getattribute__(self, "__dict__")
         own.update(_onediff_module=module, _onediff_serve=serve, _onediff_methods=frozenset(methods))
-        own.update(_onediff_image=ModuleImage(module, hidden=_NOTES))
+        own.update(_onediff_image=ModuleImage(module, hidden=_NOTES) if as_image else None)
 
     @property  # type: ignore[misc]  # what isinstance() asks after the type
     def __class__(self) -> type:
@@ -85,6 +87,8 @@ class ModuleProxy:
     def _onediff_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
             return getattr(self._onediff_module, name)(*args, **kwargs)
+        if self._onediff_image is None:
+            return self._onediff_serve(self._onediff_module, getattr(self._onediff_module, name), args, kwargs)
         with self._onediff_image.current() as image:
             return self._onediff_serve(image, getattr(image, name), args, kwargs)
 

@@ -29,7 +29,7 @@ from ..process.services import OPTIONS, prompts_of
 from ..weights.layer_images import Look
 from .block_order import BriefForward, Order, WholeForward
 from .module_image import is_plain
-from .skeleton import ServePart
+from .module_proxy import Serve
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _OURS = ("wrappers", "callbacks")
 class RunForward(Protocol):
     """Runs a model's forward."""
 
-    def __call__(self, serve: ServePart, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, serve: Serve, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return its output, of a call in which ``serve`` answers the blocks."""
 
 
@@ -59,7 +59,7 @@ class ReusedBlocks:
         serve: computes a block.
     """
 
-    def __init__(self, module: torch.nn.Module, serve: ServePart) -> None:
+    def __init__(self, module: torch.nn.Module, serve: Serve) -> None:
         lists = ((name, child) for name, child in module._modules.items() if isinstance(child, torch.nn.ModuleList))
         self._list_of = {block: name for name, blocks in lists for block in blocks}
         self._module, self._serve = module, serve
@@ -126,7 +126,7 @@ class ReusedBlocks:
         return output
 
     def _tried(
-        self, order: Order, features: Features, look: Look, run_again: Callable[[ServePart], Any], expected: Any
+        self, order: Order, features: Features, look: Look, run_again: Callable[[Serve], Any], expected: Any
     ) -> Message | None:
         """Run the brief form of a call once. Return why nothing is to be reused; None if something may be.
 

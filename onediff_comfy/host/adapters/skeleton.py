@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,13 +10,7 @@ from typing import Any
 import torch
 
 from .module_image import ModuleImage
-from .module_proxy import ModuleProxy
-
-ServePart = Callable[
-    [torch.nn.Module, torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]],
-    Any,
-]
-"""Called with a part and what a ``Serve`` is called with."""
+from .module_proxy import ModuleProxy, Serve
 
 
 class Skeleton:
@@ -26,11 +19,17 @@ class Skeleton:
     Args:
         module: what it is an image of.
         is_part: asked of a module and a child of it, at any depth. What has no weights is no part.
+        parts_as_images: serve images of parts; see ``ModuleProxy``.
     """
 
-    def __init__(self, module: torch.nn.Module, is_part: Callable[[torch.nn.Module, torch.nn.Module], bool]) -> None:
-        self._serve: ServePart | None = None  # while the image is in use
-        self._is_part, self._images = is_part, list[ModuleImage]()
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        is_part: Callable[[torch.nn.Module, torch.nn.Module], bool],
+        parts_as_images: bool,
+    ) -> None:
+        self._serve: Serve | None = None  # while the image is in use
+        self._is_part, self._as_images, self._images = is_part, parts_as_images, list[ModuleImage]()
         root = self._image_of(module)
         if root is None:
             root = ModuleImage(module)
@@ -46,7 +45,7 @@ class Skeleton:
         return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(now, self._children, strict=True))
 
     @contextlib.contextmanager
-    def current(self, serve: ServePart) -> Iterator[torch.nn.Module]:
+    def current(self, serve: Serve) -> Iterator[torch.nn.Module]:
         """Yield the image. What happens to attributes of it inside happens to the module's.
 
         Args:
@@ -62,9 +61,11 @@ class Skeleton:
             for image in self._images:
                 image.put_back()
 
-    def _serve_part(self, part: torch.nn.Module, *call: Any) -> Any:
+    def _serve_part(
+        self, part: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         assert self._serve is not None  # whoever has the image runs it inside
-        return self._serve(part, *call)
+        return self._serve(part, forward, args, kwargs)
 
     def _image_of(self, module: torch.nn.Module) -> ModuleImage | None:
         """Return the image of a module in which there are parts; None if there are none."""
@@ -73,7 +74,7 @@ class Skeleton:
             if child is None:
                 continue
             if self._is_part(module, child) and next(child.parameters(), None) is not None:
-                children[name] = ModuleProxy(child, functools.partial(self._serve_part, child), ("forward",))
+                children[name] = ModuleProxy(child, self._serve_part, ("forward",), self._as_images)
             else:
                 image = self._image_of(child)
                 children[name] = child if image is None else image.image

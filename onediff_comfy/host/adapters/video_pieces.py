@@ -49,36 +49,30 @@ class PieceServer:
     ) -> Any:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered pieces."""
         if self._skeleton is None or not self._skeleton.is_of(module):
-            self._skeleton = Skeleton(module, lambda parent, _child: parent is module)
-            self._last, self._repeating = None, set()  # an address is a part's only as long as the part is there
+            self._skeleton = Skeleton(module, lambda parent, _child: parent is module, parts_as_images=True)
+            self._last, self._repeating = None, set()  # an address is an image's only as long as the image is there
         with self._skeleton.current(self._serve_part) as image:
             return forward.__func__(image, *args, **kwargs)
 
     def _serve_part(
         self,
-        part: torch.nn.Module,
         image: torch.nn.Module,
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        answer = self._from_graph(part, image, forward, args, kwargs)
+        answer = self._from_graph(image, forward, args, kwargs)
         return forward(*args, **kwargs) if answer is None else answer.value
 
     def _from_graph(
-        self,
-        part: torch.nn.Module,
-        image: torch.nn.Module,
-        forward: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, image: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Output | None:
         """Return what a graph gives for a piece; None where the host has to make it, or where a call is no piece."""
         try:
             call = FunctionalCall(forward, args, kwargs)
             if not any(call.lists):  # nothing is handed on
                 return None
-            if not self._repeats(_structure(part, call.arguments)):
+            if not self._repeats(_structure(image, call.arguments)):
                 reason = message(
                     "the first pieces of a video are ComfyUI's own; graphs serve those that are like one another"
                 )
@@ -99,9 +93,9 @@ class PieceServer:
         return structure in self._repeating
 
 
-def _structure(part: torch.nn.Module, arguments: Mapping[str, Any]) -> Structure:
+def _structure(image: torch.nn.Module, arguments: Mapping[str, Any]) -> Structure:
     leaves, holders = pytree.tree_flatten(arguments)
-    return id(part), str(holders), tuple(map(_looks, leaves))
+    return id(image), str(holders), tuple(map(_looks, leaves))
 
 
 def _looks(leaf: object) -> object:
