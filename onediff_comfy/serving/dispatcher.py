@@ -168,8 +168,6 @@ class CallServer:
                 self.teller.fell_back(serve.request.invocation.module, Eager(verdict.reason), run)
                 return Output(verdict.output)
             output = Output(verdict.output)
-        elif serve.was_known:
-            output = Output(output.value, by_graph_alone=True)
         if run.report.graph_answered(serve.route, serve.request.call.signature):  # the first of its kind in this run
             self.resolver.prefer_better(serve, self.executor.times)
         return output
@@ -213,6 +211,7 @@ class Dispatcher:
         metrics: what served this object's calls, and what did not; part of the library's.
         times: how long its graphs ran.
         runs: how many have begun.
+        run: the one that is going on; before the first, one that has no step cache.
     """
 
     def __init__(
@@ -244,7 +243,7 @@ class Dispatcher:
             Verifier(library, self.times, self._eager_times, host.unplanned),
             Teller(self.metrics, show),
         )
-        self._run = RunContext(self._new_report(), options.compile)
+        self.run = RunContext(self._new_report(), options.compile)
 
     def begin_run(self, step_cache: StepCache | None = None) -> None:
         """Begin a sampling run: modules are looked at again, for extensions may have changed them since.
@@ -256,12 +255,12 @@ class Dispatcher:
         self._resolver.take_delayed()  # of a run that was broken off: no other counts as the first
         self._server.guard.begin_run()
         self._server.verifier.begin_run()
-        self._run = replace(self._run, report=self._new_report(), reusing=step_cache is not None, step_cache=step_cache)
+        self.run = replace(self.run, report=self._new_report(), reusing=step_cache is not None, step_cache=step_cache)
 
     def begin_step(self) -> None:
         """Note that a prediction is asked for; the calls for it follow. Without it no step cache reuses anything."""
-        if self._run.step_cache is not None:
-            self._run.step_cache.begin_step()
+        if self.run.step_cache is not None:
+            self.run.step_cache.begin_step()
 
     def end_run(self, module: torch.nn.Module, what: str = "") -> None:
         """End a sampling run over ``module``: one line on what served it, in the log and on the node.
@@ -272,18 +271,18 @@ class Dispatcher:
         """
         self.end_step_cache()
         if (delayed := self._resolver.take_delayed()) is not None:
-            self._server.decide(delayed, replace(self._run, over=True))
+            self._server.decide(delayed, replace(self.run, over=True))
         self._server.guard.end_run()
         self._server.executor.end_run()
-        self._server.teller.ended(self._run.report, module, what)
+        self._server.teller.ended(self.run.report, module, what)
 
     def end_step_cache(self) -> None:
         """Reuse nothing any more, and keep nothing for it: the run is over, or has failed."""
-        step_cache = self._run.step_cache
+        step_cache = self.run.step_cache
         if step_cache is not None:
             self.metrics.count("reused", step_cache.reused)
             step_cache.forget()
-            self._run = replace(self._run, step_cache=None)
+            self.run = replace(self.run, step_cache=None)
 
     def preparing(self, exact: bool = False) -> Dispatcher:
         """Return a view of this dispatcher, with a run of its own, whose calls wait for graphs. All else is shared.
@@ -294,7 +293,7 @@ class Dispatcher:
         if exact:  # a general graph that serves is no reason not to make a better one
             self._resolver.routes.forget(lambda _key, route: isinstance(route, Served))
         view = copy.copy(self)
-        view._run = RunContext(self._new_report(), exact=exact)
+        view.run = RunContext(self._new_report(), exact=exact)
         return view
 
     def chosen(self, device: torch.device) -> tuple[str, str]:
@@ -328,21 +327,23 @@ class Dispatcher:
         """
         # No exception is being handled here: meanwhile each attribute that only a __getattr__ finds costs more.
         invocation = Invocation(module, forward, args, kwargs)
-        outcome = self._server.attempt(invocation, self._run)
+        outcome = self._server.attempt(invocation, self.run)
         return outcome.value if isinstance(outcome, Output) else invocation.eager()
 
     def attempt(self, invocation: Invocation) -> Output | Eager:
         """Return what an invocation gives from a compiled graph, or why none serves it; the caller has to, then."""
-        return self._server.attempt(invocation, self._run.of_call(invocation))
+        return self._server.attempt(invocation, self.run.of_call(invocation))
 
-    @property
-    def run(self) -> RunContext:
-        """Return the run that is going on; before the first, one that has no step cache."""
-        return self._run
+    def is_held_back(self, invocation: Invocation) -> bool:
+        """Return True if a call whose weights move, and need not be there, waits for its graph, and count it then."""
+        if self.run.compile == "wait" or (pending := self._resolver.pending(invocation, reusing=False)) is None:
+            return False
+        self.passed_by(invocation.module, pending.reason, expected=True)
+        return True
 
     def passed_by(self, module: torch.nn.Module, reason: str, expected: bool = False) -> None:
         """Count a call of ``module`` that was answered without this dispatcher being asked, for this reason."""
-        self._server.teller.fell_back(module, Eager(reason, expected), self._run)
+        self._server.teller.fell_back(module, Eager(reason, expected), self.run)
 
     def _new_report(self) -> RunReport:
         return RunReport(self.metrics, self._server.library.metrics, self._eager_times.gain)

@@ -223,7 +223,7 @@ class Executor:
             log.debug("compiled graph failed", exc_info=True)
             kind, line = type(error).__name__, first_line(error)
             return Failed(message("the compiled graph failed ({kind}: {first_line})", kind=kind, first_line=line))
-        return Output(pytree.tree_unflatten(flat, serve.graph.binding.output))
+        return Output(pytree.tree_unflatten(flat, serve.graph.binding.output), serve.was_known and not due)
 
     def _stands_for(self, graph_key: str) -> int:
         """Return for how many calls of a graph, whose weights move, this one is timed; 0 if it is not."""

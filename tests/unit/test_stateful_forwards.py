@@ -118,12 +118,70 @@ class KeepingTensor(Scaled):
         return self.state["before"]
 
 
+class ByBuffer(Scaled):
+    def begin(self) -> None:
+        self.register_buffer("calls", torch.zeros(()))
+
+    def counted(self) -> Any:
+        self.calls = self.calls + 1
+        return self.calls
+
+
+class ByParameter(Scaled):
+    def begin(self) -> None:
+        self.calls = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def counted(self) -> Any:
+        self.calls = nn.Parameter(self.calls + 1, requires_grad=False)
+        return self.calls
+
+
+class ByLayers(Scaled):
+    def begin(self) -> None:
+        for name in [name for name in self._modules if name.startswith("call")]:
+            delattr(self, name)
+
+    def counted(self) -> int:
+        self.add_module(f"call{len(self._modules)}", nn.Identity())
+        return len(self._modules)
+
+
+class Making(nn.Module):
+    """Makes a layer and a table when it is called first, of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        if not hasattr(self, "made"):
+            self.made = nn.Linear(x.shape[-1], 4)
+            self.register_buffer("table", torch.arange(x.shape[-1], dtype=x.dtype) * x.abs().max(), persistent=False)
+        return self.made(self.linear(x)) + self.table
+
+
+def test_what_a_first_call_makes_is_made_of_numbers_and_served_from_then_on(library: GraphLibrary) -> None:
+    """Not by a trace, whose tensors hold none: the model would give such tensors ever after."""
+    module, dispatcher, x = Making(), Dispatcher("eager", library, HOST), torch.randn(2, 4)
+    given = _three(lambda x: dispatcher(module, module.forward, (x,), {}), x)
+    assert {type(each) for each in (*module.parameters(), *module.buffers())} <= {nn.Parameter, torch.Tensor}
+    for each in given:
+        torch.testing.assert_close(each, module(x))
+    assert dispatcher.metrics.snapshot()["served"] == 2
+
+
 def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
     with torch.no_grad():
         return [call(x) for _ in range(3)]
 
 
-@pytest.mark.parametrize("kind", [ByAttribute, ByDict, ByObject, ByVariable, ByGlobal, ByClosure, KeepingTensor])
+KINDS = [
+    *(ByAttribute, ByDict, ByObject, ByVariable, ByGlobal, ByClosure, KeepingTensor),
+    *(ByBuffer, ByParameter, ByLayers),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_forward_counts_goes_on(kind: type[Scaled], library: GraphLibrary) -> None:
     """In a first process and in one that finds what the first has made and proved."""
     module, x = kind(), torch.randn(2, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat, starmap
 from typing import Any, NamedTuple
@@ -19,7 +19,18 @@ from .tensor_parts import PLAIN, WeightFormat, format_of, kind_of_file, part_nam
 # Of nn.Module's own bookkeeping, what decides on a forward's result. The rest counts only where hooks are set, and
 # is two thirds of what there would be to compare.
 _DECIDING = frozenset(("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "training"))
+_HOLDERS = frozenset(name for name, held in vars(torch.nn.Module()).items() if isinstance(held, dict))
 _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - _DECIDING
+
+
+def holders_of(layer: torch.nn.Module) -> Iterator[dict[str, Any]]:
+    """Yield the dicts in which a layer holds its weights, buffers, children and hooks."""
+    return (value for name, value in vars(layer).items() if name in _HOLDERS)
+
+
+def same_content(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
+    """Return True if a dict holds the very objects that another one holds, by the same names in the same order."""
+    return list(now) == list(before) and all(map(operator.is_, now.values(), before.values()))
 
 
 class AttributeGuard:

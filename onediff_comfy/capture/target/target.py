@@ -19,7 +19,7 @@ from ..fingerprint.snapshot import is_equal
 from ..fingerprint.unread_attributes import is_tensors
 from ..option_probe import OptionRead
 from ..values.value_text import Describer
-from .held_objects import AttributeGuard, WeightSpec, WeightTable
+from .held_objects import AttributeGuard, WeightSpec, WeightTable, holders_of, same_content
 from .module_fingerprint import NOT_DESCRIBED, Inspected, inspect, named
 from .tensor_parts import TensorSubclasses, WeightFormat
 
@@ -162,22 +162,26 @@ class Target:
     def attributes_unchanged(self) -> Iterator[None]:
         """See that a forward leaves the attributes of the layers as they were, but for tensors that nothing reads.
 
-        Enter it within the trace: at its end torch.export puts attributes back by itself, and there is nothing to see.
+        So it is with weights, buffers, children and hooks. Enter it within the trace: at its end torch.export puts
+        attributes back by itself, and there is nothing to see.
 
         Raises:
             KeepsState: it set one to another value.
         """
         before = {path: (vars(layer), dict(vars(layer))) for path, layer in self.module.named_modules()}
+        held = [(path, each, dict(each)) for path, layer in self.module.named_modules() for each in holders_of(layer)]
         yield
+        for path, holder, content in held:
+            if not same_content(holder, content):
+                names = {*holder, *content}
+                changed = min(str(n) for n in names if holder.get(n, content) is not content.get(n, holder))
+                raise KeepsState(_changed(changed, path))
         for path, (now, attributes) in before.items():
             for name in (now.keys() | attributes.keys()) - NOT_DESCRIBED:
                 value = now.get(name)
                 unread = name in self._inspected.left and is_tensors(value)
                 if not unread and not (name in now and name in attributes and is_equal(value, attributes[name])):
-                    changed = message(
-                        "the model's forward changes attribute {name} of layer {layer}", name=name, layer=named(path)
-                    )
-                    raise KeepsState(changed)
+                    raise KeepsState(_changed(name, path))
 
     def forget_addresses(self) -> None:
         """Look at every weight again at the next call: another run begins."""
@@ -189,3 +193,7 @@ class Target:
 
     def _inspect(self) -> Inspected:
         return inspect(dict(self.module.named_modules()), self._host, self.formats)
+
+
+def _changed(name: str, path: str) -> Message:
+    return message("the model's forward changes attribute {name} of layer {layer}", name=name, layer=named(path))

@@ -17,16 +17,20 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.nn.modules.module as module_hooks
 import torch.utils._pytree as pytree
 
+from ..target.held_objects import holders_of, same_content
+
 _NO_LINES = "do_not_emit_stack_traces"
 
 
 @contextlib.contextmanager
 def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Put every attribute of the layers back as the same object.
+    """Put every attribute, weight and child of the layers back as the same object.
 
-    torch.export leaves copies in place of a module's own lists and dicts, and others may hold those.
+    torch.export leaves copies in place of a module's own lists and dicts, and others may hold those. And a forward may
+    make a layer or a buffer when it is called first. What it made in a trace holds no numbers.
     """
     before = [dict(layer.__dict__) for layer in layers]
+    held = [(holder, dict(holder)) for layer in layers for holder in holders_of(layer)]
     try:
         yield
     finally:
@@ -34,6 +38,10 @@ def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
             for name in layer.__dict__.keys() - attributes.keys():
                 del layer.__dict__[name]
             layer.__dict__.update(attributes)
+        for holder, content in held:
+            if not same_content(holder, content):
+                holder.clear()
+                holder.update(content)
 
 
 @contextlib.contextmanager

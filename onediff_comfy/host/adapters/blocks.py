@@ -19,7 +19,8 @@ import torch
 
 from ...capture.call import NotCovered
 from ...messages import message
-from ...serving.decision import Invocation, Output, search_failed
+from ...runtime.launch_bound import MovingWeights
+from ...serving.decision import Eager, Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
 from ..process.process import library
@@ -35,8 +36,16 @@ log = logging.getLogger(__name__)
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
+_ASKED = 2
+"""So many calls of one form that no graph answers in a run, and their weights are not brought for us any more."""
+
+
 class BlockServer:
     """Answers calls of a model's forward, block by block.
+
+    An image of a block is for graphs: it is traced, and compared with what they give, once it is known that no more
+    comes of its code than an output. What no graph answers the host runs, on the block itself. Its code may keep
+    something there, or in a table under the block's name, and the image is of many blocks.
 
     Args:
         model: the host's model object (a BaseModel).
@@ -48,6 +57,8 @@ class BlockServer:
         self._check = WeightsCheck(model, dispatcher, whole=False)
         self._kinds: dict[Hashable, list[StreamedModules]] = {}
         self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
+        self._called: set[torch.nn.Module] = set()  # blocks
+        self._unanswered = _Unanswered()
         self._skeleton: Skeleton | None = None
         self._reused: ReusedBlocks | None = None  # made with the skeleton
 
@@ -58,7 +69,8 @@ class BlockServer:
         skeleton = self._skeleton
         if skeleton is None or not skeleton.is_of(module):
             skeleton = self._skeleton = Skeleton(module, _is_block, parts_as_images=False)
-            self._kinds, self._streamed, self._reused = {}, {}, ReusedBlocks(module, self._serve_block)
+            self._kinds, self._streamed, self._called = {}, {}, set()
+            self._reused = ReusedBlocks(module, self._serve_block)
 
         def run(serve: Serve, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             with skeleton.current(serve) as image:
@@ -80,6 +92,10 @@ class BlockServer:
         assert model is not None  # it is being called
         if streamed is None or not streamed.knows(block, self._dispatcher.runs):
             streamed = self._streamed[block] = self._kind_of(block, model.get_dtype_inference())
+        image, is_first = streamed.image, block not in self._called
+        self._called.add(block)
+        if self._dispatcher.is_held_back(Invocation(image, forward, (), {}, None, MovingWeights(), is_first)):
+            return forward(*args, **kwargs)
         try:
             return self._answered(block, streamed, forward, args, kwargs)
         except NotCovered as refusal:
@@ -107,7 +123,7 @@ class BlockServer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Return what a block gives, from a graph or from its own code on its image.
+        """Return what a block gives, from a graph or from the host.
 
         Raises:
             NotCovered: the host has to run the block itself, for this reason. Nothing has happened to what it is given.
@@ -116,31 +132,33 @@ class BlockServer:
         assert model is not None  # it is being called
         if self._check.is_wrong(block):
             raise NotCovered(self._check.reason)
-        call = FunctionalCall(forward, args, kwargs)
+        call, image = FunctionalCall(forward, args, kwargs), streamed.image
+        if (reason := self._unanswered.reason(self._dispatcher.runs, block, call)) is not None:
+            raise NotCovered(reason)
         with contextlib.ExitStack() as stack:
             try:
                 in_place = stack.enter_context(streamed.in_place(block, model.device))
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
                 log.debug("a block's weights could not be brought", exc_info=True)
-                in_place, reason = None, search_failed(error)
+                in_place, failed = None, search_failed(error)
             if in_place is None:  # most likely for want of memory, and the host's own forward may want as much
                 library().recordings.release(ran_out=True)
-                raise NotCovered(reason)
-            image, ran = in_place.image, stack.enter_context(contextlib.ExitStack())
+                raise NotCovered(failed)
+            ran = stack.enter_context(contextlib.ExitStack())
             ran.callback(streamed.put_back, block)
             on_image = call.telling(image.forward)
             outcome = self._dispatcher.attempt(
-                Invocation(
-                    image, on_image, (), call.arguments, image.forward, in_place.moving, is_first=in_place.is_first
-                )
+                Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
             )
-            if not isinstance(outcome, Output):
-                return image.forward(*args, **kwargs)
-            told = outcome.value
-            is_due = in_place.settled and self._check.is_due(block, in_place.is_changed)
-            trial = _unless_memory_is_short(on_image, call.arguments) if is_due else None
-            if outcome.by_graph_alone and not is_due:
+            answered, is_due, trial = isinstance(outcome, Output), False, None
+            if answered and in_place.settled and self._check.is_due(block, in_place.is_changed):
+                is_due, trial = True, _unless_memory_is_short(on_image, call.arguments)
+            elif isinstance(outcome, Output) and outcome.by_graph_alone:
                 ran.pop_all()  # no code of the block's has run, which could have left something on its image
+        self._unanswered.note(block, call, outcome)
+        if not isinstance(outcome, Output):
+            return forward(*args, **kwargs)
+        told = outcome.value
         if is_due:  # by now the host's own forward is free to bring the weights its way
             by_host = None if trial is None else _unless_memory_is_short(call.telling(forward), call.arguments)
             if trial is None or by_host is None:
@@ -148,6 +166,28 @@ class BlockServer:
             with unplanned():
                 told = told if self._check.agree(block, in_place.is_changed, trial, by_host) else by_host
         return call.completed(told)
+
+
+class _Unanswered:
+    """Calls of blocks that no graph has answered in this run, by form, and why."""
+
+    def __init__(self) -> None:
+        self._run: int | None = None
+        self._found: dict[Hashable, list[str]] = {}
+
+    def reason(self, run: int, block: torch.nn.Module, call: FunctionalCall) -> str | None:
+        """Return why the host is to run such a call without a graph being asked for; None if one is."""
+        if run != self._run:
+            self._run, self._found = run, {}
+        reasons = self._found.get((block, call.form), []) if self._found else []
+        return reasons[-1] if len(reasons) >= _ASKED else None
+
+    def note(self, block: torch.nn.Module, call: FunctionalCall, outcome: Output | Eager) -> None:
+        """Note what became of a call. A graph that is on its way is asked for again."""
+        if isinstance(outcome, Eager) and not outcome.expected:
+            self._found.setdefault((block, call.form), []).append(outcome.reason)
+        elif self._found:
+            self._found.pop((block, call.form), None)
 
 
 def _unless_memory_is_short(telling: Callable[..., Told], arguments: Mapping[str, Any]) -> Told | None:

@@ -7,7 +7,7 @@ in a list, what its next piece needs of this one. A graph changes nothing that i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,13 @@ class FunctionalCall:
         if len({id(each) for each in self.lists}) < len(self.lists):
             raise NotCovered(message("a part of the model is given one list twice"))
         self.arguments = {name: value if name == OPTIONS else opened(value) for name, value in named.items()}
+
+    @property
+    def form(self) -> Hashable:
+        """Return what calls have in common of which a graph most likely answers all or none."""
+        leaves = pytree.tree_leaves([value for name, value in self.arguments.items() if name != OPTIONS])
+        looks = (leaf.shape if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
+        return tuple(self.arguments), tuple(self.arguments.get(OPTIONS) or ()), tuple(looks)
 
     def telling(self, forward: Callable[..., Any]) -> Callable[..., Told]:
         """Return a function of the arguments that gives what ``forward``, the part's or its image's, gives and leaves.

@@ -81,14 +81,12 @@ class InPlace:
         settled: in its next call the host computes with the same weights. Not so where it has just added a LoRA to 8
             bits: it computes with the sum, and keeps that rounded to 8 bits for later calls.
         moving: where its weights are.
-        is_first: they were not in place before.
     """
 
     image: torch.nn.Module
     is_changed: bool
     settled: bool = True
     moving: MovingWeights = MovingWeights()  # noqa: RUF009 - a value that nothing changes
-    is_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,14 +107,12 @@ class _Seen(SeenLayers):
 
     Attributes:
         run: the number of the run in which its weights' formats were compared last.
-        is_first: whether its weights were never all on the device since.
         kept: by layer, where the host gave the very weights that it keeps.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
         super().__init__(layers, shown)
         self.run: int | None = None
-        self.is_first = True
         self.kept: dict[torch.nn.Module, _Kept] = {}
 
 
@@ -141,6 +137,11 @@ class StreamedModules:
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, _Seen] = {}
         self._copied: torch.Event | None = None  # when the weights of the last module were, of which some had to be
+
+    @property
+    def image(self) -> torch.nn.Module:
+        """Return the image. It shows a module while that is in place."""
+        return self._images.root
 
     def knows(self, module: torch.nn.Module, run: int) -> bool:
         """Return True if ``module`` was shown before, and has the layers and attributes that it had. Else forget it.
@@ -177,7 +178,6 @@ class StreamedModules:
             try:
                 yield in_place
             finally:
-                seen.is_first = False
                 for parameters in self._images.parameters:
                     parameters.clear()
 
@@ -193,7 +193,7 @@ class StreamedModules:
         is_changed = any(changed)
         if not dynamic:
             self._cast(layers, device)
-            yield InPlace(self._images.root, is_changed, is_first=seen.is_first)
+            yield InPlace(self._images.root, is_changed)
             return
         waited = self._copied is not None and not self._copied.query()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
@@ -213,7 +213,7 @@ class StreamedModules:
                     self._put_brought(parameters, layer, seen.kept, differs, device)
                 elif parameters:
                     convert(parameters, layer, device)
-            yield InPlace(self._images.root, is_changed, settled, moving, seen.is_first)
+            yield InPlace(self._images.root, is_changed, settled, moving)
         finally:
             if stream is not None:
                 stream.wait_stream(current)

@@ -77,7 +77,7 @@ class CompileDelay:
             return None
         if invocation.is_first:
             self._prepare()
-        if self._put_off is None:
+        if self._put_off is None and invocation.moving is None:  # what moves is elsewhere when the run ends
             self._put_off = invocation.without_data()
         return Pending(message("a graph is made in the background once the first image is there"))
 

@@ -1,0 +1,159 @@
+"""Blocks that keep something from call to call, in a model that is served block by block.
+
+    python blocks_that_keep.py COMFY_DIR
+
+Prints as JSON for each kind: whether every output was what the same model gives alone, how many calls were served, and
+for how many a graph was asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+comfyui = sys.argv[1]
+sys.argv = sys.argv[:1]
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = True
+import torch  # noqa: E402
+
+from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
+from onediff_comfy.host.process.process import library  # noqa: E402
+from onediff_comfy.host.process.services import host_services  # noqa: E402
+from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
+
+STEPS = 4
+TABLE: dict[Any, Any] = {}
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x) * self.kept(x)
+
+    def kept(self, _x: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+
+class Counting(Block):
+    calls = 0
+
+    def kept(self, _x: torch.Tensor) -> Any:
+        self.calls += 1
+        return self.calls
+
+
+class ByList(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[float] = []
+
+    def kept(self, _x: torch.Tensor) -> Any:
+        self.calls.append(1.0)
+        return len(self.calls)
+
+
+class ByBuffer(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def kept(self, _x: torch.Tensor) -> Any:
+        self.calls = self.calls + 1
+        return self.calls
+
+
+class ByWeight(Block):
+    def kept(self, _x: torch.Tensor) -> Any:
+        self.layer.weight = torch.nn.Parameter(self.layer.weight * 1.01, requires_grad=False)
+        return 1
+
+
+class Previous(Block):
+    before: Any = None
+
+    def kept(self, x: torch.Tensor) -> Any:
+        before, self.before = self.before, x
+        return 1 if before is None else before
+
+
+class ByItself(Block):
+    def kept(self, _x: torch.Tensor) -> Any:
+        return TABLE.setdefault(self, self.layer.weight.sum().clone())
+
+
+class ByNumber(Block):
+    def kept(self, _x: torch.Tensor) -> Any:
+        return TABLE.setdefault(id(self), self.layer.weight.sum().clone())
+
+
+class Remembered(Block):
+    @functools.lru_cache(maxsize=None)  # noqa: B019, UP033 - as extensions do it
+    def scale(self) -> float:
+        return float(self.layer.weight.sum())
+
+    def kept(self, _x: torch.Tensor) -> Any:
+        return self.scale()
+
+
+class Making(Block):
+    def kept(self, x: torch.Tensor) -> Any:
+        if not hasattr(self, "made"):
+            self.made = torch.nn.Linear(8, 8, bias=False)
+            self.made.weight.data.copy_(x.reshape(-1)[:8].repeat(8, 1))
+        return self.made(x)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, kind: type[Block]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = torch.nn.ModuleList(kind() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Model:
+    device = torch.device("cpu")
+
+    def get_dtype_inference(self) -> torch.dtype:
+        return torch.float32
+
+
+class Asked(Dispatcher):
+    """Counts for how many calls it is asked."""
+
+    asked = 0
+
+    def attempt(self, invocation: Any) -> Any:
+        self.asked += 1
+        return super().attempt(invocation)
+
+
+def kept(kind: type[Block]) -> dict[str, Any]:
+    model, net, alone = Model(), Net(kind), Net(kind)
+    dispatcher = Asked("eager", library(), host_services())
+    server, right = BlockServer(model, dispatcher), []
+    with torch.inference_mode():
+        for _run in range(2):
+            dispatcher.begin_run()
+            for x in torch.randn(STEPS, 1, 4, 8):
+                given, expected = server(net, net.forward, (x,), {}), alone(x)
+                right.append(type(given) is torch.Tensor and torch.allclose(given, expected, rtol=1e-4, atol=1e-5))
+    return {"right": all(right), "served": dispatcher.metrics.snapshot()["served"], "asked": dispatcher.asked}
+
+
+if __name__ == "__main__":
+    kinds = (Counting, ByList, ByBuffer, ByWeight, Previous, ByItself, ByNumber, Remembered, Making)
+    sys.stdout.write(json.dumps({kind.__name__: kept(kind) for kind in kinds}) + "\n")
