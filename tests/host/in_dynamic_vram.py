@@ -362,18 +362,23 @@ def reserves() -> list[int | None]:
 
 def first_calls(engine: str) -> list[list[bool]]:
     """Which calls are said to be their module's first: of two steps of a whole model; of two blocks, twice."""
-    attempt, found = Dispatcher.attempt, list[list[bool]]()
+    attempt, is_held_back, found = Dispatcher.attempt, Dispatcher.is_held_back, list[list[bool]]()
 
-    def noted(self: Dispatcher, invocation: Invocation) -> Any:
-        found[-1].append(invocation.is_first)
+    def whole(self: Dispatcher, invocation: Invocation) -> Any:
+        if invocation.moving is None:
+            found[-1].append(invocation.is_first)
         return attempt(self, invocation)
 
-    Dispatcher.attempt = noted  # type: ignore[method-assign]
+    def of_block(self: Dispatcher, invocation: Invocation) -> bool:
+        found[-1].append(invocation.is_first)
+        return is_held_back(self, invocation)
+
+    Dispatcher.attempt, Dispatcher.is_held_back = whole, of_block  # type: ignore[method-assign]
     for free in (1 << 30, 1024):
         found.append([])
         with free_memory(free):
             sampled(accelerate(loaded(), engine), 1)
-    Dispatcher.attempt = attempt  # type: ignore[method-assign]
+    Dispatcher.attempt, Dispatcher.is_held_back = attempt, is_held_back  # type: ignore[method-assign]
     return found
 
 
