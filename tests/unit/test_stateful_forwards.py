@@ -5,6 +5,7 @@ A trace runs a forward once. What it counts meanwhile is put back, and what stan
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -146,6 +147,89 @@ class ByLayers(Scaled):
         return len(self._modules)
 
 
+class Slotted:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class BySlot(Scaled):
+    def begin(self) -> None:
+        self.counter = Slotted()
+
+    def counted(self) -> int:
+        self.counter.calls += 1
+        return self.counter.calls
+
+
+class ByTensor(Scaled):
+    """Not a buffer: to a trace it is a constant, which a forward may write to."""
+
+    def begin(self) -> None:
+        self.state = [torch.zeros(())]
+
+    def counted(self) -> Any:
+        return self.state[0].add_(1)
+
+
+class Tabled(nn.Module):
+    """Has a table that is made in its first call, and kept somewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        return self.linear(x) * self.table(x)
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class OnClass(Tabled):
+    kept: Any = None
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if type(self).kept is None:
+            type(self).kept = torch.arange(x.shape[-1], dtype=x.dtype)
+        return type(self).kept  # type: ignore[no-any-return]
+
+
+class OnMethod(Tabled):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        method: Any = OnMethod.table
+        if not hasattr(method, "kept"):
+            method.kept = torch.arange(x.shape[-1], dtype=x.dtype)
+        return method.kept  # type: ignore[no-any-return]
+
+
+@functools.lru_cache
+def _few(size: int) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.float32)
+
+
+@functools.cache
+def _pair(size: int) -> dict[str, list[torch.Tensor]]:
+    return {"both": [torch.arange(size, dtype=torch.float32), torch.ones(size)]}
+
+
+class Remembered(Tabled):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return _few(x.shape[-1]) + sum(_pair(x.shape[-1])["both"])  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", [OnClass, OnMethod, Remembered])
+def test_tables_of_a_process_hold_numbers_after_a_trace(kind: type[Tabled], library: GraphLibrary) -> None:
+    """Extensions keep them on classes, on functions and by functools.lru_cache, for all models."""
+    module, x = kind(), torch.randn(2, 4)
+    for _process in range(2):
+        dispatcher = Dispatcher("eager", library, HOST)
+        for given in _three(lambda x: dispatcher(module, module.forward, (x,), {}), x):  # noqa: B023
+            assert type(given) is torch.Tensor and type(module.table(x)) is torch.Tensor
+            torch.testing.assert_close(given, module(x))
+
+
 class Making(nn.Module):
     """Makes a layer and a table when it is called first, of what it is given."""
 
@@ -177,7 +261,7 @@ def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 KINDS = [
     *(ByAttribute, ByDict, ByObject, ByVariable, ByGlobal, ByClosure, KeepingTensor),
-    *(ByBuffer, ByParameter, ByLayers),
+    *(ByBuffer, ByParameter, ByLayers, BySlot, ByTensor),
 ]
 
 

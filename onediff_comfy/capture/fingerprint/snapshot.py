@@ -210,7 +210,7 @@ def _contents(value: Any) -> tuple[Any, ...]:
         return value.func, *value.args, *value.keywords, *value.keywords.values()
     if kind is types.MappingProxyType:
         return *value, *value.values()
-    return (kind, getattr(value, "__dict__", None), *(getattr(value, name, _MISSING) for name in slots_of(kind)))
+    return (kind, getattr(value, "__dict__", _MISSING), *(getattr(value, name, _MISSING) for name in slots_of(kind)))
 
 
 def _in_cell(cell: types.CellType) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,6 +49,18 @@ class WatchingDescriber(Describer):
         """Return True if each tensor that was described would be described alike now."""
         plain = Describer({})
         return all(plain.describe(tensor) == text for tensor, text in self.constants)
+
+    def constants_restorer(self) -> Callable[[], None]:
+        """Return what writes the values of now back to constants that were written to meanwhile."""
+        values = [(tensor, tensor.detach().clone()) for tensor, _ in self.constants]
+
+        def restore() -> None:
+            with torch.inference_mode():
+                for tensor, value in values:
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
+
+        return restore
 
     def _watch(self, value: Any) -> None:
         self.snapshot.add(value)

@@ -93,12 +93,14 @@ class Seen:
         """
         snapshot = self._describer.snapshot
         restore, restore_variables = snapshot.restorer(), self._sources.restorer()
+        restore_constants = self._describer.constants_restorer()
         try:
             yield lambda: snapshot.holds() and self._sources.hold()
         finally:
             if not snapshot.holds():
                 restore()
             restore_variables()
+            restore_constants()
 
     def is_same(self) -> bool:
         """Return True if all of it is what it was. What cannot be looked at is not."""

@@ -35,6 +35,7 @@ from .exported_program import capture_of
 from .opaque_function import put_stand_ins
 from .trace_scopes import (
     attributes_restored,
+    classes_restored,
     failures_not_printed,
     generators_restored,
     hooks_removed,
@@ -42,6 +43,7 @@ from .trace_scopes import (
     no_gradients_wanted,
     numbers_drawn,
     other_threads_left_alone,
+    remembered_results_forgotten,
 )
 from .watch import SizesGrow, Watch
 
@@ -223,6 +225,8 @@ def _tracing(target: Target, watch: Watch) -> Iterator[None]:
     """Trace inside: alone, watched, and with nothing changed but what is traced."""
     with (
         capturing(),
+        remembered_results_forgotten(),
+        classes_restored(target.layers),
         torch.inference_mode(False),
         torch.no_grad(),
         watch,

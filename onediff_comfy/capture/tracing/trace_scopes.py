@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import inspect
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch.fx.config as fx_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.nn.modules.module as module_hooks
 import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..target.held_objects import holders_of, same_content
 
@@ -42,6 +46,61 @@ def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
             if not same_content(holder, content):
                 holder.clear()
                 holder.update(content)
+
+
+@contextlib.contextmanager
+def classes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Put the attributes of the layers' classes, and those of their methods, back as the same objects.
+
+    A forward may keep a table there that it makes in its first call. What it made in a trace holds no numbers.
+    """
+    kinds = {kind for layer in layers for kind in type(layer).__mro__ if _is_others(kind)}
+    methods = [member for kind in kinds for member in vars(kind).values() if isinstance(member, types.FunctionType)]
+    held = [(owner, dict(vars(owner))) for owner in (*kinds, *methods)]
+    try:
+        yield
+    finally:
+        for owner, before in held:
+            for name in vars(owner).keys() - before.keys():
+                delattr(owner, name)
+            for name, value in before.items():
+                if vars(owner).get(name, before) is not value:
+                    setattr(owner, name, value)
+
+
+def _is_others(kind: type) -> bool:
+    return kind is not object and kind.__module__.partition(".")[0] != torch.__name__
+
+
+@contextlib.contextmanager
+def remembered_results_forgotten() -> Iterator[None]:
+    """Clear each ``functools.lru_cache`` that remembers a tensor of a trace, which holds no numbers.
+
+    Models have tables of frequencies computed once. Nobody knows whose such a cache is: all in the process are looked
+    at.
+    """
+    try:
+        yield
+    finally:
+        for function in [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]:
+            if _has_fake(gc.get_referents(function)):
+                function.cache_clear()
+
+
+def _has_fake(values: Iterable[Any], depth: int = 4) -> bool:
+    """Return True if there is a tensor of a trace among values, or in containers and objects among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if isinstance(value, FakeTensor):
+                return True
+            continue
+        if depth and not isinstance(value, types.FunctionType | types.ModuleType | type):
+            inside = value if isinstance(value, list | tuple | set) else getattr(value, "__dict__", value)
+            if isinstance(inside, dict):
+                inside = list(inside.values())
+            if isinstance(inside, list | tuple | set) and _has_fake(inside, depth - 1):
+                return True
+    return False
 
 
 @contextlib.contextmanager
