@@ -35,15 +35,13 @@ from .exported_program import capture_of
 from .opaque_function import put_stand_ins
 from .trace_scopes import (
     attributes_restored,
-    classes_restored,
     failures_not_printed,
     generators_restored,
-    hooks_removed,
+    leftovers_removed,
     lines_of_code_forgotten,
     no_gradients_wanted,
     numbers_drawn,
     other_threads_left_alone,
-    remembered_results_forgotten,
 )
 from .watch import SizesGrow, Watch
 
@@ -225,13 +223,11 @@ def _tracing(target: Target, watch: Watch) -> Iterator[None]:
     """Trace inside: alone, watched, and with nothing changed but what is traced."""
     with (
         capturing(),
-        remembered_results_forgotten(),
-        classes_restored(target.layers),
+        leftovers_removed(target.module),
         torch.inference_mode(False),
         torch.no_grad(),
         watch,
         generators_restored(),
-        hooks_removed(target.module),
         no_gradients_wanted(target.module),
         other_threads_left_alone(),
         lines_of_code_forgotten(),

@@ -8,6 +8,7 @@ import gc
 import inspect
 import logging
 import random
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..target.held_objects import holders_of, same_content
 
 _NO_LINES = "do_not_emit_stack_traces"
+_NO_MODELS = {*sys.stdlib_module_names, torch.__name__, "sympy", np.__name__} - {"__main__"}
+"""Packages whose functions are no model's."""
 
 
 @contextlib.contextmanager
@@ -49,7 +52,14 @@ def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def classes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+def leftovers_removed(module: torch.nn.Module) -> Iterator[None]:
+    """Remove what a trace of ``module`` leaves outside of its layers: hooks, and tensors that hold no numbers."""
+    with _remembered_results_forgotten(), _classes_restored(list(module.modules())), _hooks_removed(module):
+        yield
+
+
+@contextlib.contextmanager
+def _classes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Put the attributes of the layers' classes, and those of their methods, back as the same objects.
 
     A forward may keep a table there that it makes in its first call. What it made in a trace holds no numbers.
@@ -73,7 +83,7 @@ def _is_others(kind: type) -> bool:
 
 
 @contextlib.contextmanager
-def remembered_results_forgotten() -> Iterator[None]:
+def _remembered_results_forgotten() -> Iterator[None]:
     """Clear each ``functools.lru_cache`` that remembers a tensor of a trace, which holds no numbers.
 
     Models have tables of frequencies computed once. Nobody knows whose such a cache is: all in the process are looked
@@ -82,9 +92,26 @@ def remembered_results_forgotten() -> Iterator[None]:
     try:
         yield
     finally:
-        for function in [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]:
+        for function in _remembering():
             if _has_fake(gc.get_referents(function)):
                 function.cache_clear()
+
+
+def _remembering() -> Iterator[Any]:
+    """Yield the functions that remember results: those of modules and their classes, and others that Python knows of.
+
+    It knows of none that were there when somebody called ``gc.freeze``.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _NO_MODELS or not issubclass(type(module), types.ModuleType):
+            continue
+        for held in list(vars(module).values()):
+            if type(held) is functools._lru_cache_wrapper:
+                yield held
+            elif issubclass(type(held), type) and held.__module__ == name:
+                members = [getattr(member, "__func__", member) for member in vars(held).values()]
+                yield from (member for member in members if type(member) is functools._lru_cache_wrapper)
+    yield from (each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper)
 
 
 def _has_fake(values: Iterable[Any], depth: int = 4) -> bool:
@@ -153,7 +180,7 @@ def no_gradients_wanted(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hooks_removed(module: torch.nn.Module) -> Iterator[None]:
+def _hooks_removed(module: torch.nn.Module) -> Iterator[None]:
     """Remove the hooks on all modules' buffers that hold ``module`` and were not there before.
 
     Where a forward raises, torch.export before 2.13 leaves one behind. It holds the model for ever, and refuses whoever
