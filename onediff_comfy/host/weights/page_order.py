@@ -116,8 +116,10 @@ def _has_others(layers: Sequence[Any]) -> bool:
     """Return True if a layer that is none of these has weights in their range: a copy of one, with its notes.
 
     It would be brought to where others' weights are by then. Whoever holds it, Python knows of each object that there
-    is. To ask takes some tenths of a second, once for a model.
+    is, unless somebody has called ``gc.freeze``. To ask takes some tenths of a second, once for a model.
     """
+    if gc.get_freeze_count():
+        return True
     ours, vbar = set(map(id, layers)), layers[0]._v[0]
     modules = (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
     others = (vars(module).get("_v") for module in modules if id(module) not in ours)
