@@ -204,6 +204,30 @@ class OnMethod(Tabled):
         return method.kept  # type: ignore[no-any-return]
 
 
+class Kind(type):
+    @property
+    def kept(cls) -> torch.Tensor:
+        if "_kept" not in vars(cls):
+            cls._kept = torch.arange(4.0)
+        return cls._kept  # type: ignore[no-any-return, has-type]
+
+
+class Elsewhere(metaclass=Kind):
+    """No class of a layer's."""
+
+
+class OnAnotherClass(Tabled):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return Elsewhere.kept + x.new_zeros(4)
+
+
+class InAModule(Tabled):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(torch, "_kept_for_this_test"):
+            torch._kept_for_this_test = torch.arange(x.shape[-1], dtype=x.dtype)
+        return torch._kept_for_this_test  # type: ignore[no-any-return]
+
+
 @functools.lru_cache
 def _few(size: int) -> torch.Tensor:
     return torch.arange(size, dtype=torch.float32)
@@ -219,7 +243,7 @@ class Remembered(Tabled):
         return _few(x.shape[-1]) + sum(_pair(x.shape[-1])["both"])  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kind", [OnClass, OnMethod, Remembered])
+@pytest.mark.parametrize("kind", [OnClass, OnMethod, OnAnotherClass, InAModule, Remembered])
 def test_tables_of_a_process_hold_numbers_after_a_trace(kind: type[Tabled], library: GraphLibrary) -> None:
     """Extensions keep them on classes, on functions and by functools.lru_cache, for all models."""
     module, x = kind(), torch.randn(2, 4)

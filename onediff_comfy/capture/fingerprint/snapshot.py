@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..values.tensors import has_fake
 from ..values.value_text import CLASS_BOOKKEEPING, PLAIN
 
 _MISSING = object()
@@ -154,16 +155,27 @@ class Snapshot:
         return restore
 
     def numbers_restorer(self) -> Callable[[], None]:
-        """Return what puts back plain values of variables and closures alone: what is imported meanwhile stays."""
+        """Return what puts back plain values of variables and closures alone: what is imported meanwhile stays.
+
+        But for tensors of a trace, which hold no numbers: variables and classes have what they had.
+        """
         cells = [(cell, value) for cell in self._cells if type(value := _in_cell(cell)) in PLAIN]
         found = ((scope, name, scope.get(name, _MISSING)) for scope, name in self._variables)
-        variables = [(scope, name, value) for scope, name, value in found if type(value) in PLAIN]
+        before = list(found)
+        variables = [(scope, name, value) for scope, name, value in before if type(value) in PLAIN]
+        classes = [(kind, _contents(kind)) for kind in self._classes]
 
         def restore() -> None:
             for cell, value in cells:
                 cell.cell_contents = value
             for scope, name, value in variables:
                 scope[name] = value
+            for scope, name, value in before:
+                if has_fake([scope.get(name)], depth=2):
+                    scope.pop(name) if value is _MISSING else scope.update({name: value})
+            for kind, contents in classes:
+                if has_fake(vars(kind).values(), depth=2):
+                    _put(kind, contents)
 
         return restore
 

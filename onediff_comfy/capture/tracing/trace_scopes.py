@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ import torch.fx.config as fx_config
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.nn.modules.module as module_hooks
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ..target.held_objects import holders_of, same_content
+from ..values.tensors import has_fake
 
 _NO_LINES = "do_not_emit_stack_traces"
 _NO_MODELS = {*sys.stdlib_module_names, torch.__name__, "sympy", np.__name__} - {"__main__"}
@@ -93,7 +93,7 @@ def _remembered_results_forgotten() -> Iterator[None]:
         yield
     finally:
         for function in _remembering():
-            if _has_fake(gc.get_referents(function)):
+            if has_fake(gc.get_referents(function)):
                 function.cache_clear()
 
 
@@ -112,22 +112,6 @@ def _remembering() -> Iterator[Any]:
                 members = [getattr(member, "__func__", member) for member in vars(held).values()]
                 yield from (member for member in members if type(member) is functools._lru_cache_wrapper)
     yield from (each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper)
-
-
-def _has_fake(values: Iterable[Any], depth: int = 4) -> bool:
-    """Return True if there is a tensor of a trace among values, or in containers and objects among them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if isinstance(value, FakeTensor):
-                return True
-            continue
-        if depth and not isinstance(value, types.FunctionType | types.ModuleType | type):
-            inside = value if isinstance(value, list | tuple | set) else getattr(value, "__dict__", value)
-            if isinstance(inside, dict):
-                inside = list(inside.values())
-            if isinstance(inside, list | tuple | set) and _has_fake(inside, depth - 1):
-                return True
-    return False
 
 
 @contextlib.contextmanager
