@@ -32,16 +32,27 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def has_fake(values: Iterable[Any], depth: int = 4) -> bool:
-    """Return True if there is a tensor of a trace among values, or in containers and objects among them."""
+    """Return True if there is a tensor of a trace among values, or in containers and objects among them.
+
+    Nothing of an object is called: a stand-in for an option takes whatever is asked of it for a use of the option.
+    """
     for value in values:
-        if isinstance(value, torch.Tensor):
-            if isinstance(value, FakeTensor):
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
+            if issubclass(kind, FakeTensor):
                 return True
-            continue
-        if depth and not isinstance(value, types.FunctionType | types.ModuleType | type):
-            inside = value if isinstance(value, list | tuple | set) else getattr(value, "__dict__", value)
-            if isinstance(inside, dict):
-                inside = list(inside.values())
-            if isinstance(inside, list | tuple | set) and has_fake(inside, depth - 1):
+        elif depth and not issubclass(kind, (types.FunctionType, types.ModuleType, type)):
+            inside = list(value) if issubclass(kind, (list, tuple, set)) else _state(value)
+            if inside and has_fake(inside, depth - 1):
                 return True
     return False
+
+
+def _state(value: Any) -> list[Any]:
+    """Return what a dict holds, or the attributes of an object."""
+    if issubclass(type(value), dict):
+        return list(dict.values(value))
+    try:
+        return list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:
+        return []
