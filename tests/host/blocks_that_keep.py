@@ -11,21 +11,15 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-comfyui = sys.argv[1]
-sys.argv = sys.argv[:1]
-sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
-from comfy.cli_args import args  # noqa: E402 - the host's path first
+import torch
+from blocks_of_widths import Model, Net  # which takes the host's path from the command line
 
-args.cpu = True
-import torch  # noqa: E402
-
-from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
-from onediff_comfy.host.process.process import library  # noqa: E402
-from onediff_comfy.host.process.services import host_services  # noqa: E402
-from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
+from onediff_comfy.host.adapters.blocks import BlockServer
+from onediff_comfy.host.process.process import library
+from onediff_comfy.host.process.services import host_services
+from onediff_comfy.serving.dispatcher import Dispatcher
 
 STEPS = 4
 TABLE: dict[Any, Any] = {}
@@ -117,25 +111,6 @@ class Plain(Block):
         return 1
 
 
-class Net(torch.nn.Module):
-    def __init__(self, kind: type[Block]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = torch.nn.ModuleList(kind() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class Model:
-    device = torch.device("cpu")
-
-    def get_dtype_inference(self) -> torch.dtype:
-        return torch.float32
-
-
 class Asked(Dispatcher):
     """Counts for how many calls it is asked."""
 
@@ -150,7 +125,11 @@ class Asked(Dispatcher):
 
 
 def kept(kind: type[Block], waits: bool = False) -> dict[str, Any]:
-    model, net, alone = Model(), Net(kind), Net(kind)
+    model, nets = Model(), list[Net]()
+    for _each in range(2):
+        torch.manual_seed(0)
+        nets.append(Net(lambda _heads: kind()))
+    net, alone = nets
     dispatcher = Asked("eager", library(), host_services())
     server, right, dispatcher.waits = BlockServer(model, dispatcher), [], waits
     with torch.inference_mode():

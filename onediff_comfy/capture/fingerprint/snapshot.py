@@ -157,12 +157,13 @@ class Snapshot:
     def numbers_restorer(self) -> Callable[[], None]:
         """Return what puts back plain values of variables and closures alone: what is imported meanwhile stays.
 
-        But for tensors of a trace, which hold no numbers: variables and classes have what they had.
+        But for tensors of a trace, which hold no numbers: variables, classes and dicts, a function's own among them,
+        have what they had.
         """
         cells = [(cell, value) for cell in self._cells if type(value := _in_cell(cell)) in PLAIN]
-        found = ((scope, name, scope.get(name, _MISSING)) for scope, name in self._variables)
-        before = list(found)
+        before = [(scope, name, scope.get(name, _MISSING)) for scope, name in self._variables]
         variables = [(scope, name, value) for scope, name, value in before if type(value) in PLAIN]
+        dicts = [(held, dict(held)) for held in self._dicts]
         classes = [(kind, _contents(kind)) for kind in self._classes]
 
         def restore() -> None:
@@ -170,7 +171,8 @@ class Snapshot:
                 cell.cell_contents = value
             for scope, name, value in variables:
                 scope[name] = value
-            for scope, name, value in before:
+            entries = ((held, name, was.get(name, _MISSING)) for held, was in dicts for name in list(held))
+            for scope, name, value in (*before, *entries):
                 if has_fake([scope.get(name)], depth=2):
                     scope.pop(name) if value is _MISSING else scope.update({name: value})
             for kind, contents in classes:

@@ -53,33 +53,9 @@ def attributes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leftovers_removed(module: torch.nn.Module) -> Iterator[None]:
-    """Remove what a trace of ``module`` leaves outside of its layers: hooks, and tensors that hold no numbers."""
-    with _remembered_results_forgotten(), _classes_restored(list(module.modules())), _hooks_removed(module):
+    """Remove what a trace of ``module`` leaves where nobody else looks: hooks, and tensors among remembered results."""
+    with _remembered_results_forgotten(), _hooks_removed(module):
         yield
-
-
-@contextlib.contextmanager
-def _classes_restored(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Put the attributes of the layers' classes, and those of their methods, back as the same objects.
-
-    A forward may keep a table there that it makes in its first call. What it made in a trace holds no numbers.
-    """
-    kinds = {kind for layer in layers for kind in type(layer).__mro__ if _is_others(kind)}
-    methods = [member for kind in kinds for member in vars(kind).values() if isinstance(member, types.FunctionType)]
-    held = [(owner, dict(vars(owner))) for owner in (*kinds, *methods)]
-    try:
-        yield
-    finally:
-        for owner, before in held:
-            for name in vars(owner).keys() - before.keys():
-                delattr(owner, name)
-            for name, value in before.items():
-                if vars(owner).get(name, before) is not value:
-                    setattr(owner, name, value)
-
-
-def _is_others(kind: type) -> bool:
-    return kind is not object and kind.__module__.partition(".")[0] != torch.__name__
 
 
 @contextlib.contextmanager

@@ -150,10 +150,10 @@ class BlockServer:
             outcome = self._dispatcher.attempt(
                 Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
             )
-            answered, is_due, trial = isinstance(outcome, Output), False, None
-            if answered and in_place.settled and self._check.is_due(block, in_place.is_changed):
-                is_due, trial = True, _unless_memory_is_short(on_image, call.arguments)
-            elif isinstance(outcome, Output) and outcome.by_graph_alone:
+            answered = outcome if isinstance(outcome, Output) and in_place.settled else None
+            is_due = answered is not None and self._check.is_due(block, in_place.is_changed)
+            trial = _unless_memory_is_short(on_image, call.arguments) if is_due else None
+            if isinstance(outcome, Output) and outcome.by_graph_alone and not is_due:
                 ran.pop_all()  # no code of the block's has run, which could have left something on its image
         self._unanswered.note(block, call, outcome)
         if not isinstance(outcome, Output):
