@@ -187,6 +187,17 @@ class Tabled(nn.Module):
         raise NotImplementedError
 
 
+class Shaped(Tabled):
+    """Keeps a tensor for its sizes alone, which has no values to be put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.like = torch.empty(4, device="meta")
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(self.like.shape)
+
+
 class OnClass(Tabled):
     kept: Any = None
 
@@ -243,7 +254,7 @@ class Remembered(Tabled):
         return _few(x.shape[-1]) + sum(_pair(x.shape[-1])["both"])  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kind", [OnClass, OnMethod, OnAnotherClass, InAModule, Remembered])
+@pytest.mark.parametrize("kind", [OnClass, OnMethod, OnAnotherClass, InAModule, Remembered, Shaped])
 def test_tables_of_a_process_hold_numbers_after_a_trace(kind: type[Tabled], library: GraphLibrary) -> None:
     """Extensions keep them on classes, on functions and by functools.lru_cache, for all models."""
     module, x = kind(), torch.randn(2, 4)
@@ -252,6 +263,7 @@ def test_tables_of_a_process_hold_numbers_after_a_trace(kind: type[Tabled], libr
         for given in _three(lambda x: dispatcher(module, module.forward, (x,), {}), x):  # noqa: B023
             assert type(given) is torch.Tensor and type(module.table(x)) is torch.Tensor
             torch.testing.assert_close(given, module(x))
+        assert dispatcher.metrics.snapshot()["served"] or not isinstance(module, Shaped)
 
 
 class Making(nn.Module):

@@ -52,7 +52,7 @@ class WatchingDescriber(Describer):
 
     def constants_restorer(self) -> Callable[[], None]:
         """Return what writes the values of now back to constants that were written to meanwhile."""
-        values = [(tensor, tensor.detach().clone()) for tensor, _ in self.constants]
+        values = [(tensor, tensor.detach().clone()) for tensor, _ in self.constants if not tensor.is_meta]
 
         def restore() -> None:
             with torch.inference_mode():
