@@ -6,7 +6,9 @@ A trace runs a forward once. What it counts meanwhile is put back, and what stan
 from __future__ import annotations
 
 import functools
-from typing import Any
+import sys
+import types
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -264,6 +266,45 @@ def test_tables_of_a_process_hold_numbers_after_a_trace(kind: type[Tabled], libr
             assert type(given) is torch.Tensor and type(module.table(x)) is torch.Tensor
             torch.testing.assert_close(given, module(x))
         assert dispatcher.metrics.snapshot()["served"] or not isinstance(module, Shaped)
+
+
+class Lazy:
+    """Imports what it stands for as soon as anything is asked of it, and cannot: like ``six.moves.dbm_gnu``."""
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise ModuleNotFoundError("No module named '_gdbm'")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ModuleNotFoundError("No module named '_gdbm'")
+
+
+class LazyKind(type):
+    def __getattribute__(cls, name: str) -> NoReturn:
+        raise ModuleNotFoundError("No module named '_gdbm'")
+
+
+class LazyModule(types.ModuleType):
+    dbm_gnu = Lazy()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"__spec__", "__file__"}:  # Python's own import asks
+            return object.__getattribute__(self, name)
+        raise ModuleNotFoundError("No module named '_gdbm'")
+
+
+def test_modules_that_import_when_they_are_asked_for_something_are_not_asked(
+    library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the process holds beside the model. A trace looks through all of it for tensors of its own."""
+    lazy = LazyModule("lazy_moves")
+    object.__getattribute__(lazy, "__dict__").update(
+        LazyModule=LazyModule, dbm_gnu=Lazy(), Kind=LazyKind("Kind", (), {"dbm_gnu": Lazy()})
+    )
+    monkeypatch.setitem(sys.modules, "lazy_moves", lazy)
+    module, dispatcher, x = Remembered(), Dispatcher("eager", library, HOST), torch.randn(2, 4)
+    for given in _three(lambda x: dispatcher(module, module.forward, (x,), {}), x):
+        torch.testing.assert_close(given, module(x))
+    assert dispatcher.metrics.snapshot()["served"] == 3
 
 
 class Making(nn.Module):

@@ -76,17 +76,18 @@ def _remembered_results_forgotten() -> Iterator[None]:
 def _remembering() -> Iterator[Any]:
     """Yield the functions that remember results: those of modules and their classes, and others that Python knows of.
 
-    It knows of none that were there when somebody called ``gc.freeze``.
+    It knows of none that were there when somebody called ``gc.freeze``. Modules and objects in them may import or
+    fail when they are asked for an attribute, as those of ``six`` do: none is asked.
     """
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _NO_MODELS or not issubclass(type(module), types.ModuleType):
             continue
-        for held in list(vars(module).values()):
-            if type(held) is functools._lru_cache_wrapper:
-                yield held
-            elif issubclass(type(held), type) and held.__module__ == name:
-                members = [getattr(member, "__func__", member) for member in vars(held).values()]
-                yield from (member for member in members if type(member) is functools._lru_cache_wrapper)
+        for held in list(object.__getattribute__(module, "__dict__").values()):
+            members = list(type.__getattribute__(held, "__dict__").values()) if issubclass(type(held), type) else [held]
+            for member in members:
+                function = member.__func__ if type(member) in (staticmethod, classmethod) else member
+                if type(function) is functools._lru_cache_wrapper:
+                    yield function
     yield from (each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper)
 
 
