@@ -176,6 +176,12 @@ HOLDS_WEIGHTS = (Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark_limit", 
 
 Nor are any in the middle of a call for which all weights of a model are there.
 """
+LIMITS_WEIGHTS = (
+    Use("comfy_aimdo.model_vbar", "ModelVBAR.set_watermark", ("self", "size_bytes")),
+    *_there("comfy_aimdo.model_vbar", "ModelVBAR.get_residency", "ModelVBAR.loaded_size"),
+)
+"""By these no more weights come back to a device than there is room for. Without them some come and go again."""
+
 PINS_WEIGHTS = (
     Use(_MEMORY, "current_loaded_models"),
     Use(

@@ -135,6 +135,7 @@ def main() -> None:
             placed["another layer"] = with_another_layer(expected[0.0], engine)
             placed["first calls"] = first_calls(engine)
             placed["looks"] = looks(engine)
+            placed["returning"] = returning(engine)
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart, "placed": placed}) + "\n")
 
 
@@ -402,6 +403,45 @@ def looks(engine: str) -> list[int]:
     return found
 
 
+def returning(engine: str) -> list[list[int]]:
+    """Of images of a model that does not fit, but the last: how many pages were filled, and how many are at the end.
+
+    Before the second step of the one before the last there is room for all of it.
+
+    Beside weights a call takes an eighth of their pages, from its first graph on, and the image gives them back.
+    """
+    memory.unload_all_models()
+    Pages.bytes_of_new = 16 << 10
+    fast, call, found = accelerate(loaded(), engine), EagerGraph.__call__, list[list[int]]()
+    memory.load_models_gpu([fast])
+    (vbar,) = fast.model.dynamic_vbars.values()
+    total, fast.model.memory_required = pages_at_most(fast), lambda _shape, **_: 0
+
+    def taking(graph: Any, weights: Any, tensors: Any) -> Any:
+        Pages.taken = total // 8
+        vbar.free_memory(-Pages.free() * vbar.page)
+        return call(graph, weights, tensors)
+
+    def free(_device: Any = None, torch_free_too: bool = False) -> Any:
+        return (Pages.free() * vbar.page, 0) if torch_free_too else Pages.free() * vbar.page
+
+    of_host, args.vram_headroom = (memory.get_free_memory, EagerGraph.__call__, args.vram_headroom), -0.25
+    memory.get_free_memory, EagerGraph.__call__ = free, taking
+    others = sum(sum(pages.there) for pages in Pages.all)
+
+    def room_for_all(_model: Any) -> None:
+        Pages.room = 2 * total + others
+
+    for room in (*[total // 2] * 4, 5 * total // 8, total // 2, 2 * total):
+        Pages.room, Pages.taken, before = room + others, 0, sum(vbar.serial)
+        vbar.free_memory(-Pages.free() * vbar.page)
+        sampled(taken_away(fast, room_for_all) if len(found) == 5 else fast, 1)
+        found.append([sum(vbar.serial) - before, pages_there(fast)])
+    memory.get_free_memory, EagerGraph.__call__, args.vram_headroom = of_host
+    Pages.room, Pages.taken, Pages.bytes_of_new = 1 << 20, 0, PAGE
+    return found
+
+
 def held(model: Any) -> list[bool]:
     """Whether pages of a model can be taken off its device: while weights are held there, elsewhere, and afterwards.
 
@@ -452,8 +492,7 @@ def pages_there(model: Any) -> int:
 
 def pages_at_most(model: Any) -> int:
     """How many pages all of a model's weights are in."""
-    page = 32 << 20 if ON_GPU else PAGE
-    return sum(-(-vbar.offset // page) for vbar in model.model.dynamic_vbars.values())
+    return sum(-(-vbar.offset // (32 << 20 if ON_GPU else vbar.page)) for vbar in model.model.dynamic_vbars.values())
 
 
 def _notes(model: Any) -> set[str]:

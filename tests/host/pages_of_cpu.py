@@ -28,15 +28,17 @@ class Pages:
 
     Attributes:
         room: how many pages the device has for all models together.
+        taken: how many of them something else has.
+        bytes_of_new: bytes of a page, in a range that is made from now on.
     """
 
-    room = 1 << 20
+    room, taken, bytes_of_new = 1 << 20, 0, PAGE
     all: list[Pages] = []  # noqa: RUF012 - one device
 
     def __init__(self, size: int, device: Any) -> None:
-        self.max_size, self.offset, self.device = size, 0, device
-        count = -(-size // PAGE)
-        self.memory = torch.full((count * PAGE,), EMPTY, dtype=torch.uint8)
+        self.max_size, self.offset, self.device, self.page = size, 0, device, Pages.bytes_of_new
+        count = -(-size // self.page)
+        self.memory = torch.full((count * self.page,), EMPTY, dtype=torch.uint8)
         self.base_addr = self.memory.data_ptr()
         self.serial, self.pins, self.there = [0] * count, [0] * count, [False] * count
         self.watermark, self.limit = count, 0
@@ -45,8 +47,14 @@ class Pages:
     def prioritize(self) -> None:
         self.watermark = len(self.there)
 
+    def set_watermark(self, size_bytes: int) -> None:
+        mark = min(-(-size_bytes // self.page), len(self.there))
+        for page in range(mark, self.watermark):
+            self.there[page] = self.there[page] and self.pins[page] > 0
+        self.watermark = mark
+
     def set_watermark_limit(self, size_bytes: int) -> None:
-        self.limit = -(-size_bytes // PAGE)
+        self.limit = -(-size_bytes // self.page)
 
     def alloc(self, size: int) -> tuple[Pages, int, int]:
         self.offset = -(-self.offset // 512) * 512
@@ -56,23 +64,27 @@ class Pages:
 
     def _pages(self, address: int, size: int) -> range:
         first = address - self.base_addr
-        return range(first // PAGE, -(-(first + size) // PAGE))
+        return range(first // self.page, -(-(first + size) // self.page))
 
     def fault(self, address: int, size: int) -> Any:
         pages = self._pages(address, size)
         for page in pages:
-            while page < self.watermark and not self.there[page] and sum(sum(p.there) for p in Pages.all) >= Pages.room:
-                self.free_memory(PAGE)
+            while page < self.watermark and not self.there[page] and Pages.free() < 1:
+                self.free_memory(self.page)
             if pages.stop > self.watermark:
                 return None
             if not self.there[page]:
                 self.there[page] = True
                 self.serial[page] += 1
-                self.memory[page * PAGE : (page + 1) * PAGE] = EMPTY
+                self.memory[page * self.page : (page + 1) * self.page] = EMPTY
         for page in pages:
             self.pins[page] += 1
         signature = [self.serial[page] for page in pages]
         return (ctypes.c_uint32 * (len(signature) + 2))(*signature)
+
+    @staticmethod
+    def free() -> int:
+        return Pages.room - Pages.taken - sum(sum(pages.there) for pages in Pages.all)
 
     def unpin(self, address: int, size: int) -> None:
         for page in self._pages(address, size):
@@ -85,7 +97,7 @@ class Pages:
         return [there | (pins > 0) << 1 for there, pins in zip(self.there, self.pins, strict=True)]
 
     def loaded_size(self) -> int:
-        return sum(self.there) * PAGE
+        return sum(self.there) * self.page
 
     def free_memory(self, size: float) -> int:
         freed = 0
@@ -93,7 +105,7 @@ class Pages:
             self.watermark -= 1
             if self.there[self.watermark] and not self.pins[self.watermark]:
                 self.there[self.watermark] = False
-                freed += PAGE
+                freed += self.page
         return freed
 
 

@@ -5,11 +5,13 @@ The host may change where they are between two calls, so each call asks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import comfy.model_management as memory
@@ -22,7 +24,7 @@ from ...runtime.device_memory import kept_free
 from ...serving.decision import Invocation, Output
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
-from ..process.memory_pressure import kept_by_host
+from ..process.memory_pressure import ReturningWeights, can_limit, kept_by_host
 from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
@@ -53,7 +55,8 @@ class ModelServer:
         self._pinned: PinnedModule | None = None
         self._looked_in: int | None = None  # the run in which its layers were looked at last
         self._not_whole: set[Sizes] = set()
-        self._room = _Room()
+        self._room, self._returning = _Room(), ReturningWeights()
+        self._begun_in: int | None = None  # the run that has been served block by block last
         self._check = WeightsCheck(model, dispatcher, whole=True)
 
     def __call__(
@@ -85,7 +88,8 @@ class ModelServer:
             )
             return forward(*args, **kwargs)
         if self._blocks is not None and (can_bring() or not dynamic):
-            return self._blocks(module, forward, args, kwargs)
+            with self._limiting(model, sizes) if dynamic else contextlib.nullcontext():
+                return self._blocks(module, forward, args, kwargs)
         if not dynamic:
             return self._dispatcher(module, forward, args, kwargs)
         # Not even to be looked at: what the layers note of pages that are gone cannot be read.
@@ -108,6 +112,7 @@ class ModelServer:
         room, run, pinned = self._room.needed(sizes, estimate), self._dispatcher.runs, self._pinned
         if pinned is not None and self._looked_in == run and not pinned.fits(model.device, room):
             return None  # a look at a thousand layers takes 3 ms, and would find no more room
+        self._returning.lift()
         if pinned is None or not pinned.is_of(module):
             pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
         self._looked_in = run
@@ -132,6 +137,14 @@ class ModelServer:
             )
             self._not_whole.add(sizes)
             return None
+
+    def _limiting(self, model: Any, sizes: Sizes) -> AbstractContextManager[None]:
+        """Return a context for a call in blocks; in a run's first no more weights come than there is room for."""
+        run, vbars = self._dispatcher.runs, list(model.dynamic_vbars.values())
+        if run == self._begun_in or len(vbars) != 1 or not can_limit():
+            return contextlib.nullcontext()
+        self._begun_in = run
+        return self._returning.first_call(vbars[0], model.device, sizes[:1])  # of the latent: prompts differ
 
     def _answer(
         self,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,11 +18,12 @@ from comfy.cli_args import args
 
 from ...once import once
 from ...runtime.device_memory import HostMemory
-from ..compatibility import HOLDS_WEIGHTS
+from ..compatibility import HOLDS_WEIGHTS, LIMITS_WEIGHTS
 
 _GIB = 1 << 30
 _ALL = 1 << 60  # bytes
 _KEPT = (512 if os.name == "nt" else 256) << 20
+_NOTED = 2  # images: now and then one takes more, in which something is compiled or compared
 
 
 def kept_by_host() -> int:
@@ -61,6 +64,91 @@ def loaded_vbars(device: int | None) -> list[Any]:
 def evictable_bytes(device: torch.device) -> int:
     """Return the bytes of weights on a device that Dynamic VRAM takes off it for what is allocated."""
     return sum(int(vbar.loaded_size()) for vbar in loaded_vbars(device.index))
+
+
+def evictable_before(vbar: Any) -> int:
+    """Return the bytes of other models that the host takes off a device before any in this address range.
+
+    Those in Dynamic VRAM that were loaded before it.
+    """
+    loaded = loaded_vbars(vbar.device)
+    before = loaded[loaded.index(vbar) + 1 :] if vbar in loaded else []
+    return sum(int(each.loaded_size()) for each in before)
+
+
+class ReturningWeights:
+    """Says, when an image begins, how many weights of a model that does not fit may come back to its device.
+
+    The host lets all come back then, and comfy-aimdo has them come while memory is free. But cast buffers and what is
+    computed take it soon, and if another process has some of the device's, comfy-aimdo knows no other way than to take
+    a page back for each that comes. For each it waits for the device twice. A model of Flux's size had 40 such pages in
+    an image, in which nothing else was done for a tenth of a second. What a call takes beside weights is about the same
+    in each image. So weights come back to where it leaves room, and no further.
+
+    Nothing is kept from another model: the limit ends when the host loads a model for the next image, or by ``lift``.
+    """
+
+    def __init__(self) -> None:
+        self._beside: dict[Hashable, deque[int]] = {}  # bytes that calls took beside weights, in the last images
+        self._limited: weakref.ref[Any] | None = None  # an address range of comfy-aimdo's
+        self._page: int | None = None  # bytes, of a page of its
+
+    @contextlib.contextmanager
+    def first_call(self, vbar: Any, device: torch.device, sizes: Hashable) -> Iterator[None]:
+        """Note what is taken inside, by the first call of an image, and limit what comes back in it.
+
+        Args:
+            vbar: the model's address range.
+            device: where it is.
+            sizes: of the latent. What the first image with them takes says nothing: it is a capture's, too.
+        """
+        before, noted = _available(vbar, device), self._beside.get(sizes)
+        if noted:
+            self._limit(vbar, before - min(noted) - kept_by_host())
+        yield
+        self._page = _bytes_of_page(vbar) or self._page
+        if noted is None:
+            self._beside[sizes] = deque(maxlen=_NOTED)
+        else:
+            # What PyTorch keeps by then has been computed in. On a CPU it and what is free are the same.
+            kept = memory.get_free_memory(device, torch_free_too=True)[1] if device.type == "cuda" else 0
+            noted.append(int(before - _available(vbar, device) + kept))
+
+    def lift(self) -> None:
+        """Let all weights come back: there is room for all of them by now."""
+        vbar = None if self._limited is None else self._limited()
+        if vbar is not None:
+            vbar.set_watermark(_ALL)
+        self._limited = None
+
+    def _limit(self, vbar: Any, room: int) -> None:
+        """Have no more pages filled than ``room`` bytes hold, and all that are there stay. The lowest are filled."""
+        size = _bytes_of_page(vbar) or self._page
+        if size is None:
+            return
+        pages = vbar.get_residency()
+        there, missing = ([n for n, page in enumerate(pages) if page & 1 == is_there] for is_there in (1, 0))
+        coming = max(0, room // size - len(there))
+        if coming < len(missing):
+            vbar.set_watermark(max(missing[coming], there[-1] + 1 if there else 0) * size)
+            self._limited = weakref.ref(vbar)
+
+
+def _bytes_of_page(vbar: Any) -> int | None:
+    """Return how large comfy-aimdo's pages are, which it does not say; None where none is filled."""
+    filled = sum(page & 1 for page in vbar.get_residency())
+    return int(vbar.loaded_size()) // filled if filled else None
+
+
+def _available(vbar: Any, device: torch.device) -> int:
+    """Return the bytes of a device that a model's weights have, or could have if nothing else were computed there."""
+    return int(memory.get_free_memory(device)) + int(vbar.loaded_size()) + evictable_before(vbar)
+
+
+@functools.cache
+def can_limit() -> bool:
+    """Return True if this host has what limits how many weights come back."""
+    return all(use.problem() is None for use in LIMITS_WEIGHTS)
 
 
 class HeldWeights:

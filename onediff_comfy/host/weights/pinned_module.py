@@ -22,7 +22,7 @@ from ...capture.call import NotCovered
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
 from ..process.host_compiler import unplanned
-from ..process.memory_pressure import held_weights, kept_by_host, loaded_vbars
+from ..process.memory_pressure import evictable_before, held_weights, kept_by_host
 from .layer_images import (
     KEYS,
     NOTES,
@@ -200,20 +200,11 @@ class _Pages(NamedTuple):
         free, kept = memory.get_free_memory(device, torch_free_too=True)
         if kept and free - kept < kept_by_host():
             memory.soft_empty_cache()  # to comfy-aimdo what PyTorch keeps is not free, and it would take pages back
-        return float(free) + self._evictable() - self._missing()
+        return float(free) + evictable_before(self.vbar) - self._missing()
 
     def _missing(self) -> int:
         """Return how many bytes at least are not on the device. Of a page that is shared, others' bytes count, too."""
         return max(0, self.size - int(self.vbar.loaded_size()))
-
-    def _evictable(self) -> int:
-        """Return how many bytes of other models the host takes off the device before any of this one's.
-
-        Those in Dynamic VRAM that were loaded before it.
-        """
-        loaded = loaded_vbars(self.vbar.device)
-        before = loaded[loaded.index(self.vbar) + 1 :] if self.vbar in loaded else []
-        return sum(int(vbar.loaded_size()) for vbar in before)
 
     def pin(self) -> bytes | None:
         """Have all pages on the device until ``unpin``. Return None if there is no room for all.

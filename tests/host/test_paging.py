@@ -1,0 +1,45 @@
+"""memory_pressure.py's ReturningWeights, with comfy-aimdo's own library: benchmarks/paging.py and its driver count."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.files import read
+from dev.environment import repository
+
+WAITS_OF_HOST = 50  # in an image's first step, from the second image on
+PAGE_MIB = 32
+WAITS = 12  # a page that has come may still have to go: comfy-aimdo knows what is free from every two seconds only
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Of bf16 weights with 16 GiB left, by who says how weights come back."""
+    file = tmp_path_factory.mktemp("paging") / "report.json"
+    command = [sys.executable, "-m", "benchmarks.paging", "--steps", "2", "--between", "prompt", "--output", str(file)]
+    done = subprocess.run(command, cwd=repository(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(read(Path(file))["cases"]["prompt"])
+
+
+def test_the_device_is_waited_for_where_weights_come_back_as_the_host_has_it(images: dict[str, list[Any]]) -> None:
+    assert all(image["first"]["waits"] >= WAITS_OF_HOST for image in images["host"])
+
+
+def test_the_device_is_hardly_waited_for_once_it_is_known_how_many_weights_there_is_room_for(
+    images: dict[str, list[Any]],
+) -> None:
+    """From the third image on: the first has a capture, the second shows what a call takes."""
+    ours = images["ours"]
+    assert all(image["first"]["waits"] <= WAITS for image in ours[2:])
+    assert all(image["first"]["taken"] <= WAITS // 2 for image in ours[2:])
+
+
+def test_as_many_weights_are_there_in_the_end(images: dict[str, list[Any]]) -> None:
+    for host, ours in zip(images["host"], images["ours"], strict=True):
+        assert ours["there_mib"] >= host["there_mib"] - PAGE_MIB
