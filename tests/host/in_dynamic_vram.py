@@ -404,15 +404,16 @@ def looks(engine: str) -> list[int]:
 
 
 def returning(engine: str) -> list[list[int]]:
-    """Of images of a model that does not fit, but the last: how many pages were filled, and how many are at the end.
+    """Of images of a model: how many pages were filled, how many are at the end, how often PyTorch gave back what it
+    keeps meanwhile.
 
-    Before the second step of the one before the last there is room for all of it.
-
-    Beside weights a call takes an eighth of their pages, from its first graph on, and the image gives them back.
+    It fits in the last image, and in the one before from the second step on. Beside weights a call takes an eighth of
+    their pages, from its first graph on, and the image gives them back.
     """
     memory.unload_all_models()
     Pages.bytes_of_new = 16 << 10
     fast, call, found = accelerate(loaded(), engine), EagerGraph.__call__, list[list[int]]()
+    emptied: list[bool] = []
     memory.load_models_gpu([fast])
     (vbar,) = fast.model.dynamic_vbars.values()
     total, fast.model.memory_required = pages_at_most(fast), lambda _shape, **_: 0
@@ -423,10 +424,14 @@ def returning(engine: str) -> list[list[int]]:
         return call(graph, weights, tensors)
 
     def free(_device: Any = None, torch_free_too: bool = False) -> Any:
-        return (Pages.free() * vbar.page, 0) if torch_free_too else Pages.free() * vbar.page
+        return (Pages.free() * vbar.page, 1) if torch_free_too else Pages.free() * vbar.page
 
-    of_host, args.vram_headroom = (memory.get_free_memory, EagerGraph.__call__, args.vram_headroom), -0.25
-    memory.get_free_memory, EagerGraph.__call__ = free, taking
+    def empty_cache() -> None:
+        emptied.append(Pages.taken > 0)  # nothing is taken yet where the host does it, before the first step
+
+    of_host = memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__, args.vram_headroom
+    memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__ = free, empty_cache, taking
+    args.vram_headroom = -0.25  # so that nothing is kept free
     others = sum(sum(pages.there) for pages in Pages.all)
 
     def room_for_all(_model: Any) -> None:
@@ -434,10 +439,10 @@ def returning(engine: str) -> list[list[int]]:
 
     for room in (*[total // 2] * 4, 5 * total // 8, total // 2, 2 * total):
         Pages.room, Pages.taken, before = room + others, 0, sum(vbar.serial)
-        vbar.free_memory(-Pages.free() * vbar.page)
         sampled(taken_away(fast, room_for_all) if len(found) == 5 else fast, 1)
-        found.append([sum(vbar.serial) - before, pages_there(fast)])
-    memory.get_free_memory, EagerGraph.__call__, args.vram_headroom = of_host
+        found.append([sum(vbar.serial) - before, pages_there(fast), sum(emptied)])
+        emptied.clear()
+    memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__, args.vram_headroom = of_host
     Pages.room, Pages.taken, Pages.bytes_of_new = 1 << 20, 0, PAGE
     return found
 

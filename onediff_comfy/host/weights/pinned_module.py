@@ -80,7 +80,7 @@ class PinnedModule:
             room: see ``in_place``.
         """
         # To try is to have the host take pages away that are there. So memory is asked for before.
-        return self._pages is not None and self._pages.room_beside(device) >= room
+        return self._pages is not None and self._pages.have_room(device, room)
 
     @contextlib.contextmanager
     def in_place(self, device: torch.device, room: float) -> Iterator[torch.nn.Module | None]:
@@ -195,12 +195,18 @@ class _Pages(NamedTuple):
         start = min(start for _, start, _ in ranges)
         return cls(ranges[0][0], start, max(first + size for _, first, size in ranges) - start)
 
-    def room_beside(self, device: torch.device) -> float:
-        """Return how many bytes there would be beside all pages, on their device or taken from other models there."""
+    def have_room(self, device: torch.device, beside: float) -> bool:
+        """Return True if all pages can be on their device, with so many bytes beside them, taken from others there too.
+
+        Then PyTorch gives back what it keeps, if hardly anything else is free: to comfy-aimdo that is not free, and it
+        would take pages back. To give it back is to wait for the device, so a model that does not fit keeps it.
+        """
         free, kept = memory.get_free_memory(device, torch_free_too=True)
+        if free + evictable_before(self.vbar) - self._missing() < beside:
+            return False
         if kept and free - kept < kept_by_host():
-            memory.soft_empty_cache()  # to comfy-aimdo what PyTorch keeps is not free, and it would take pages back
-        return float(free) + evictable_before(self.vbar) - self._missing()
+            memory.soft_empty_cache()
+        return True
 
     def _missing(self) -> int:
         """Return how many bytes at least are not on the device. Of a page that is shared, others' bytes count, too."""
