@@ -6,7 +6,8 @@ Its own library runs, on a CPU, over a driver that does nothing but count (``cou
 or copied: blocks of Flux' size ask for their layers' weights in our order, as the host does for us, and allocate what
 their layers give. So these are counts and no times, but each wait is one in which a GPU is given nothing to do.
 
-The device is as large as an H200, and all but ``--left`` GiB belong to another process, as ``any_card`` has it.
+The device is as large as an H200, and all but ``--left`` GiB belong to another process, as ``any_card`` has it. With
+``--total 17 --left 16`` it is a card of 17 GiB, of which a context and a desktop have one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from .files import Report, read, write
 from .host import start_host
 
 _DRIVER = "libcuda.so.1"  # by this name comfy-aimdo looks for it
-_GIB, _TOTAL = 1 << 30, 141 << 30
+_GIB = 1 << 30
+_RANGE = 240 << 30  # addresses for weights, ten times the model's size, as the host has it
 _BUFFER = 16 << 30  # addresses for what is brought and does not stay, as many as the host reserves
 _STEP_US = 150_000
 _IMAGE, _PROMPT = 4096, 512  # tokens of 1024 x 1024
 _TAKEN = 5 << 30  # bytes, by a VAE's decoding or a text encoder
+_COUNTED = ("waits", "filled", "taken")
 _EMPTIED = 1 / 4  # more of what is free than this is PyTorch's, and the host has it given back
 BETWEEN = ("nothing", "prompt", "others")
 """Two images: nothing; the host gives cast buffers and what PyTorch keeps back, as at each prompt's end; and something
@@ -42,7 +45,8 @@ else takes weights away besides."""
 def main() -> int:
     """Run each case in a process with the driver that counts; print a line for each image, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--left", type=float, default=16.0, help="GiB")
+    parser.add_argument("--left", type=float, default=16.0, help="GiB that are free")
+    parser.add_argument("--total", type=float, default=141.0, help="GiB of the device")
     parser.add_argument("--format", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--images", type=int, default=6)
     parser.add_argument("--steps", type=int, default=20)
@@ -54,7 +58,7 @@ def main() -> int:
         start_host()
         write(_Paging(options).run(), options.output)
         return 0
-    report: Report = {"what": {name: getattr(options, name) for name in ("left", "format", "images", "steps")}}
+    report: Report = {"what": {name: getattr(options, name) for name in ("left", "total", "format", "images", "steps")}}
     with tempfile.TemporaryDirectory() as folder:
         driver, source = Path(folder, _DRIVER), Path(__file__).with_name("counting_driver.c")
         subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{_DRIVER}", "-o", driver, source, "-ldl"], check=True)
@@ -119,8 +123,8 @@ class _Paging:
         import comfy_aimdo.control
 
         self.options, self.driver = options, _Driver()
-        self.driver.set("total", _TOTAL)
-        self.driver.set("used", _TOTAL - int(options.left * _GIB))
+        self.driver.set("total", int(options.total * _GIB))
+        self.driver.set("used", int((options.total - options.left) * _GIB))
         comfy_aimdo.control.init("cuda")
         comfy_aimdo.control.set_log_error()
         if not comfy_aimdo.control.init_devices([0]):
@@ -139,7 +143,7 @@ class _Paging:
         comfy.model_management.get_free_memory = self._free
         with torch.device("meta"):
             model = FAMILIES["flux"].build(torch.bfloat16)
-        self.vbar = self.aimdo.ModelVBAR(_TOTAL, 0)
+        self.vbar = self.aimdo.ModelVBAR(_RANGE, 0)
         self.layers = self._placed(model)
         self.outputs = {
             layer: 2 * _tokens(name) * layer.weight.shape[0]
@@ -185,13 +189,12 @@ class _Paging:
         self._begin()
         found: dict[str, Any] = {"there_before_mib": self.vbar.loaded_size() >> 20}
         for step in range(self.options.steps):
-            before = [getattr(self.driver, name) for name in ("waits", "filled", "taken")]
+            before = [getattr(self.driver, name) for name in _COUNTED]
             self.brought = 0
             limited = step == 0 and self.options.case == "ours"
             with self.returning.first_call(self.vbar, self.device, ()) if limited else contextlib.nullcontext():
                 self._step()
-            names = ("waits", "filled", "taken")
-            counted = {name: getattr(self.driver, name) - was for name, was in zip(names, before, strict=True)}
+            counted = {name: getattr(self.driver, name) - was for name, was in zip(_COUNTED, before, strict=True)}
             if step in (0, self.options.steps - 1):
                 found["first" if step == 0 else "last"] = {**counted, "brought_gb": round(self.brought / 1e9, 2)}
         found |= {"there_mib": self.vbar.loaded_size() >> 20, "free_mib": self.driver.free() >> 20}
