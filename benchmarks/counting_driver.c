@@ -14,7 +14,6 @@
 #define CHUNK (32ULL << 20) /* by which PyTorch's pool grows */
 #define FUNCTION __attribute__((noinline, noclone, optimize("O0"))) int
 #define OUT_OF_MEMORY 2
-#define NOT_FOUND 500
 #define PER_THREAD_STREAM 2
 #define MOST_HANDLES (1 << 20)
 
@@ -101,10 +100,13 @@ FUNCTION cuEventDestroy(void *event) { (void)event; return 0; }
 FUNCTION cuEventRecord(void *event, void *stream) { (void)event, (void)stream; return 0; }
 FUNCTION cuEventSynchronize(void *event) { (void)event; return 0; }
 
+FUNCTION anything_else(void) { return 0; }
+
 FUNCTION cuGetProcAddress(const char *name, void **found, int version, u64 flags, void *status) {
     (void)version, (void)status;
     if (flags == PER_THREAD_STREAM && strcmp(name, "cuMemAllocAsync") == 0) *found = (void *)alloc_per_thread;
     else if (flags == PER_THREAD_STREAM && strcmp(name, "cuMemFreeAsync") == 0) *found = (void *)free_per_thread;
     else *found = dlsym(RTLD_DEFAULT, name);
-    return *found ? 0 : NOT_FOUND;
+    if (*found == NULL) *found = (void *)anything_else; /* which a newer comfy-aimdo looks for */
+    return 0;
 }
