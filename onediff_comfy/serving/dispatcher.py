@@ -240,7 +240,7 @@ class Dispatcher:
             guard,
             self._resolver,
             Executor(library, self.times, sources.policy, options.record_only_launch_bound),
-            Verifier(library, self.times, self._eager_times, host.unplanned),
+            Verifier(library, self.times, self._eager_times, host),
             Teller(self.metrics, show),
         )
         self.run = RunContext(self._new_report(), options.compile)

@@ -36,9 +36,9 @@ Moment = float | torch.cuda.Event
 """When something happens: seconds of a clock, or an event among a GPU's kernels."""
 _MOST_UNREAD = 64
 """Calls that are noted and not added up."""
-_TIMED_OF_MOVING = 8
+_TIMED_OF_MOVING = 7
 """Of so many calls of a graph whose weights move one is timed: a step has sixty of them, as short as noting two events
-is long."""
+is long. Models have an even number of blocks, and then it is another of them in each step."""
 
 
 @dataclass

@@ -150,10 +150,13 @@ class ByLayers(Scaled):
 
 
 class Slotted:
-    __slots__ = ("calls",)
+    __slots__ = ("calls", "kept")
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls, self.kept = 0, None
+
+
+COUNTER, SLOTTED, TABLE = Counter(), Slotted(), Slotted()
 
 
 class BySlot(Scaled):
@@ -163,6 +166,61 @@ class BySlot(Scaled):
     def counted(self) -> int:
         self.counter.calls += 1
         return self.counter.calls
+
+
+class OnItsClass(Scaled):
+    """As extensions that leave out steps count: by ``self.__class__.cnt``."""
+
+    calls = 0
+
+    def begin(self) -> None:
+        type(self).calls = 0
+
+    def counted(self) -> int:
+        type(self).calls += 1
+        return type(self).calls
+
+
+class OnAnotherKind(Scaled):
+    def begin(self) -> None:
+        Elsewhere.calls = 0
+
+    def counted(self) -> int:
+        Elsewhere.calls += 1
+        return Elsewhere.calls
+
+
+def _count() -> int:
+    count: Any = _count
+    count.calls += 1
+    return count.calls  # type: ignore[no-any-return]
+
+
+class OnFunction(Scaled):
+    def begin(self) -> None:
+        count: Any = _count
+        count.calls = 0
+
+    def counted(self) -> int:
+        return _count()
+
+
+class OnObject(Scaled):
+    def begin(self) -> None:
+        COUNTER.calls = 0
+
+    def counted(self) -> int:
+        COUNTER.calls += 1
+        return COUNTER.calls
+
+
+class OnSlot(Scaled):
+    def begin(self) -> None:
+        SLOTTED.calls = 0
+
+    def counted(self) -> int:
+        SLOTTED.calls += 1
+        return SLOTTED.calls
 
 
 class ByTensor(Scaled):
@@ -228,10 +286,30 @@ class Kind(type):
 class Elsewhere(metaclass=Kind):
     """No class of a layer's."""
 
+    calls = 0
+
 
 class OnAnotherClass(Tabled):
     def table(self, x: torch.Tensor) -> torch.Tensor:
         return Elsewhere.kept + x.new_zeros(4)
+
+
+class InSlot(Tabled):
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if TABLE.kept is None:
+            TABLE.kept = torch.arange(x.shape[-1], dtype=x.dtype)
+        return TABLE.kept
+
+
+class OnTensor(Tabled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.like: list[Any] = [torch.zeros(4)]
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self.like[0], "kept"):
+            self.like[0].kept = torch.arange(x.shape[-1], dtype=x.dtype)
+        return self.like[0].kept  # type: ignore[no-any-return]
 
 
 class InAModule(Tabled):
@@ -256,7 +334,7 @@ class Remembered(Tabled):
         return _few(x.shape[-1]) + sum(_pair(x.shape[-1])["both"])  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kind", [OnClass, OnMethod, OnAnotherClass, InAModule, Remembered, Shaped])
+@pytest.mark.parametrize("kind", [OnClass, OnMethod, OnAnotherClass, InSlot, OnTensor, InAModule, Remembered, Shaped])
 def test_tables_of_a_process_hold_numbers_after_a_trace(kind: type[Tabled], library: GraphLibrary) -> None:
     """Extensions keep them on classes, on functions and by functools.lru_cache, for all models."""
     module, x = kind(), torch.randn(2, 4)
@@ -331,6 +409,27 @@ def test_what_a_first_call_makes_is_made_of_numbers_and_served_from_then_on(libr
     assert dispatcher.metrics.snapshot()["served"] == 2
 
 
+class PuttingBack(Scaled):
+    """Takes a buffer away for a moment: afterwards it is behind another."""
+
+    def begin(self) -> None:
+        self.register_buffer("one", torch.ones(()))
+        self.register_buffer("other", torch.ones(()))
+
+    def counted(self) -> Any:
+        one = self.one
+        del self.one
+        self.register_buffer("one", one)
+        return self.other
+
+
+def test_a_forward_that_changes_the_order_of_buffers_is_said_to_change_them(library: GraphLibrary) -> None:
+    module, dispatcher, x = PuttingBack(), Dispatcher("eager", library, HOST), torch.randn(2, 4)
+    for given in _three(lambda x: dispatcher(module, module.forward, (x,), {}), x):
+        torch.testing.assert_close(given, module(x))
+    assert {"one", "other"} & {word for reason in library.metrics.snapshot()["fallbacks"] for word in reason.split()}
+
+
 def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
     with torch.no_grad():
         return [call(x) for _ in range(3)]
@@ -338,7 +437,7 @@ def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 KINDS = [
     *(ByAttribute, ByDict, ByObject, ByVariable, ByGlobal, ByClosure, KeepingTensor),
-    *(ByBuffer, ByParameter, ByLayers, BySlot, ByTensor),
+    *(ByBuffer, ByParameter, ByLayers, BySlot, ByTensor, OnItsClass, OnAnotherKind, OnFunction, OnObject, OnSlot),
 ]
 
 

@@ -54,7 +54,7 @@ def test_a_weight_of_another_dtype_at_the_address_of_the_one_before_is_seen() ->
 
 
 @pytest.mark.parametrize(("moving", "timed"), [(MovingWeights(), 3), (None, 17)])
-def test_of_calls_whose_weights_move_one_in_eight_is_timed(moving: MovingWeights | None, timed: int) -> None:
+def test_of_calls_whose_weights_move_one_in_seven_is_timed(moving: MovingWeights | None, timed: int) -> None:
     """A step has sixty of them. What all take is told as if each was."""
     dispatcher, image = Dispatcher("eager", GraphLibrary(GraphCache(1 << 30), Metrics()), HOST), Block(torch.ones(4))
     for _ in range(17):

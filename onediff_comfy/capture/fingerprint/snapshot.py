@@ -155,29 +155,28 @@ class Snapshot:
         return restore
 
     def numbers_restorer(self) -> Callable[[], None]:
-        """Return what puts back plain values of variables and closures alone: what is imported meanwhile stays.
+        """Return what puts back plain values alone, of which counters are: what is imported meanwhile stays.
 
-        But for tensors of a trace, which hold no numbers: variables, classes and dicts, a function's own among them,
-        have what they had.
+        But for tensors of a trace, which hold no numbers: whatever has one has what it had.
         """
         cells = [(cell, value) for cell in self._cells if type(value := _in_cell(cell)) in PLAIN]
-        before = [(scope, name, scope.get(name, _MISSING)) for scope, name in self._variables]
-        variables = [(scope, name, value) for scope, name, value in before if type(value) in PLAIN]
+        variables = [(scope, name, scope.get(name, _MISSING)) for scope, name in self._variables]
         dicts = [(held, dict(held)) for held in self._dicts]
-        classes = [(kind, _contents(kind)) for kind in self._classes]
+        parted = [(each, _by_name(each)) for each in (*self._classes, *self._others)]
 
         def restore() -> None:
             for cell, value in cells:
                 cell.cell_contents = value
-            for scope, name, value in variables:
-                scope[name] = value
-            entries = ((held, name, was.get(name, _MISSING)) for held, was in dicts for name in list(held))
-            for scope, name, value in (*before, *entries):
-                if has_fake([scope.get(name)], depth=2):
+            entries = ((held, name, was.get(name, _MISSING)) for held, was in dicts for name in (*was, *held))
+            for scope, name, value in (*variables, *entries):
+                if _is_to_go(scope.get(name, _MISSING), value):
                     scope.pop(name) if value is _MISSING else scope.update({name: value})
-            for kind, contents in classes:
-                if has_fake(vars(kind).values(), depth=2):
-                    _put(kind, contents)
+            for each, was in parted:
+                now = _by_name(each)
+                for name in (*was, *now):
+                    value = was.get(name, _MISSING)
+                    if _is_to_go(now.get(name, _MISSING), value):
+                        _put_by_name(each, name, value)
 
         return restore
 
@@ -225,6 +224,28 @@ def _contents(value: Any) -> tuple[Any, ...]:
     if kind is types.MappingProxyType:
         return *value, *value.values()
     return (kind, getattr(value, "__dict__", _MISSING), *(getattr(value, name, _MISSING) for name in slots_of(kind)))
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    """Return the members of a class, or what any other object has in its slots."""
+    if isinstance(value, type):
+        return {name: member for name, member in vars(value).items() if name not in CLASS_BOOKKEEPING}
+    held = {name: getattr(value, name, _MISSING) for name in slots_of(type(value))}
+    return {name: part for name, part in held.items() if part is not _MISSING}
+
+
+def _put_by_name(holder: Any, name: str, value: Any) -> None:
+    """Put back a member of a class, or what an object had in a slot."""
+    of = type if isinstance(holder, type) else object
+    if value is _MISSING:
+        of.__delattr__(holder, name)
+    else:
+        of.__setattr__(holder, name, value)
+
+
+def _is_to_go(now: Any, before: Any) -> bool:
+    """Return True if something that a trace has put in a place is not to stay there."""
+    return now is not before and (type(before) in PLAIN or has_fake([now], depth=2))
 
 
 def _in_cell(cell: types.CellType) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..values.tensors import has_fake
 from ..values.value_text import PLAIN, Describer
 from .snapshot import Snapshot
 
@@ -51,14 +52,22 @@ class WatchingDescriber(Describer):
         return all(plain.describe(tensor) == text for tensor, text in self.constants)
 
     def constants_restorer(self) -> Callable[[], None]:
-        """Return what writes the values of now back to constants that were written to meanwhile."""
+        """Return what writes the values of now back to constants that were written to meanwhile.
+
+        Nor do tensors of a trace stay among their attributes.
+        """
         values = [(tensor, tensor.detach().clone()) for tensor, _ in self.constants if not tensor.is_meta]
+        attributes = [(vars(tensor), dict(vars(tensor))) for tensor, _ in self.constants]
 
         def restore() -> None:
             with torch.inference_mode():
                 for tensor, value in values:
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
+            for held, before in attributes:
+                for name in [name for name, value in held.items() if has_fake([value], depth=2)]:
+                    del held[name]
+                    held.update({name: before[name]} if name in before else {})
 
         return restore
 

@@ -174,8 +174,8 @@ class Target:
         for path, holder, content in held:
             if not same_content(holder, content):
                 names = {*holder, *content}
-                changed = min(str(n) for n in names if holder.get(n, content) is not content.get(n, holder))
-                raise KeepsState(_changed(changed, path))
+                changed = [str(n) for n in names if holder.get(n, content) is not content.get(n, holder)]
+                raise KeepsState(_changed(min(changed or map(str, names)), path))  # or only their order
         for path, (now, attributes) in before.items():
             for name in (now.keys() | attributes.keys()) - NOT_DESCRIBED:
                 value = now.get(name)

@@ -42,7 +42,8 @@ def has_fake(values: Iterable[Any], depth: int = 4) -> bool:
             if issubclass(kind, FakeTensor):
                 return True
         elif depth and not issubclass(kind, (types.FunctionType, types.ModuleType, type)):
-            inside = list(value) if issubclass(kind, (list, tuple, set)) else _state(value)
+            inside = next((list(own.__iter__(value)) for own in (list, tuple, set) if issubclass(kind, own)), None)
+            inside = _state(value) if inside is None else inside
             if inside and has_fake(inside, depth - 1):
                 return True
     return False

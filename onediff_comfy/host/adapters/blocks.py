@@ -143,6 +143,7 @@ class BlockServer:
                 in_place, failed = None, search_failed(error)
             if in_place is None:  # most likely for want of memory, and the host's own forward may want as much
                 library().recordings.release(ran_out=True)
+                self._unanswered.note(block, call, Eager(failed))
                 raise NotCovered(failed)
             ran = stack.enter_context(contextlib.ExitStack())
             ran.callback(streamed.put_back, block)

@@ -100,8 +100,9 @@ class FunctionalCall:
             }
             return output, {str(index): tensors[index] for index in written}, left
 
-        telling.__module__, telling.__name__ = forward.__module__, forward.__name__
-        telling.__qualname__ = f"{forward.__qualname__}{OF_A_PART}"
+        kind = type(forward)  # whose name is a partial function's, which has none
+        telling.__module__, telling.__name__ = forward.__module__, getattr(forward, "__name__", kind.__name__)
+        telling.__qualname__ = f"{getattr(forward, '__qualname__', kind.__qualname__)}{OF_A_PART}"
         return telling
 
     def completed(self, told: Told) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import weakref
 from collections import Counter, deque
@@ -19,6 +20,8 @@ from comfy.cli_args import args
 from ...once import once
 from ...runtime.device_memory import HostMemory
 from ..compatibility import HOLDS_WEIGHTS, LIMITS_WEIGHTS
+
+log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _ALL = 1 << 60  # bytes
@@ -102,17 +105,20 @@ class ReturningWeights:
             device: where it is.
             sizes: of the latent. What the first image with them takes says nothing: it is a capture's, too.
         """
-        before, noted = _available(vbar, device), self._beside.get(sizes)
-        if noted:
-            self._limit(vbar, before - min(noted) - kept_by_host())
+        noted, before = self._beside.get(sizes), None
+        with _left_out():
+            before = _available(vbar, device)
+            if noted:
+                self._limit(vbar, before - min(noted) - kept_by_host())
         yield
-        self._page = _bytes_of_page(vbar) or self._page
         if noted is None:
             self._beside[sizes] = deque(maxlen=_NOTED)
-        else:
-            # What PyTorch keeps by then has been computed in. On a CPU it and what is free are the same.
-            kept = memory.get_free_memory(device, torch_free_too=True)[1] if device.type == "cuda" else 0
-            noted.append(int(before - _available(vbar, device) + kept))
+        elif before is not None:
+            with _left_out():
+                # What PyTorch keeps by then has been computed in. On a CPU it and what is free are the same.
+                kept = memory.get_free_memory(device, torch_free_too=True)[1] if device.type == "cuda" else 0
+                noted.append(int(before - _available(vbar, device) + kept))
+                self._page = _bytes_of_page(vbar) or self._page
 
     def lift(self) -> None:
         """Let all weights come back: there is room for all of them by now."""
@@ -132,6 +138,15 @@ class ReturningWeights:
         if coming < len(missing):
             vbar.set_watermark(max(missing[coming], there[-1] + 1 if there else 0) * size)
             self._limited = weakref.ref(vbar)
+
+
+@contextlib.contextmanager
+def _left_out() -> Iterator[None]:
+    """Do without what fails inside: an image does not need it."""
+    try:
+        yield
+    except Exception:
+        log.debug("weights come back as the host has them come", exc_info=True)
 
 
 def _bytes_of_page(vbar: Any) -> int | None:

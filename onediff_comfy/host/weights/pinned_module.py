@@ -34,6 +34,7 @@ from .layer_images import (
     put,
     stored_dtype,
 )
+from .residency import give_up
 from .small_weights import Place, SmallWeights
 
 _VBAR = "comfy_aimdo.model_vbar"
@@ -155,7 +156,12 @@ class PinnedModule:
             if _is_changed_when_brought(layer):
                 raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
             weight, bias = (stored_dtype(layer, key) for key in KEYS)
-            brought = comfy.ops.cast_bias_weight(layer, None, weight, device, bias, True, self._dtype)
+            try:
+                brought = comfy.ops.cast_bias_weight(layer, None, weight, device, bias, True, self._dtype)
+            except BaseException:
+                if "_prefetch" in vars(layer):
+                    give_up(layer, [layer], device)
+                raise
             comfy.ops.uncast_bias_weight(layer, *brought)
 
     def _show(self, device: torch.device) -> None:

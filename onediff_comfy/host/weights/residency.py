@@ -65,6 +65,17 @@ def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> Non
     taken(**{name: given[name] for name in _parameters_of(taken)})
 
 
+def give_up(module: torch.nn.Module, layers: Sequence[torch.nn.Module], device: torch.device) -> None:
+    """Have the host take back what it brought for layers of ``module``, where it failed to bring all.
+
+    It notes on each layer what it has brought. A layer's own forward takes that for its weights, and by then other
+    weights may be there.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # copies are under way on streams that nobody waits for
+    take_back(module, layers)
+
+
 @functools.lru_cache(maxsize=1)
 def _parameters_of(function: Any) -> tuple[str, ...]:
     """Return what a function's parameters are called. It is asked of one function, for each block in each step."""
@@ -198,9 +209,13 @@ class StreamedModules:
         waited = self._copied is not None and not self._copied.query()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
         missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
-        stream = comfy.ops.cast_modules_with_vbar(
-            missing, None, device, None, memory.device_supports_non_blocking(device)
-        )
+        try:
+            stream = comfy.ops.cast_modules_with_vbar(
+                missing, None, device, None, memory.device_supports_non_blocking(device)
+            )
+        except BaseException:
+            give_up(layers[0], missing, device)
+            raise
         current = memory.current_stream(device)  # asking takes as long as waiting
         try:
             if stream is not None:

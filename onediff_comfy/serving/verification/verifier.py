@@ -6,15 +6,15 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
 
 from ...capture.handed_over import source_of
 from ...capture.tracing.export_lock import running
+from ...compilation.compile_graph import HostServices
 from ...compilation.library import GraphLibrary
 from ...engines.base import CompiledGraph
 from ...messages import first_line, message
@@ -27,6 +27,8 @@ from .eager_times import EagerTimes
 from .other_values import OtherValues
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MOST_OPEN = 3
 """So often a comparison may show nothing before ComfyUI's own code does such calls."""
@@ -50,6 +52,27 @@ class Verdict:
     only_when_reusing: bool = False
 
 
+class _Further(NamedTuple):
+    """Further calls that tell how much a difference means. Ask for them before eager uses its arguments up.
+
+    Attributes:
+        others: with other values in what functions hold; None where they hold none, and of what is proved.
+        again: of eager, with inputs that are hardly others; None where no input can be.
+        lossy: a layer rounds to 8 bits, or there are options.
+    """
+
+    others: OtherValues | None
+    again: numerics.Again | None
+    lossy: bool
+
+    @classmethod
+    def of(cls, serve: Serve, is_proved: bool) -> _Further:
+        invocation = serve.request.invocation
+        lossy = numerics.rounds_to_few_bits(serve.weights.tensors) or serve.options is not None
+        again = numerics.again(invocation.forward, invocation.args, invocation.kwargs, few_bits=lossy)
+        return cls(None if is_proved else OtherValues.of(serve), again, lossy)
+
+
 class Verifier:
     """Compares graphs with eager, and times eager beside them.
 
@@ -57,10 +80,10 @@ class Verifier:
         library: remembers what was proved.
         times: of calls.
         eager_times: says which calls are to be timed eager.
-        unplanned: as ``HostServices.unplanned``. Eager runs outside of it, as the host would run it.
+        host: eager runs outside of its ``unplanned``, as the host would run it.
 
     Attributes:
-        settled: graphs that need not be asked of again in this run, by the kinds of calls. A graph that was made anew
+        done: graphs that need not be asked of again in this run, by the kinds of calls. A graph that was made anew
             under the same key is another.
     """
 
@@ -69,9 +92,9 @@ class Verifier:
         library: GraphLibrary,
         times: CallTimes,
         eager_times: EagerTimes,
-        unplanned: Callable[[], AbstractContextManager[None]],
+        host: HostServices,
     ) -> None:
-        self._library, self._times, self._eager_times, self._unplanned = library, times, eager_times, unplanned
+        self._library, self._times, self._eager_times, self._host = library, times, eager_times, host
         self._open: Counter[Kind] = Counter()  # by proof key: comparisons that showed nothing
         self.done: dict[Kind, weakref.ref[CompiledGraph]] = {}  # by proof key: of which none is to run eager any more
 
@@ -95,27 +118,43 @@ class Verifier:
     def judge(self, serve: Serve, output: Any, run: RunContext) -> Verdict:
         """Compare a graph's output with eager's, and retire the graph if rounding cannot explain the difference."""
         request, route = serve.request, serve.route
-        invocation = request.invocation
-        others = None if self._is_proved(serve) else OtherValues.of(serve)
-        lossy = numerics.rounds_to_few_bits(serve.weights.tensors) or serve.options is not None
-        again = numerics.again(invocation.forward, invocation.args, invocation.kwargs, few_bits=lossy)
+        further = self._unless_it_fails(lambda: _Further.of(serve, self._is_proved(serve)))
         try:
             with self._times.measured(EAGER, request.call.signature, request.device):
-                expected = invocation.eager()
+                expected = request.invocation.eager()
         except torch.OutOfMemoryError:
             if not self._is_proved(serve):
                 raise
             self._eager_times.give_up(route.kind)  # eager was only to be timed: the answer is there
             return Verdict(output)
+        verdict: Verdict | None = None
+        if further is not None:
+            verdict = self._unless_it_fails(lambda: self._compared(serve, (output, expected), further, run))
+        return self._shown_nothing(serve, expected) if verdict is None else verdict
+
+    def _unless_it_fails(self, find: Callable[[], T]) -> T | None:
+        """Return what ``find`` does; None where it fails, most of all for want of memory. Eager's output will do."""
+        try:
+            return find()
+        except self._host.interruption:
+            raise
+        except Exception as error:
+            log.info("OneDiff: no comparison with eager (%s: %s)", type(error).__name__, first_line(error))
+            log.debug("the comparison failed", exc_info=True)
+            return None
+
+    def _compared(self, serve: Serve, outputs: tuple[Any, Any], further: _Further, run: RunContext) -> Verdict:
+        """Compare a graph's output with eager's."""
+        request, route, (output, expected) = serve.request, serve.route, outputs
         dtypes = {tensor.dtype for tensor in (*serve.weights.tensors, *request.call.tensors)}
         allowed = numerics.limit(dtypes, request.device, route.variant.fp8)
-        with self._unplanned():
+        with self._host.unplanned():
             error, tells = numerics.difference(output, expected), numerics.tells(expected)
-        if others is not None and error <= allowed:
-            error = max(error, others.difference(serve))
-        if not error <= allowed and again is not None:
-            response = again(expected)
-            if lossy:
+        if further.others is not None and error <= allowed:
+            error = max(error, further.others.difference(serve))
+        if not error <= allowed and further.again is not None:
+            response = further.again(expected)
+            if further.lossy:
                 allowed = max(allowed, numerics.excused(response))
             elif response > allowed:  # so is eager itself by rounding, as group norm of an image of one colour
                 return self._shown_nothing(serve, expected)
@@ -123,7 +162,7 @@ class Verifier:
             return Verdict(expected, self._disproved(serve, error, allowed))
         if not tells:
             return self._shown_nothing(serve, expected)
-        with self._unplanned():
+        with self._host.unplanned():
             brief_error = self._brief_difference(serve, expected, run)
         if not brief_error <= allowed:
             return Verdict(expected, message("a graph that reuses steps differed from eager"), only_when_reusing=True)
