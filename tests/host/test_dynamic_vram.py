@@ -74,6 +74,16 @@ def test_where_memory_runs_out_recordings_give_theirs_back_before_the_host_runs_
     """Its library takes weights for what is allocated, and nothing of theirs."""
     asked = {case["name"]: sum(case["asked"]) for case in found["cases"] if "asked" in case}  # besides, when models die
     assert asked == {"wrong bringing": 4, "wrong comparing": 4}
+    (bringing,) = (case for case in found["cases"] if case["name"] == "wrong bringing")
+    assert bringing["asked in four steps"] == 4, "what cannot be brought is tried twice a run, for each block"
+
+
+def test_nothing_is_left_of_what_was_brought_in_part(found: dict[str, Any]) -> None:
+    """The host's own forward would take it for a layer's weights, in whatever call comes next."""
+    assert {case["name"]: case["notes"] for case in found["cases"] if "notes" in case} == {
+        "wrong bringing": 0,
+        "wrong comparing": 0,
+    }
 
 
 def test_one_graph_of_the_whole_model_is_captured_and_one_of_each_kind_of_block(found: dict[str, Any]) -> None:

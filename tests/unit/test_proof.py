@@ -8,6 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from onediff_comfy.compilation.compile_graph import HostServices
+from onediff_comfy.compilation.library import GraphLibrary
+from onediff_comfy.serving.dispatcher import Dispatcher
+from onediff_comfy.serving.verification import numerics
 from onediff_comfy.serving.verification.numerics import again, limit, relative_error, tells
 
 NAN, INF = math.nan, math.inf
@@ -135,3 +139,34 @@ def test_float32_on_a_gpu_may_be_tf32() -> None:
 def test_a_limit_is_above_rounding_and_below_a_visible_difference(dtype: torch.dtype, device: torch.device) -> None:
     """Rounding gives some epsilons; a dropped patch, or the graph of another shape, 0.1 and more."""
     assert 2 * torch.finfo(dtype).eps < limit({dtype}, device) < 0.1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_a_comparison_that_fails_ends_no_image(
+    error: type[Exception], library: GraphLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a video it takes more memory than the video: eager's output is there, and the graph is compared again."""
+    module, x = torch.nn.Linear(4, 4).requires_grad_(False), torch.randn(2, 4)
+    dispatcher = Dispatcher("eager", library, HostServices("host", None, {}, lambda: None, lambda _layers: None))
+
+    def failing(_actual: object, _expected: object) -> float:
+        raise error("too large")
+
+    with monkeypatch.context() as failed:
+        failed.setattr(numerics, "difference", failing)
+        torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    assert library.metrics.snapshot()["proved"] == 0
+    torch.testing.assert_close(dispatcher(module, module.forward, (x,), {}), module(x))
+    assert library.metrics.snapshot()["proved"] == 1
+
+
+def test_an_interruption_in_a_comparison_is_one(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = torch.nn.Linear(4, 4).requires_grad_(False), torch.randn(2, 4)
+    dispatcher = Dispatcher("eager", library, HostServices("host", None, {}, lambda: None, lambda _layers: None))
+
+    def interrupted(_actual: object, _expected: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(numerics, "difference", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher(module, module.forward, (x,), {})
