@@ -138,6 +138,9 @@ class BlockServer:
         with contextlib.ExitStack() as stack:
             try:
                 in_place = stack.enter_context(streamed.in_place(block, model.device))
+            except NotCovered as refusal:
+                self._unanswered.note(block, call, Eager(refusal.reason))
+                raise
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
                 log.debug("a block's weights could not be brought", exc_info=True)
                 in_place, failed = None, search_failed(error)

@@ -34,14 +34,18 @@ class ModuleImage:
         self._own = frozenset((*hidden, *self._instead))
         self.image: torch.nn.Module = object.__new__(type(module))
         self._copies: dict[str, dict[Any, Any]] = {}  # of dicts that several modules have, by the attribute's name
+        self._shown: dict[str, Any] = {}  # what the image had when it was last shown
+        self._in_copies: dict[str, dict[Any, Any]] = {}  # likewise what was in them
 
     def show(self, module: torch.nn.Module | None = None) -> None:
-        """Give the image the attributes that its module has now, or another ``module`` of the same class.
+        """Give the image the class and the attributes that its module has now, or another ``module``.
 
         Plain values, and dicts of such, that are equal to what the image has stay the same objects: whoever compares
         objects need not know that it is an image of another module now.
         """
         before, self.module = vars(self.module), module or self.module
+        if type(self.image) is not type(self.module):  # extensions give modules another class, to change a method
+            self.image.__class__ = type(self.module)
         own: dict[str, Any] = vars(self.image)
         shown = {name: value for name, value in vars(self.module).items() if name not in self._own}
         for name in own.keys() - shown.keys() - self._instead.keys():
@@ -56,26 +60,31 @@ class ModuleImage:
                 # Nobody's, from now on: what a forward writes to it is found and put back.
                 own[name] = self._copies[name] = {**value}
         own.update(self._instead)
+        self._shown = dict(own)
+        self._in_copies = {name: {**copy} for name, copy in self._copies.items() if own.get(name) is copy}
 
     def put_back(self, module: torch.nn.Module | None = None) -> None:
         """Set and delete on the module what was set and deleted on the image since it was shown.
+
+        What others have set on the module meanwhile stays: an extension's function that a forward calls may keep
+        something there.
 
         Args:
             module: another one that looks like the image's, and is meant in its place.
         """
         own, theirs = vars(self.image), vars(module or self.module)
         for name, value in own.items():
-            held = theirs.get(name, theirs)
-            if name in self._own or held is value or _equal(held, value):
+            if name in self._own:
                 continue
-            copy = self._copies.get(name)
-            if copy is not None and value is copy and type(held) is dict:  # the forward wrote to what it took for this
-                held.clear()
-                held.update(copy)
-            else:
+            if value is not self._shown.get(name, self._shown):
                 theirs[name] = value
-        for name in [name for name in theirs if name not in own and name not in self._own]:
-            del theirs[name]
+            elif name in self._in_copies and not _equal(value, self._in_copies[name]):
+                held = theirs.get(name)  # the forward wrote to what it took for this
+                if type(held) is dict:
+                    held.clear()
+                    held.update(value)
+        for name in self._shown.keys() - own.keys() - self._own:
+            theirs.pop(name, None)
 
     @contextlib.contextmanager
     def current(self) -> Iterator[torch.nn.Module]:
@@ -93,11 +102,22 @@ def is_plain(value: Any) -> bool:
 
 
 def _equal(held: Any, value: Any) -> bool:
-    """Return True if two values are alike, to the types and the order of all that is in them, and plain."""
+    """Return True if two values are alike, to the types and the order of all that is in them, and plain.
+
+    A dict in another one is not: what is written there nobody looks for.
+    """
     kind = type(held)
     if kind is not type(value):
         return False
-    if kind is tuple or kind is dict:
-        parts = (held, value) if kind is tuple else (held.items(), value.items())
-        return len(held) == len(value) and all(map(_equal, *parts))
+    if kind is dict:
+        return len(held) == len(value) and all(map(_equal_parts, held.items(), value.items()))
+    return _equal_parts(held, value)
+
+
+def _equal_parts(held: Any, value: Any) -> bool:
+    kind = type(held)
+    if kind is not type(value):
+        return False
+    if kind is tuple:
+        return len(held) == len(value) and all(map(_equal_parts, held, value))
     return kind in _PLAIN and repr(held) == repr(value)  # == takes 0.0 for -0.0, and what a class of its own likes

@@ -8,10 +8,12 @@ other copies share and the host's memory management moves about, stays as it is.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.modules.module as module_hooks
 
 from ...messages import message
 from ..process.process import metrics
@@ -61,10 +63,16 @@ class ModuleProxy:
         module = self._onediff_module
         if "forward" not in self._onediff_methods:
             return module(*args, **kwargs)
-        if module._forward_hooks or module._forward_pre_hooks:  # a method has none: only calling the module runs them
+        if not _is_its_forward(module):  # a method has no hooks: only calling the module runs them
             metrics().fell_back(message("the module has a forward hook from another extension"))
             return module(*args, **kwargs)
         return self._onediff_call("forward", args, kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return module_behind(other) is self._onediff_module
+
+    def __hash__(self) -> int:
+        return hash(self._onediff_module)
 
     def __dir__(self) -> list[str]:
         return dir(self._onediff_module)
@@ -101,6 +109,22 @@ _NOTES = frozenset(
         *("current_weight_patches_uuid", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
     )
 )
+
+
+_CALL = operator.attrgetter("__call__", "_call_impl")
+_CALLS = ("_call_impl", "_compiled_call_impl")
+
+
+def _is_its_forward(module: torch.nn.Module) -> bool:
+    """Return True if to call a module is to call its forward, and nothing besides."""
+    kind, own = type(module), vars(module)
+    hooks = (own["_forward_hooks"], own["_forward_pre_hooks"], *map(vars(module_hooks).__getitem__, _OF_ALL_MODULES))
+    if any(hooks) or any(own.get(name) is not None for name in _CALLS):
+        return False
+    return _CALL(kind) == _CALL(torch.nn.Module)
+
+
+_OF_ALL_MODULES = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def module_behind(module: Any) -> Any:

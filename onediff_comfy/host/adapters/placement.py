@@ -113,10 +113,10 @@ class ModelServer:
         if pinned is not None and self._looked_in == run and not pinned.fits(model.device, room):
             return None  # a look at a thousand layers takes 3 ms, and would find no more room
         self._returning.lift()
-        if pinned is None or not pinned.is_of(module):
-            pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
         self._looked_in = run
         try:
+            if pinned is None or not pinned.is_of(module):
+                pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
             with pinned.in_place(model.device, room) as image:
                 if image is None:
                     return None

@@ -161,10 +161,14 @@ class ReusedBlocks:
             return message("this model has no blocks that could be left out")
         if order is not None and (refusal := self._refusals.get(order)) is not None:
             return refusal
-        if call.has_functions:
+        if call.has_functions or any(map(_has_hooks, self._module.modules())):
             # They may count their calls, and one more than the host's would be wrong.
             return message("functions of other nodes take part, and not all of the model is on the device at once")
         return None
+
+
+def _has_hooks(layer: torch.nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 class _ForwardCall:

@@ -48,18 +48,31 @@ class Skeleton:
     def current(self, serve: Serve) -> Iterator[torch.nn.Module]:
         """Yield the image. What happens to attributes of it inside happens to the module's.
 
+        A forward may come to be called within another, by a function of an extension's that runs the model once more.
+
         Args:
             serve: answers the calls of each part, inside.
         """
-        for image in self._images:
-            image.show()
+        outer = self._serve
+        if outer is not None:
+            self._put_back()
+        self._show()
         self._serve = serve
         try:
             yield self._root.image
         finally:
-            self._serve = None
-            for image in self._images:
-                image.put_back()
+            self._serve = outer
+            self._put_back()
+            if outer is not None:
+                self._show()
+
+    def _show(self) -> None:
+        for image in self._images:
+            image.show()
+
+    def _put_back(self) -> None:
+        for image in self._images:
+            image.put_back()
 
     def _serve_part(
         self, part: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -54,11 +54,15 @@ class LayerImages:
     def __init__(self, module: torch.nn.Module) -> None:
         layers = tuple(module.modules())
         held: list[dict[str, Any]] = [{name: type(holder)() for name, holder in _HOLDERS.items()} for _ in layers]
-        images: dict[torch.nn.Module, ModuleImage] = {}
-        for layer, own in reversed(list(zip(layers, held, strict=True))):  # children first
-            children = {name: None if child is None else images[child].image for name, child in layer._modules.items()}
-            images[layer] = ModuleImage(layer, NOTES, {**own, "_modules": children})
-        self._images = [images[layer] for layer in layers]
+        own, images = dict(zip(layers, held, strict=True)), dict[torch.nn.Module, ModuleImage]()
+
+        def image_of(layer: torch.nn.Module) -> ModuleImage:  # of one that is in several places there is one
+            if layer not in images:
+                children = {name: child and image_of(child).image for name, child in layer._modules.items()}
+                images[layer] = ModuleImage(layer, NOTES, {**own[layer], "_modules": children})
+            return images[layer]
+
+        self._images = list(map(image_of, layers))
         self.root = self._images[0].image
         self.look: Look | None = None
         self._holders: list[Any] = list(chain.from_iterable(map(dict.values, held)))
@@ -108,6 +112,7 @@ class Look:
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
+        self._layers, self._kinds = layers, list(map(type, layers))
         self._states = [vars(layer) for layer in layers]
         names = [tuple(name for name in state if name not in _APART) for state in self._states]
         self._keys = list(chain.from_iterable(self._states))
@@ -123,7 +128,9 @@ class Look:
         self._inside = self._inside_now()
 
     def holds(self) -> bool:
-        """Return True if the layers hold the very objects that they held, by the same names."""
+        """Return True if the layers are of the classes and hold the very objects that they held, by the same names."""
+        if not all(map(operator.is_, map(type, self._layers), self._kinds)):
+            return False
         keys = list(chain.from_iterable(self._states))
         if keys != self._keys:  # notes come and go
             if [len(state) - sum(map(state.__contains__, _APART)) for state in self._states] != self._counts:

@@ -34,7 +34,7 @@ from .layer_images import (
     put,
     stored_dtype,
 )
-from .residency import give_up
+from .residency import give_up, is_moved
 from .small_weights import Place, SmallWeights
 
 _VBAR = "comfy_aimdo.model_vbar"
@@ -95,7 +95,7 @@ class PinnedModule:
         Raises:
             NotCovered: the host has to run this call by itself; see ``_bring``.
         """
-        pages = self._pages = None if self._change_weights() else _Pages.of(self._layers)
+        pages = self._pages = None if self._change_weights() or self._has_moved(device) else _Pages.of(self._layers)
         fits = self.fits(device, room)
         current = fits and self._is_current()
         signature = pages.pin() if pages is not None and fits else None
@@ -140,6 +140,9 @@ class PinnedModule:
     def _change_weights(self) -> bool:
         """Return True if layers change their weights while they run. Others may append to these lists at any time."""
         return any(map(has_functions, self._layers))
+
+    def _has_moved(self, device: torch.device) -> bool:
+        return any("_v" in vars(layer) and is_moved(layer, device) for layer in self._layers)
 
     def _bring(self, device: torch.device) -> None:
         """Have the host bring each layer's weights, as it does when the layer runs.

@@ -19,8 +19,10 @@ import comfy.model_management as memory
 import comfy.ops
 import torch
 
+from ...capture.call import NotCovered
 from ...capture.parameters import signature_of
 from ...capture.target.tensor_parts import format_of
+from ...messages import message
 from ...runtime.launch_bound import MovingWeights
 from ..adapters.module_image import is_plain
 from ..compatibility import BRINGS_WEIGHTS
@@ -63,6 +65,14 @@ def take_back(module: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> Non
     taken = importlib.import_module(_PREFETCH).cleanup_prefetched_modules
     given = {"module": module, "comfy_modules": layers}
     taken(**{name: given[name] for name in _parameters_of(taken)})
+
+
+def is_moved(layer: Any, device: torch.device) -> bool:
+    """Return True if a layer that is in Dynamic VRAM has its weight on the device: the host takes that, and no page."""
+    if layer.weight is None:
+        return False
+    where = layer.weight.device
+    return where.type == device.type and where.index in (None, device.index)
 
 
 def give_up(module: torch.nn.Module, layers: Sequence[torch.nn.Module], device: torch.device) -> None:
@@ -202,6 +212,8 @@ class StreamedModules:
         layers: Sequence[Any] = seen.layers
         dynamic, changed = [layer for layer in layers if "_v" in vars(layer)], are_changed(layers)
         is_changed = any(changed)
+        if any(is_moved(layer, device) for layer in dynamic):
+            raise NotCovered(message("another extension has put its weights on the device"))
         if not dynamic:
             self._cast(layers, device)
             yield InPlace(self._images.root, is_changed)
