@@ -41,7 +41,7 @@ def of_one_to_come(module: Any, comfy_modules: Any, when: Any) -> None:
 
 def brought_in_part() -> dict[str, list[str]]:
     """Have a block of two layers in place, of which a queue of the host's brought the first."""
-    block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    block = torch.nn.Sequential(*(torch.nn.Linear(2, 2, device="meta") for _ in range(2)))  # on another device
     names = {layer: name for name, layer in block.named_children()}
     found: dict[str, list[str]] = {"brought": [], "taken back": []}
 

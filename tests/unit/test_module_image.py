@@ -127,3 +127,38 @@ def test_a_dict_that_a_forward_puts_in_the_place_of_another_is_not_written_into_
     with ModuleImage(module).current() as image:
         image.options = {"a": 2}
     assert (module.options, shared) == ({"a": 2}, {"a": 1})
+
+
+def test_a_dict_in_a_dict_is_each_modules_own() -> None:
+    """What is written there nobody looks for: an image that kept another block's would compute with that."""
+    blocks = [Scaled(1.0, "a") for _ in range(2)]
+    for block in blocks:
+        block.options = {"scale": {"of": 1.0}}
+    shown = ModuleImage(blocks[0])
+    for block in blocks:
+        shown.show(block)
+        assert shown.image.options is block.options
+
+
+def test_what_others_set_on_the_module_meanwhile_stays() -> None:
+    """As extensions' functions do that a forward calls. What the forward itself sets comes last."""
+    module = Scaled(2.0, "a")
+    with ModuleImage(module).current() as image:
+        module.calls, module.scale, module.name = 1, 3.0, "theirs"
+        del module.note
+        image.name = "ours"
+    assert (module.calls, module.scale, module.name, hasattr(module, "note")) == (1, 3.0, "ours", False)
+
+
+def test_an_image_is_of_the_class_that_its_module_has_by_now() -> None:
+    module, x = Scaled(2.0, "a"), torch.ones(1, 4)
+    shown = ModuleImage(module)
+
+    class Doubled(Scaled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    for kind in (Doubled, Scaled):
+        module.__class__ = kind
+        with shown.current() as image:
+            assert type(image) is kind and torch.equal(image(x), module(x))
