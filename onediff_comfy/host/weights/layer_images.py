@@ -58,8 +58,9 @@ class LayerImages:
 
         def image_of(layer: torch.nn.Module) -> ModuleImage:  # of one that is in several places there is one
             if layer not in images:
-                children = {name: child and image_of(child).image for name, child in layer._modules.items()}
-                images[layer] = ModuleImage(layer, NOTES, {**own[layer], "_modules": children})
+                children = layer._modules.items()
+                shown = {name: None if child is None else image_of(child).image for name, child in children}
+                images[layer] = ModuleImage(layer, NOTES, {**own[layer], "_modules": shown})
             return images[layer]
 
         self._images = list(map(image_of, layers))
