@@ -271,20 +271,17 @@ def _put(value: Any, contents: tuple[Any, ...]) -> None:
         if value.__bases__ != bases:
             value.__bases__ = bases
         members = dict(zip(own[::2], own[1::2], strict=True))
-        for name in vars(value).keys() - members.keys() - CLASS_BOOKKEEPING:
-            delattr(value, name)
-        for name, member in members.items():
-            if vars(value).get(name, _MISSING) is not member:
-                setattr(value, name, member)
+        now = _by_name(value)
+        for name in (*members, *now):
+            if now.get(name, _MISSING) is not members.get(name, _MISSING):
+                _put_by_name(value, name, members.get(name, _MISSING))
     elif isinstance(value, np.ndarray):
         value[...] = np.frombuffer(contents[0], value.dtype).reshape(value.shape)
     elif not isinstance(value, _LEFT):
         own, state, *in_slots = contents
         for name, part in (("__class__", own), ("__dict__", state), *zip(slots_of(own), in_slots, strict=True)):
-            if part is _MISSING and hasattr(value, name):
-                object.__delattr__(value, name)
-            elif part is not _MISSING and getattr(value, name, _MISSING) is not part:
-                object.__setattr__(value, name, part)
+            if getattr(value, name, _MISSING) is not part:
+                _put_by_name(value, name, part)
 
 
 def slots_of(kind: type) -> tuple[str, ...]:

@@ -66,8 +66,10 @@ class WatchingDescriber(Describer):
                         tensor.copy_(value)
             for held, before in attributes:
                 for name in [name for name, value in held.items() if has_fake([value], depth=2)]:
-                    del held[name]
-                    held.update({name: before[name]} if name in before else {})
+                    if name in before:
+                        held[name] = before[name]
+                    else:
+                        del held[name]
 
         return restore
 

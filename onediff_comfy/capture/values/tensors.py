@@ -42,15 +42,17 @@ def has_fake(values: Iterable[Any], depth: int = 4) -> bool:
             if issubclass(kind, FakeTensor):
                 return True
         elif depth and not issubclass(kind, (types.FunctionType, types.ModuleType, type)):
-            inside = next((list(own.__iter__(value)) for own in (list, tuple, set) if issubclass(kind, own)), None)
-            inside = _state(value) if inside is None else inside
+            inside = _inside(value)
             if inside and has_fake(inside, depth - 1):
                 return True
     return False
 
 
-def _state(value: Any) -> list[Any]:
-    """Return what a dict holds, or the attributes of an object."""
+def _inside(value: Any) -> list[Any]:
+    """Return what a container holds, or the attributes of an object."""
+    for container in (list, tuple, set):
+        if issubclass(type(value), container):
+            return list(container.__iter__(value))
     if issubclass(type(value), dict):
         return list(dict.values(value))
     try:

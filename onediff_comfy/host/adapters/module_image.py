@@ -106,10 +106,7 @@ def _equal(held: Any, value: Any) -> bool:
 
     A dict in another one is not: what is written there nobody looks for.
     """
-    kind = type(held)
-    if kind is not type(value):
-        return False
-    if kind is dict:
+    if type(held) is type(value) is dict:
         return len(held) == len(value) and all(map(_equal_parts, held.items(), value.items()))
     return _equal_parts(held, value)
 

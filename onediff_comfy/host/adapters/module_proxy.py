@@ -112,19 +112,16 @@ _NOTES = frozenset(
 
 
 _CALL = operator.attrgetter("__call__", "_call_impl")
-_CALLS = ("_call_impl", "_compiled_call_impl")
+_OWN_CALLS = ("_call_impl", "_compiled_call_impl")  # which a module may have in place of its class's
 
 
 def _is_its_forward(module: torch.nn.Module) -> bool:
     """Return True if to call a module is to call its forward, and nothing besides."""
     kind, own = type(module), vars(module)
-    hooks = (own["_forward_hooks"], own["_forward_pre_hooks"], *map(vars(module_hooks).__getitem__, _OF_ALL_MODULES))
-    if any(hooks) or any(own.get(name) is not None for name in _CALLS):
+    of_all_modules = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
+    if of_all_modules or own["_forward_hooks"] or own["_forward_pre_hooks"]:
         return False
-    return _CALL(kind) == _CALL(torch.nn.Module)
-
-
-_OF_ALL_MODULES = ("_global_forward_hooks", "_global_forward_pre_hooks")
+    return _CALL(kind) == _CALL(torch.nn.Module) and all(own.get(name) is None for name in _OWN_CALLS)
 
 
 def module_behind(module: Any) -> Any:
