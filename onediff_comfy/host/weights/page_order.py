@@ -13,10 +13,11 @@ weights are (``_v``), and of what it brought there (``_v_signature``): None is t
 from __future__ import annotations
 
 import functools
-import gc
 import heapq
 import logging
 import math
+import sys
+import types
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -79,7 +80,13 @@ def spread_over_blocks(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]
     if not _may_move(model, layers):
         return False
     parts = _parts(blocks)
-    if len(parts) < 2 or _has_others(layers):
+    if len(parts) < 2:
+        return False
+    if _are_held_elsewhere(layers):
+        log.info(
+            "OneDiff: a model's weights keep ComfyUI's order in Dynamic VRAM, for something else holds on to where they"
+            " are. Where they do not all fit, its steps take longer"
+        )
         return False
     (vbar,) = {layer._v[0] for layer in layers}
     ordered, places, start = _ordered(layers, parts), list[_Place](), min(map(_start, layers))
@@ -112,18 +119,18 @@ def _may_move(model: Any, layers: Sequence[Any]) -> bool:
     return not in_use and not any(page & 2 for page in vbar.get_residency())
 
 
-def _has_others(layers: Sequence[Any]) -> bool:
-    """Return True if a layer that is none of these has weights in their range: a copy of one, with its notes.
+def _are_held_elsewhere(layers: Iterable[Any]) -> bool:
+    """Return True if more than these layers have the notes of where their weights are: a copy of one, which has its.
 
-    It would be brought to where others' weights are by then. Whoever holds it, Python knows of each object that there
-    is, unless somebody has called ``gc.freeze``. To ask takes some tenths of a second, once for a model.
+    Its weights would be brought to where others' are by then. Whoever has it, and wherever Python's collector keeps it
+    or does not, Python counts who holds a note.
     """
-    if gc.get_freeze_count():
-        return True
-    ours, vbar = set(map(id, layers)), layers[0]._v[0]
-    modules = (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
-    others = (vars(module).get("_v") for module in modules if id(module) not in ours)
-    return any(isinstance(place, tuple) and place[:1] and place[0] is vbar for place in others)
+    held_once = _references(types.SimpleNamespace(_v=(object(),)))  # on releases of Python that count otherwise, too
+    return any(_references(layer) > held_once for layer in layers)
+
+
+def _references(holder: Any) -> int:
+    return sys.getrefcount(vars(holder)["_v"])
 
 
 def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
