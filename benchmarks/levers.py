@@ -53,7 +53,7 @@ class Bench:
     def us(self, work: Callable[[], object]) -> float:
         """Return the median microseconds of a call."""
         if self.device == "cuda":
-            from triton.testing import do_bench  # type: ignore[import-not-found,unused-ignore]
+            from triton.testing import do_bench
 
             work()  # compiles, and chooses algorithms
             graph = torch.cuda.CUDAGraph()
@@ -178,7 +178,7 @@ def attention(bench: Bench) -> dict[str, Any]:
     with sdpa_kernel(kernel):
         found = {kernel.name: bench.us(lambda: F.scaled_dot_product_attention(query, key, value))}
     try:
-        from sageattention import sageattn  # type: ignore[import-not-found,unused-ignore]
+        from sageattention import sageattn
     except ImportError:
         return {**found, "SageAttention": "not installed"}
     return {**found, "SageAttention": bench.us(lambda: sageattn(query, key, value))}

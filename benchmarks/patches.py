@@ -49,7 +49,7 @@ def image_prompt(model: Any) -> Any:
 
 def sage_attention(model: Any) -> Any:
     """The MODEL that attends by SageAttention, as other packs' nodes have it."""
-    from sageattention import sageattn  # type: ignore[import-not-found]
+    from sageattention import sageattn
 
     def override(_chosen: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **options: Any) -> Any:
         if options.get("skip_reshape"):

@@ -1,8 +1,8 @@
 """The Triton kernels of ``passes/norm_rope.py`` and ``attention_kernels.py``. Imported only where there is Triton."""
 
 # mypy: disable-error-code="no-untyped-def"
-import triton  # type: ignore[import-not-found,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+import triton
+import triton.language as tl
 
 
 @triton.autotune(configs=[triton.Config({}, num_warps=8)], key=[])
