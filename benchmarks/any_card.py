@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import sampling
 from .checkpoints import FORMATTED, weights_of
@@ -37,9 +37,13 @@ from .processor import collector_seconds
 from .sampling import Bench, ours_failed, print_table
 from .variants import names
 
+if TYPE_CHECKING:
+    import torch
+
 MODELS = (*sampling.MODELS, "wan-14b")
 _HOLD = "import sys, torch; held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device='cuda'); print(); input()"
 _COPIED = 1 << 30  # bytes
+_PAGE = 32 << 20  # bytes, comfy-aimdo's
 
 
 def main() -> int:
@@ -121,9 +125,12 @@ class Watched(Bench):
     ``cpu_s`` is of all threads and ``thread_s`` of the one that samples. ``waited_s`` are those of it in which the CPU
     waits for the device behind the last step: where there are hardly any, the device waits for the CPU.
     ``collector_s`` are seconds of Python's collector, which stops all threads, whichever it runs on.
+    ``missing_bytes_of_blocks`` are the least and the most. Where they are far apart, layers were given no other places.
     """
 
     def make(self, name: str, seed: int, callback: Callable[..., None] | None = None) -> tuple[Any, dict[str, float]]:
+        from onediff_comfy.host.adapters.blocks import blocks_of
+
         waited = [0.0]
 
         def after_step(*step: Any) -> None:
@@ -138,7 +145,8 @@ class Watched(Bench):
         worked = {"cpu_s": time.process_time() - began, "thread_s": time.thread_time() - thread_began}
         resident = sum(vbar.loaded_size() for vbar in self.model.model.dynamic_vbars.values())
         found = {"waited_s": waited[-1], "collector_s": sum(collecting), "resident_bytes": resident}
-        return latent, {**noted, **worked, **found}
+        missing = list(map(missing_bytes, blocks_of(self.model.model.diffusion_model)))
+        return latent, {**noted, **worked, **found, "missing_bytes_of_blocks": [min(missing), max(missing)]}
 
     def timed_image(self, name: str) -> None:
         super().timed_image(name)
@@ -150,6 +158,18 @@ class Watched(Bench):
             for _ in range(self.options.rounds):
                 self.round([name])
         return self.report() | {"images": self.images}
+
+
+def missing_bytes(block: torch.nn.Module) -> int:
+    """Return how many bytes the layers of a block in Dynamic VRAM have that are not all on the device."""
+    places = [vars(layer)["_v"] for layer in block.modules() if "_v" in vars(layer)]
+    return sum(place[2] for place in places if not _is_there(place))
+
+
+def _is_there(place: tuple[Any, int, int]) -> bool:
+    vbar, address, size = place
+    first, last = ((byte - vbar.base_addr) // _PAGE for byte in (address, address + size - 1))
+    return all(state & 1 for state in vbar.get_residency()[first : last + 1])
 
 
 def _given(model: Any) -> Callable[[Any, Any], Any]:

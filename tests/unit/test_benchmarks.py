@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
@@ -22,6 +23,7 @@ from children import has_ended
 
 from benchmarks import __main__ as everything
 from benchmarks import processor, variants, whole
+from benchmarks.any_card import missing_bytes
 from benchmarks.files import file_name
 from benchmarks.measures import psnr, relative_error, ssim
 from benchmarks.plan import PLANS, Job, Step, with_other_torch
@@ -474,3 +476,15 @@ def test_what_a_script_leaves_behind_ends_with_it(
         bench.compile([Step("a script", "script", (), 1)], 1, {"": 10})
         assert bench.report["compiling"]["a script"]["status"] == 3
     assert has_ended(int(started.read_text()))
+
+
+def test_what_is_missing_of_each_block_is_by_its_layers_pages() -> None:
+    """A layer counts whole where one of its pages is not there, for it is brought whole."""
+    page = 32 << 20
+    vbar = SimpleNamespace(base_addr=1 << 40, get_residency=lambda: [1, 3, 0, 2, 1])
+    layers = [torch.nn.Linear(1, 1) for _ in range(5)]
+    places = [(0, page), (page, page // 2), (page + page // 2, page), (2 * page, 512), (4 * page, 1)]
+    for layer, (start, size) in zip(layers, places, strict=True):
+        layer._v = (vbar, vbar.base_addr + start, size)
+    blocks = torch.nn.Sequential(*layers[:2]), torch.nn.Sequential(*layers[2:]), layers[4], torch.nn.Linear(1, 1)
+    assert list(map(missing_bytes, blocks)) == [0, page + 512, 0, 0]
