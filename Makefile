@@ -22,8 +22,8 @@ endif
 # many containers do, every process compiles ComfyUI and its packages anew: five of a server's eleven seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-quick test-all test-families test-coverage test-torches test-oneflow test-fleet \
-  lint bench clean
+.PHONY: help setup demo test test-quick test-all test-families test-coverage test-torches test-pythons test-oneflow \
+  test-fleet lint bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,8 +32,9 @@ help:
 	@echo "make test    linters, unit tests, the tests in a real ComfyUI, the package, and OneFlow in a Python 3.10 of"
 	@echo "             its own, if one is found; ends with how long it took; docs/testing.md says what it assures"
 	@echo "make test-all   these and the slow ones, every model family, the coverage matrix (each patch with each family"
-	@echo "             and engine), planted errors, and the releases of PyTorch that people have"
-	@echo "make test-quick, test-families, test-coverage, test-torches, test-oneflow, test-fleet   each by itself"
+	@echo "             and engine), planted errors, and the releases of PyTorch and Python that people have"
+	@echo "make test-quick, test-families, test-coverage, test-torches, test-pythons, test-oneflow, test-fleet"
+	@echo "             each by itself"
 	@echo "make bench   every measurement, one file and one table (needs an NVIDIA GPU with 80 GB, and half an hour)"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   the environments that all of these use: .venv, and in .cache ComfyUI and that of a fleet"
@@ -73,13 +74,16 @@ test-all: test
 	$(PYTEST_SPREAD) -m slow
 	@$(ENV_PYTHON) -m dev.oneflow_environment --test --slow
 	$(ENV_PYTHON) -m tools.planted_errors --cpu
-	$(MAKE) test-families test-coverage test-torches
+	$(MAKE) test-families test-coverage test-torches test-pythons
 
 test-families: setup
 	$(ENV_PYTHON) -m pytest tests/families
 
 test-torches: setup
 	$(ENV_PYTHON) -m dev.torches
+
+test-pythons: setup
+	$(ENV_PYTHON) -m dev.pythons
 
 test-coverage: setup
 	$(ENV_PYTHON) -m pytest tests/coverage

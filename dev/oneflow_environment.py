@@ -14,25 +14,16 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from . import cuda_stubs
-from .environment import (
-    TORCH,
-    TORCH_COMPANIONS,
-    SetupError,
-    comfyui_path,
-    comfyui_requirements,
-    repository,
-    run,
-    step,
-)
+from . import cuda_stubs, side_environment
+from .environment import TORCH, TORCH_COMPANIONS, SetupError, comfyui_path, comfyui_requirements, repository
+from .interpreters import find_python
+from .side_environment import SideEnvironment
 
 WANTED_PYTHON = "3.10"  # the newest that OneFlow has a wheel for
 
@@ -42,10 +33,12 @@ CONSTRAINTS = ("numpy>=1.22.1,<2", "protobuf>=3.20,<4")
 ONEFLOW_REQUIREMENTS = ("numpy", "protobuf", "tqdm", "requests", "pillow", "rich")
 TEST_TOOLS = ("pytest==9.0.2", "pytest-timeout==2.4.0")
 
+_ENVIRONMENT = SideEnvironment("oneflow")
+
 
 def environment_python() -> Path:
-    """The environment's interpreter, whether or not it exists yet."""
-    return _folder() / "bin" / "python"
+    """Return the environment's interpreter, whether or not it exists yet."""
+    return _ENVIRONMENT.python
 
 
 def impossible() -> str | None:
@@ -60,15 +53,12 @@ def impossible() -> str | None:
 
 
 def find_base_python() -> str | None:
-    """A Python of the version that OneFlow needs: the one given, on the path, of pyenv, or of uv."""
-    for candidate in _candidates():
-        if _version(candidate) == WANTED_PYTHON:
-            return candidate
-    return None
+    """Return a Python of the version that OneFlow needs: the one given, or one that is found."""
+    return find_python(WANTED_PYTHON, os.environ.get("ONEFLOW_BASE_PYTHON"))
 
 
 def ensure() -> Path:
-    """Make the environment, or what is missing of it, and return its interpreter. Prints one line per step.
+    """Make the environment unless it is there, and return its interpreter. Prints one line per step.
 
     Raises:
         SetupError: a step failed, or this machine cannot have it.
@@ -76,125 +66,45 @@ def ensure() -> Path:
     reason = impossible()
     if reason is not None:
         raise SetupError(reason)
-    if _stamp().is_file() and _stamp().read_text() == _pins_digest() and environment_python().exists():
-        return environment_python()
-    start = time.monotonic()
-    _log().parent.mkdir(parents=True, exist_ok=True)
-    _log().write_text("")
-    print("Setting up OneFlow's environment (minutes, 5 GB, once)", flush=True)
-    step("Python 3.10 environment", _make_venv)
-    step("PyTorch", _install_torch)
-    step("ComfyUI's requirements, test tools", _install_requirements)
-    step("OneFlow", _install_oneflow)
-    step("stand-ins for CUDA libraries", _make_stand_ins)
-    step("check: everything imports", _check)
-    _stamp().write_text(_pins_digest())
-    print(f"Ready in {time.monotonic() - start:.0f} s", flush=True)
-    return environment_python()
-
-
-# -- the interpreter -------------------------------------------------------------------------------
-
-
-def _candidates() -> Iterator[str]:
-    given = os.environ.get("ONEFLOW_BASE_PYTHON")
-    if given:
-        yield given
-        return
-    yield f"python{WANTED_PYTHON}"
-    for root in (os.environ.get("PYENV_ROOT"), Path.home() / ".pyenv"):
-        if root:
-            yield from map(str, sorted(Path(root).glob(f"versions/{WANTED_PYTHON}.*/bin/python")))
-    if shutil.which("uv"):
-        found = subprocess.run(["uv", "python", "find", "--no-project", WANTED_PYTHON], capture_output=True, text=True)
-        if found.returncode == 0:
-            yield found.stdout.strip()
-
-
-def _version(python: str) -> str | None:
-    code = "import sys, ensurepip; print('%d.%d' % sys.version_info[:2])"
-    try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-# -- the steps -------------------------------------------------------------------------------------
+    steps = {
+        "Python 3.10 environment": _make_venv,
+        "PyTorch": lambda: _ENVIRONMENT.install_torch(TORCH, *TORCH_COMPANIONS),
+        "ComfyUI's requirements, test tools": _install_requirements,
+        "OneFlow": lambda: _ENVIRONMENT.pip("install", "--no-deps", ONEFLOW),
+        "stand-ins for CUDA libraries": _make_stand_ins,
+        "check: everything imports": lambda: _ENVIRONMENT.check("-c", "import torch, torchvision, torchaudio, oneflow"),
+    }
+    return _ENVIRONMENT.ensure(_pins_digest(), "Setting up OneFlow's environment (minutes, 5 GB, once)", steps)
 
 
 def _make_venv() -> None:
     python = find_base_python()
     assert python is not None  # ensure asked
-    _run(python, "-m", "venv", "--clear", str(_folder()))
-
-
-def _install_torch() -> None:
-    _pip("install", "--no-deps", TORCH, *TORCH_COMPANIONS)
-    # pip would add 5 GB of CUDA libraries as soon as it installs anything that needs torch.
-    (metadata,) = _site_packages().glob(f"{TORCH.replace('==', '-')}*.dist-info/METADATA")
-    needs_cuda = re.compile(r"^Requires-Dist: (nvidia|cuda|triton).*\n", re.MULTILINE)
-    metadata.write_text(needs_cuda.sub("", metadata.read_text()))
+    _ENVIRONMENT.make_venv(python)
 
 
 def _install_requirements() -> None:
-    constraints = _folder() / "constraints.txt"
+    constraints = _ENVIRONMENT.folder / "constraints.txt"
     constraints.write_text("\n".join((*CONSTRAINTS, TORCH)))
     comfyui = comfyui_requirements((comfyui_path() / "requirements.txt").read_text())
-    _pip("install", "--constraint", str(constraints), "torch", *comfyui, *ONEFLOW_REQUIREMENTS, *TEST_TOOLS)
-
-
-def _install_oneflow() -> None:
-    _pip("install", "--no-deps", ONEFLOW)
+    needed = ("torch", *comfyui, *ONEFLOW_REQUIREMENTS, *TEST_TOOLS)
+    _ENVIRONMENT.pip("install", "--constraint", str(constraints), *needed)
 
 
 def _make_stand_ins() -> None:
-    site = _site_packages()
-    torch_libraries = site / "torch" / "lib"
-    try:
-        cuda_stubs.make_stand_ins(torch_libraries.glob("*.so"), torch_libraries)
-        oneflow_libraries = [*site.glob("oneflow.libs/*.so*"), *site.glob("oneflow/_oneflow_internal*.so")]
-        cuda_stubs.make_stand_ins(oneflow_libraries, site / "oneflow.libs")
-    except subprocess.CalledProcessError as error:
-        raise SetupError(f"{error.cmd[0]} failed: {error.stderr}") from error
-
-
-def _check() -> None:
-    _run(str(environment_python()), "-c", "import torch, torchvision, torchaudio, oneflow")
-
-
-# -- how steps run ---------------------------------------------------------------------------------
-
-
-def _folder() -> Path:
-    return repository() / ".cache" / "oneflow"
-
-
-def _site_packages() -> Path:
-    return _folder() / "lib" / f"python{WANTED_PYTHON}" / "site-packages"
-
-
-def _log() -> Path:
-    return repository() / ".cache" / "oneflow-setup.log"
-
-
-def _stamp() -> Path:
-    return _folder() / "onediff-setup.sha256"
+    site = _ENVIRONMENT.site_packages()
+    _ENVIRONMENT.put_stand_ins_for_torch()
+    oneflows = [*site.glob("oneflow.libs/*.so*"), *site.glob("oneflow/_oneflow_internal*.so")]
+    _ENVIRONMENT.put_stand_ins(oneflows, site / "oneflow.libs")
 
 
 def _pins_digest() -> str:
-    """sha256 over all that decides what is installed: another value means the environment is stale."""
+    """Return the sha256 of all that decides what is installed: another value means the environment is stale."""
     comfyui = comfyui_requirements((comfyui_path() / "requirements.txt").read_text())
-    makers = (Path(__file__).read_text(), Path(cuda_stubs.__file__).read_text())
+    makers = [
+        Path(str(module.__file__)).read_text() for module in (sys.modules[__name__], side_environment, cuda_stubs)
+    ]
     return hashlib.sha256("\0".join((*makers, TORCH, *TORCH_COMPANIONS, *comfyui)).encode()).hexdigest()
-
-
-def _pip(*arguments: str) -> None:
-    _run(str(environment_python()), "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input")
-
-
-def _run(*command: str) -> None:
-    run(command, f"full output in {_log().relative_to(repository())}", _log())
 
 
 def main(arguments: Sequence[str]) -> int:

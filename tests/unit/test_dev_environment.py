@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from dev import environment
+from dev import environment, pythons
 from dev.environment import SetupError
 
 
@@ -105,3 +107,8 @@ def test_comfyui_path_is_used_when_it_is_comfyui(tmp_path: Path, monkeypatch: py
 def test_without_comfyui_path_the_pinned_release_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMFYUI_PATH", raising=False)
     assert environment.comfyui_path() == environment.repository() / ".cache" / "ComfyUI-0.30.0"
+
+
+def test_each_python_that_is_promised_is_tested(root: Path) -> None:
+    promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (root / "pyproject.toml").read_text())
+    assert sorted(promised) == sorted({*pythons.RELEASES, "{}.{}".format(*sys.version_info)})
