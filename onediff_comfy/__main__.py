@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import runpy
 import sys
 from pathlib import Path
 
 if not __package__:  # run as `python path/to/onediff_comfy`, from any folder, by any Python: Windows' embedded one too
     # What stood first is the package's own folder, whose files are not to be found as modules of their own.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    __package__ = "onediff_comfy"
-    import onediff_comfy  # noqa: F401  # or relative imports find no parent
+    runpy.run_module("onediff_comfy", run_name="__main__", alter_sys=True)  # this file once more, and then it ends
 
 from . import __version__, doctor_command, graphs_command, store_command, warmup_command
 from .fleet import command as fleet_command
