@@ -8,10 +8,12 @@ Prints as JSON of each picture how far it is from one of an ordinary model, and 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,9 @@ args.cpu = not ON_GPU
 args.use_pytorch_cross_attention = True
 if ON_GPU:
     comfy_aimdo.control.init()  # whoever is imported next looks for what it has loaded
+import comfy.ldm.flux.model  # noqa: E402
 import comfy.model_management as memory  # noqa: E402
+import comfy.model_prefetch as model_prefetch  # noqa: E402
 import comfy.ops  # noqa: E402
 import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
@@ -47,10 +51,12 @@ from onediff_comfy.serving.decision import Invocation  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
 
 
-def loaded(**options: Any) -> Any:
-    model = comfy.sd.load_checkpoint_guess_config(
-        checkpoint, output_clip=False, output_vae=False, model_options=options
-    )[0]
+def loaded(dtype_of_file: torch.dtype | None = None, **options: Any) -> Any:
+    weights = comfy.utils.load_torch_file(checkpoint)
+    weights = {name: weight.to(dtype_of_file or weight.dtype) for name, weight in weights.items()}
+    model = comfy.sd.load_state_dict_guess_config(weights, output_clip=False, output_vae=False, model_options=options)[
+        0
+    ]
     return pages_of_cpu.off_device(model) if model.is_dynamic() and not ON_GPU else model
 
 
@@ -164,6 +170,7 @@ def every_case(
     cases.append(nowhere_else(expected[0.0], engine))
     if not ON_GPU:
         cases += left_to_the_host(expected[0.0], engine)
+        cases += asked_ahead(expected, engine)
     return cases + wrong_weights(expected, engine) + eight_bits(engine)
 
 
@@ -214,6 +221,41 @@ def left_to_the_host(expected: torch.Tensor, engine: str) -> list[dict[str, Any]
         cases[-1]["asked in four steps"] = len(asked)
         setattr(place, what, right)
         del recordings.release
+    return cases
+
+
+def asked_ahead(expected: dict[float, torch.Tensor], engine: str) -> list[dict[str, Any]]:
+    """Pictures block by block where a queue of the host's has brought a block's weights before it is called.
+
+    As LTX-2 and MiniMax ask for them. Then also where no graph answers, and the host runs the same block on them.
+    """
+    flux, call = comfy.ldm.flux.model, EagerGraph.__call__
+    right, code = flux.Flux.forward_orig, inspect.getsource(flux.Flux.forward_orig)
+    for line in ("for i, block in enumerate(self.double_blocks):", "for i, block in enumerate(self.single_blocks):"):
+        assert code.count(line) == 1
+        code = code.replace(line, f"{line}\n            prefetch_queue_pop(self.queue, img.device, block)")
+    exec(textwrap.dedent(code), vars(flux) | {"prefetch_queue_pop": model_prefetch.prefetch_queue_pop}, asking := {})
+
+    def forward(self: Any, *given: Any, **options: Any) -> Any:
+        self.queue = [None, *self.double_blocks, *self.single_blocks, None]  # this device would get none
+        model_prefetch.PREFETCH_QUEUES.append(self.queue)
+        return asking["forward_orig"](self, *given, **options)
+
+    def failing(*_given: Any) -> Any:
+        raise RuntimeError("a kernel of the graph's")
+
+    flux.Flux.forward_orig, args.fast_disk = forward, True
+    cases = []
+    for name, run in (("asked ahead", call), ("asked ahead, no graph", failing)):
+        EagerGraph.__call__ = run
+        for what, strength in ((name, 0.0), (f"LoRA, {name}", 0.8)):
+            fast = accelerate(loaded(torch.float32), engine)  # of others a layer computes with a copy
+            fast = with_lora(fast, strength) if strength else fast
+            memory.unload_all_models()
+            Pages.room = sum(sum(pages.there) for pages in Pages.all) + 4
+            cases.append(block_by_block(what, fast, expected[strength]))
+            model_prefetch.cleanup_prefetch_queues()  # as the host does after each node
+    flux.Flux.forward_orig, args.fast_disk, EagerGraph.__call__, Pages.room = right, False, call, 1 << 20
     return cases
 
 

@@ -128,6 +128,7 @@ def dynamic(kind: str, loads: Counter[str]) -> Any:
         patcher = patcher_of(from_file(kind))
         if kind == "VAE":
             patcher.model.half()  # as in a file of fp16, where the VAE's dtype is fp32
+            patcher.__class__ = Dynamic  # the host's takes no notice of what it is asked for
         return patcher
 
     thing = from_file(kind)
@@ -383,6 +384,7 @@ def other_kind(
             module in list(thing.patcher.model.modules()) for thing in (first, second) for module in served(thing)
         ],
         "off": [off(used(first), expected)],
+        "managed in Dynamic VRAM": first.patcher.parent.is_dynamic(),
     }
     model = weakref.ref(first.patcher.model)
     del first, second

@@ -130,6 +130,9 @@ def _loaded(patcher: Any, kind: str) -> Any:
     base = load(*arguments, disable_dynamic=True)
     if place:  # of several things that it loads
         base = base[place[0]]
+    if is_dynamic(base):  # the host's loaders of VAEs take no notice of what they are asked for
+        base = base.clone(disable_dynamic=True, model_override=base.get_clone_model_override())
+        base.parent = None
     base.load_device, base.offload_device = patcher.load_device, patcher.offload_device  # a node may have chosen others
     release_on_detach(base)
     seconds = time.perf_counter() - began

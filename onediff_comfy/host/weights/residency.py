@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -244,8 +245,11 @@ class StreamedModules:
         finally:
             if stream is not None:
                 stream.wait_stream(current)
-            if missing:
-                take_back(layers[0], missing)
+            # The host adds a LoRA where it has copied a weight to, and only of pages it notes that it has. So what its
+            # queue brought elsewhere is taken once: its own forward would add the LoRA again.
+            once = is_changed and any(map(_is_in_no_page, itertools.compress(layers, changed)))
+            if once or missing:
+                take_back(layers[0], dynamic if once else missing)
 
     def _put_brought(
         self,
@@ -289,6 +293,12 @@ class StreamedModules:
             weight, bias = _dtypes_shown(layer, self._dtype)
             found = comfy.ops.cast_bias_weight(layer, None, weight, device, bias)
             put(parameters, found)
+
+
+def _is_in_no_page(layer: torch.nn.Module) -> bool:
+    """Return True if the host has brought a layer's weights in Dynamic VRAM to where nothing of them stays."""
+    brought = vars(layer).get("_prefetch")
+    return brought is not None and brought["signature"] is None
 
 
 def _is_noted(state: dict[str, Any], weights: tuple[Any, Any]) -> bool:
