@@ -7,7 +7,6 @@ by its name as a string. And an attribute that is more than tensors, a switch fo
 
 from __future__ import annotations
 
-import dis
 import functools
 import importlib.util
 import inspect
@@ -20,14 +19,14 @@ from typing import Any
 
 import torch
 
+from ..values.bytecode import Instruction, instructions, with_nested
 from ..values.global_reads import absolute_name, module_named
 from ..values.value_text import is_foundation
 
 _LOOKS_UP = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))  # by a name that may be put together
 _FINDS_ALL = frozenset(("vars", "dir", "getmembers", "__getattribute__"))
-_RUNS_TEXT, _GLOBALS = ("eval", "exec"), ("LOAD_GLOBAL", "LOAD_NAME")  # nn.Module has an eval too
+_RUNS_TEXT = ("eval", "exec")  # as globals; nn.Module has an eval too
 _OF_DICT = frozenset(("get", "setdefault", "pop"))
-_BETWEEN = frozenset(("EXTENDED_ARG", "PUSH_NULL", "CACHE"))
 _DEEPEST = 4  # tables of tables; what is nested deeper is not looked into
 _FIELDS = re.compile(r"%[-+ #0]*[\d.*]*[a-zA-Z]|\{[^{}]*\}")  # of strings that names are formatted by
 
@@ -98,7 +97,7 @@ class Reads:
             self._names |= _reads(code)[0]
 
     def _look_around(self, function: types.FunctionType) -> None:
-        own = tuple(_with_nested(function.__code__))
+        own = tuple(with_nested(function.__code__))
         self._count(own)
         self._all = self._all or any(map(_finds_all, own))
         scope = function.__globals__
@@ -157,7 +156,7 @@ def _codes_of_module(name: str, loader: Any, file: str) -> tuple[types.CodeType,
     if not inspect.iscode(whole):
         return None
     # Of modules and classes themselves nothing runs any more, and the names of parameters are strings there.
-    return tuple(c for c in _with_nested(whole) if c.co_flags & inspect.CO_OPTIMIZED)
+    return tuple(c for c in with_nested(whole) if c.co_flags & inspect.CO_OPTIMIZED)
 
 
 def functions_within(value: Any) -> Iterator[types.FunctionType]:
@@ -167,7 +166,7 @@ def functions_within(value: Any) -> Iterator[types.FunctionType]:
 
 def _codes_in(value: Any) -> Iterator[types.CodeType]:
     for function in functions_within(value):
-        yield from _with_nested(function.__code__)
+        yield from with_nested(function.__code__)
 
 
 def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
@@ -194,24 +193,15 @@ def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
             yield from _leaves(part, depth + 1)
 
 
-def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from _with_nested(constant)
-
-
 @functools.lru_cache(maxsize=8192)
 def _stores(code: types.CodeType) -> frozenset[str]:
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR")
+    return frozenset(i.of for i in instructions(code) if i.name == "STORE_ATTR")
 
 
 @functools.lru_cache(maxsize=16384)
 def _reads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """Names of attributes that code itself may read, and, where it looks some up, what names may begin or end with."""
-    names = {
-        i.argval for i in dis.get_instructions(code) if i.opcode in dis.hasname and not i.opname.startswith("STORE_")
-    }
+    names = {i.of for i in instructions(code) if i.is_named and not i.name.startswith("STORE_")}
     strings = {leaf for leaf in _leaves(code.co_consts) if isinstance(leaf, str)}
     pieces = {piece for text in strings for piece in (text, *_FIELDS.split(text))} if names & _LOOKS_UP else set[str]()
     return frozenset(names.union(*(text.split(".") for text in strings))), frozenset(pieces - {""})
@@ -220,13 +210,13 @@ def _reads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 @functools.lru_cache(maxsize=8192)
 def _finds_all(code: types.CodeType) -> bool:
     """Whether code may read attributes without their names: all in turn."""
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
-    for number, instruction in enumerate(instructions):
-        if instruction.opcode not in dis.hasname:
+    done = instructions(code)
+    for number, instruction in enumerate(done):
+        if not instruction.is_named:
             continue
-        if instruction.argval in _FINDS_ALL or (instruction.argval in _RUNS_TEXT and instruction.opname in _GLOBALS):
+        if instruction.of in _FINDS_ALL or (instruction.of in _RUNS_TEXT and instruction.name == "LOAD_GLOBAL"):
             return True
-        if instruction.argval == "__dict__" and not _is_one_name(instructions[number + 1 : number + 3]):
+        if instruction.of == "__dict__" and not _is_one_name(done[number + 1 : number + 3]):
             return True
     return False
 
@@ -237,21 +227,21 @@ def _imports(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
     Python's and torch's are left out: they know no names of a model's attributes.
     """
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
+    done = instructions(code)
     found: list[tuple[str, tuple[str, ...]]] = []
-    for number, instruction in enumerate(instructions):
-        if instruction.opname != "IMPORT_NAME":
+    for number, instruction in enumerate(done):
+        if instruction.name != "IMPORT_NAME":
             continue
-        level, names = (before.argval for before in instructions[number - 2 : number])
-        name = instruction.argval
+        level, names = (before.of for before in done[number - 2 : number])
+        name = instruction.of
         if level == 0 and (name.partition(".")[0] in sys.stdlib_module_names or is_foundation(name)):
             continue
         found.append(("." * level + name, tuple(names or ())))
     return tuple(found)
 
 
-def _is_one_name(after: list[dis.Instruction]) -> bool:
+def _is_one_name(after: Sequence[Instruction]) -> bool:
     """Whether this is what follows in ``layer.__dict__.get("name")``, a name like any other."""
-    methods = [i.argval for i in after if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-    names = [i.argval for i in after if i.opname == "LOAD_CONST"]
+    methods = [i.of for i in after if i.name == "LOAD_ATTR"]
+    names = [i.of for i in after if i.name == "LOAD_CONST"]
     return len(methods) == len(names) == 1 and methods[0] in _OF_DICT and isinstance(names[0], str)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dis
 import functools
-import inspect
 import types
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..values.bytecode import Instruction, instructions, with_nested
 from ..values.global_reads import Path
 
 _VARIABLES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
-_STEPS = ("LOAD_ATTR", "LOAD_METHOD")
-_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
-_CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF")
 _COMPARES = ("COMPARE_OP", "IS_OP")
-_BETWEEN = ("EXTENDED_ARG", "PUSH_NULL", "CACHE", "PRECALL")
 
 
 class Writes(NamedTuple):
@@ -36,69 +32,57 @@ class Writes(NamedTuple):
     names: frozenset[str]
     imported: frozenset[str]
 
-    def joined(self, other: Writes) -> Writes:
-        """Return both together."""
-        return Writes(
-            self.variables | other.variables,
-            self.attributes | other.attributes,
-            self.objects | other.objects,
-            self.names | other.names,
-            self.imported | other.imported,
-        )
-
 
 @functools.lru_cache(maxsize=8192)
 def writes(code: types.CodeType) -> Writes:
     """Return what code sets."""
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
-    attributes = [number for number, i in enumerate(instructions) if i.opname in _ATTRIBUTES]
-    found = Writes(
-        frozenset(i.argval for i in instructions if i.opname in _VARIABLES),
-        frozenset(instructions[number].argval for number in attributes),
-        frozenset(path for number in attributes if (path := _named(instructions[:number])) is not None),
-        frozenset(i.argval for i in instructions if i.opname in _GLOBALS),
+    every = list(map(_own_writes, with_nested(code)))
+    return Writes(*(frozenset().union(*found) for found in zip(*every, strict=True)))
+
+
+def _own_writes(code: types.CodeType) -> Writes:
+    done = instructions(code)
+    attributes = [number for number, i in enumerate(done) if i.name in _ATTRIBUTES]
+    return Writes(
+        frozenset(i.of for i in done if i.name in _VARIABLES),
+        frozenset(done[number].of for number in attributes),
+        frozenset(path for number in attributes if (path := _named(done[:number])) is not None),
+        frozenset(i.of for i in done if i.name == "LOAD_GLOBAL"),
         frozenset(
             name
-            for number, i in enumerate(instructions)
-            if i.opname == "IMPORT_NAME"
-            for name in ("." * (instructions[number - 2].argval or 0) + i.argval, i.argval.partition(".")[0])
+            for number, i in enumerate(done)
+            if i.name == "IMPORT_NAME"
+            for name in ("." * (done[number - 2].of or 0) + i.of, i.of.partition(".")[0])
             if name
         ),
     )
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            found = found.joined(writes(constant))
-    return found
 
 
 @functools.lru_cache(maxsize=8192)
 def types_compared(code: types.CodeType) -> tuple[Path | None, ...]:
     """Return with what code compares what ``type()`` gives it, once for each call of that; None of any other use."""
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
     found: list[Path | None] = []
-    for number, instruction in enumerate(instructions):
-        if instruction.opname in _GLOBALS and instruction.argval == "type":
-            after = instructions[number + 1 :]
-            end = next((n for n, i in enumerate(after) if i.opname in _COMPARES), 0)
-            path = _named(after[:end])
-            known = path is not None and after[end - len(path.steps) - 2].opname == "CALL"
-            found.append(path if known else None)
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            found += types_compared(constant)
+    for done in map(instructions, with_nested(code)):
+        for number, instruction in enumerate(done):
+            if instruction.name == "LOAD_GLOBAL" and instruction.of == "type":
+                after = done[number + 1 :]
+                end = next((n for n, i in enumerate(after) if i.name in _COMPARES), 0)
+                path = _named(after[:end])
+                known = path is not None and after[end - len(path.steps) - 2].name == "CALL"
+                found.append(path if known else None)
     return tuple(found)
 
 
-def _named(before: list[dis.Instruction]) -> Path | None:
+def _named(before: Sequence[Instruction]) -> Path | None:
     """Return what the last of some instructions have loaded, if it is named: ``a.b`` of ``a.b.c = 1``."""
     steps: list[tuple[str, str]] = []
     for instruction in reversed(before):
-        if instruction.opname in _STEPS:
-            steps.insert(0, (".", instruction.argval))
-        elif instruction.opname in _GLOBALS:
-            return Path("global", instruction.argval, tuple(steps))
-        elif instruction.opname in _CELLS:
-            return Path("cell", instruction.argval, tuple(steps))
+        if instruction.name == "LOAD_ATTR":
+            steps.insert(0, (".", instruction.of))
+        elif instruction.name == "LOAD_GLOBAL":
+            return Path("global", instruction.of, tuple(steps))
+        elif instruction.name == "LOAD_DEREF":
+            return Path("cell", instruction.of, tuple(steps))
         else:
             return None
     return None

@@ -6,21 +6,17 @@ ever imported. A path ends where something else is done with the value: it is ca
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
-_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+from .bytecode import Instruction, instructions
+
 _STORES = frozenset(("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"))
-_READS_ON = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _WRITES = frozenset(("STORE_ATTR", "DELETE_ATTR"))
-_CONSTANTS = frozenset(("LOAD_CONST", "LOAD_SMALL_INT"))
-_BETWEEN = frozenset(("EXTENDED_ARG", "PUSH_NULL", "CACHE"))
 _KEYS = (str, int, float, bytes, tuple, type(None))
 
 
@@ -68,73 +64,65 @@ def names(code: types.CodeType) -> frozenset[str]:
 
 
 def _paths(code: types.CodeType, outside: Mapping[str, Path]) -> set[Path]:
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
-    imported = {**outside, **_imported(instructions)}
+    done = instructions(code)
+    imported = {**outside, **_imported(done)}
     found: set[Path] = set()
     path: Path | None = None
     number = 0
-    while number < len(instructions):
-        instruction = instructions[number]
+    while number < len(done):
+        instruction = done[number]
         number += 1
-        if path is not None and instruction.opname in _READS_ON:
-            path = path.then(".", instruction.argval)
+        if path is not None and instruction.name == "LOAD_ATTR":
+            path = path.then(".", instruction.of)
             continue
-        if path is not None and number < len(instructions) and _is_key(instruction, instructions[number]):
-            path, number = path.then("[]", instruction.argval), number + 1
+        if path is not None and number < len(done) and _is_key(instruction, done[number]):
+            path, number = path.then("[]", instruction.of), number + 1
             continue
-        if path is not None and instruction.opname not in _WRITES and not _counts_up(instructions[number - 1 :][:3]):
+        if path is not None and instruction.name not in _WRITES and not _counts_up(done[number - 1 :][:3]):
             found.add(path)
-        *before, path = _roots(instruction, imported)
-        found.update(filter(None, before))
+        path = _root(instruction, imported)
     for constant in code.co_consts:
         if inspect.iscode(constant):
             found |= _paths(constant, imported)
     return found
 
 
-def _is_key(constant: dis.Instruction, after: dis.Instruction) -> bool:
+def _is_key(constant: Instruction, after: Instruction) -> bool:
     """Whether what is loaded is the key of a subscript."""
-    subscript = after.opname == "BINARY_SUBSCR" or (after.opname == "BINARY_OP" and after.argrepr == "[]")
-    return subscript and constant.opname in _CONSTANTS and isinstance(constant.argval, _KEYS)
+    return after.name == "SUBSCRIPT" and constant.name == "LOAD_CONST" and isinstance(constant.of, _KEYS)
 
 
-def _counts_up(after: list[dis.Instruction]) -> bool:
+def _counts_up(after: Sequence[Instruction]) -> bool:
     """Return True for ``RUNS["name"] += 1`` and ``RUNS.name += 1``: what is read goes back to where it was."""
-    names = [instruction.opname for instruction in after]
-    if names[:2] in (["COPY", "LOAD_ATTR"], ["DUP_TOP", "LOAD_ATTR"]):
-        return True
-    return names[:1] == ["LOAD_CONST"] and (names[1:] == ["COPY", "COPY"] or names[1:2] == ["DUP_TOP_TWO"])
+    names = [instruction.name for instruction in after]
+    return names[:2] == ["COPY", "LOAD_ATTR"] or names == ["LOAD_CONST", "COPY", "COPY"]
 
 
-def _roots(instruction: dis.Instruction, imported: Mapping[str, Path]) -> list[Path | None]:
-    """What an instruction loads, the last on top. Newer Pythons load two variables at once."""
-    name = instruction.opname
-    if name in _GLOBALS:
-        return [Path("global", instruction.argval)]
-    if name in _CELLS:
-        return [imported.get(instruction.argval) or Path("cell", instruction.argval)]
-    if name.startswith("LOAD_FAST"):
-        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        return [imported.get(name) for name in names]
-    return [None]
+def _root(instruction: Instruction, imported: Mapping[str, Path]) -> Path | None:
+    """What an instruction loads, if that is where a path begins."""
+    if instruction.name == "LOAD_GLOBAL":
+        return Path("global", instruction.of)
+    if instruction.name == "LOAD_DEREF":
+        return imported.get(instruction.of) or Path("cell", instruction.of)
+    return imported.get(instruction.of) if instruction.name == "LOAD_FAST" else None
 
 
-def _imported(instructions: list[dis.Instruction]) -> dict[str, Path]:
+def _imported(done: Sequence[Instruction]) -> dict[str, Path]:
     """What local names stand for that are assigned by imports."""
     found: dict[str, Path] = {}
     module: Path | None = None
     value: Path | None = None
-    for number, instruction in enumerate(instructions):
-        if instruction.opname == "IMPORT_NAME":
-            level, names = (before.argval for before in instructions[number - 2 : number])
-            whole = instruction.argval if names else instruction.argval.partition(".")[0]
+    for number, instruction in enumerate(done):
+        if instruction.name == "IMPORT_NAME":
+            level, names = (before.of for before in done[number - 2 : number])
+            whole = instruction.of if names else instruction.of.partition(".")[0]
             module = value = Path("module", "." * level + whole)
-        elif instruction.opname == "IMPORT_FROM" and module is not None:
-            value = module.then(".", instruction.argval)
-        elif instruction.opname in _STORES and value is not None:
-            found[instruction.argval] = value
+        elif instruction.name == "IMPORT_FROM" and module is not None:
+            value = module.then(".", instruction.of)
+        elif instruction.name in _STORES and value is not None:
+            found[instruction.of] = value
             value = None
-        elif instruction.opname not in ("SWAP", "ROT_TWO", "POP_TOP"):
+        elif instruction.name not in ("SWAP", "POP_TOP"):
             value = None
     return found
 

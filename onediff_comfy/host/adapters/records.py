@@ -7,6 +7,7 @@ made again from it where the block's code runs.
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import sys
 import types
 from typing import Any
@@ -19,6 +20,7 @@ _CLASS = "class of a record"
 _GENERATED = frozenset(
     f"__{name}__" for name in ("init", "repr", "eq", "lt", "le", "gt", "ge", "hash", "setattr", "delattr", "replace")
 )
+_MAKERS = (dataclasses, reprlib)  # the second since Python 3.13, of __repr__
 _HOST = CodeOwnership(HostCode(comfy.__name__), frozenset())
 
 
@@ -77,5 +79,5 @@ def _is_known(kind: type, fields: set[str]) -> bool:
 
 def _is_generated(name: str, function: types.FunctionType) -> bool:
     """Return True if Python made a method for a dataclass."""
-    made = function.__code__.co_filename == "<string>" or function.__globals__ is vars(dataclasses)
+    made = function.__code__.co_filename == "<string>" or any(function.__globals__ is vars(part) for part in _MAKERS)
     return made and name in _GENERATED

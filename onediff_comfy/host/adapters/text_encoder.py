@@ -11,7 +11,6 @@ proxy in the place of each stack; their attributes, layers, weights and the patc
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import itertools
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from ...capture.parameters import OnCopies
+from ...capture.values.bytecode import locals_read
 from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options
@@ -207,13 +207,8 @@ def _unread_names(method: Callable[..., Any]) -> frozenset[str]:
 def _unread(code: types.CodeType) -> frozenset[str]:
     if {"locals", "vars", "eval", "exec"} & set(code.co_names):
         return frozenset()
-    mentioned: set[str] = set(code.co_cellvars)
-    for instruction in dis.get_instructions(code):
-        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        if not instruction.opname.startswith("STORE"):
-            mentioned.update(name for name in names if isinstance(name, str))
     count = code.co_argcount + code.co_kwonlyargcount
-    return frozenset(code.co_varnames[:count]) - mentioned
+    return frozenset(code.co_varnames[:count]) - locals_read(code)
 
 
 ADAPTER = Adapter(
