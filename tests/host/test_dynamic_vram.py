@@ -167,3 +167,11 @@ def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]
     held = found["left"].pop("held")
     assert found["left"] == {"pinned": 0, "notes": [], "reserve": [None, 1 << 30, 9 << 29, 1 << 30]}
     assert held == [False, True, True, False, True], "its host takes no weights off a device while they are held there"
+
+
+def test_a_call_that_is_answered_once_more_is_given_what_it_was_given_at_first() -> None:
+    """A UNet pops what a ControlNet gave: the second time nothing would be left of it, and the picture without it."""
+    found = printed_by("used_up_control.py", comfyui_path(), checkpoint_of(FAMILIES["sd15"].checkpoint))
+    assert found.pop("effect") > 0.05, "it could not be seen"
+    assert found.pop("ended") == found.pop("ended by the host"), "an extension's exception is none of memory"
+    assert all(off <= 1e-5 for off in found.values()), found

@@ -79,9 +79,14 @@ class ModelServer:
         dynamic = bool(getattr(model, "dynamic_vbars", None))
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         if dynamic and can_pin() and sizes not in self._not_whole:
+            # A forward may use up what it is given, as a UNet takes what a ControlNet gave from lists. Where it fails
+            # half way, it is called again with these.
+            given = pytree.tree_map(_itself, (args, kwargs))
             answered = self._served_whole(model, forward, args, kwargs, sizes)
             if answered is not None:
                 return answered[0]
+            if sizes in self._not_whole:
+                args, kwargs = given
         if calls_blocks_unplanned(forward):
             self._dispatcher.passed_by(
                 module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
@@ -113,14 +118,15 @@ class ModelServer:
         if pinned is not None and self._looked_in == run and not pinned.fits(model.device, room):
             return None  # a look at a thousand layers takes 3 ms, and would find no more room
         self._returning.lift()
-        self._looked_in = run
+        self._looked_in, began = run, False
         try:
             if pinned is None or not pinned.is_of(module):
                 pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
             with pinned.in_place(model.device, room) as image:
                 if image is None:
                     return None
-                answer = self._answer(module, image, forward, args, kwargs)
+                began = True
+                answer = self._answer(module, image, forward, args, kwargs, sizes)
             self._room.seen(sizes, model.device)
             return (answer,)
         except NotCovered as refusal:
@@ -129,14 +135,20 @@ class ModelServer:
         except memory.InterruptProcessingException:
             raise
         except Exception as error:  # not even eager ran: with all weights pinned, or on an image
-            log.warning(
-                "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s: %s). Until "
-                "the node runs anew images of this size are made with a part of them there, which can be slower",
-                type(error).__name__,
-                first_line(error),
-            )
-            self._not_whole.add(sizes)
+            if began and not isinstance(error, RuntimeError):
+                raise  # of an extension's, which may wait for it; memory that runs out is none of these
+            self._give_up_whole(sizes, error)
             return None
+
+    def _give_up_whole(self, sizes: Sizes, error: Exception) -> None:
+        """Serve calls of these sizes block by block from now on."""
+        log.warning(
+            "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s: %s). Until "
+            "the node runs anew images of this size are made with a part of them there, which can be slower",
+            type(error).__name__,
+            first_line(error),
+        )
+        self._not_whole.add(sizes)
 
     def _limiting(self, model: Any, sizes: Sizes) -> AbstractContextManager[None]:
         """Return a context for a call in blocks; in a run's first no more weights come than there is room for."""
@@ -153,6 +165,7 @@ class ModelServer:
         forward: types.MethodType,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        sizes: Sizes,
     ) -> Any:
         """Return what ``forward`` gives, from a graph over the weights of the module's image, or from the host."""
         assert self._pinned is not None  # whose image it is
@@ -164,9 +177,13 @@ class ModelServer:
             return forward(*args, **kwargs)
         if trial is None:
             return outcome.value
-        by_host = forward(*_copied(trial.args), **_copied(trial.keywords))
-        with unplanned():
-            is_right = self._check.agree(module, changed, trial(), by_host)
+        try:
+            by_host = forward(*_copied(trial.args), **_copied(trial.keywords))
+            with unplanned():
+                is_right = self._check.agree(module, changed, trial(), by_host)
+        except torch.OutOfMemoryError as error:
+            self._give_up_whole(sizes, error)
+            return outcome.value
         return outcome.value if is_right else by_host
 
 
@@ -203,6 +220,10 @@ def _why_not_in_blocks(host_is_known: bool) -> Message:
             "its weights do not all fit, and its blocks are not compiled in the background; choose compile: auto"
         )
     return message("its weights do not all fit, and this ComfyUI brings them in a way that is not known")
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf
 
 
 def _copied(arguments: Any) -> Any:
