@@ -11,12 +11,10 @@ import builtins
 import dis
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-
-from ..values.bytecode import with_nested
 
 _NAME = "float"
 
@@ -93,9 +91,16 @@ def _copies(begin: Iterable[types.FunctionType]) -> Mapping[types.FunctionType, 
 
 def _called(function: types.FunctionType) -> dict[str, types.FunctionType]:
     """Return the functions that a function names, by the name that it has for them."""
-    names = {name for code in with_nested(function.__code__) for name in code.co_names}
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
     values = ((name, function.__globals__.get(name)) for name in names)
     return {name: f for name, f in values if isinstance(f, types.FunctionType) and not _is_torchs(f)}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _converts(function: types.FunctionType) -> bool:
@@ -104,7 +109,7 @@ def _converts(function: types.FunctionType) -> bool:
         return False
     uses = [
         instruction
-        for code in with_nested(function.__code__)
+        for code in _codes(function.__code__)
         if _NAME in code.co_names
         for instruction in dis.get_instructions(code)
         if instruction.opname == "LOAD_GLOBAL" and instruction.argval == _NAME
