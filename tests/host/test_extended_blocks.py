@@ -26,3 +26,11 @@ def test_what_is_still_a_block_is_served(found: dict[str, Any]) -> None:
     """A forward that is another one in each call is the host's, and what all modules have a hook on."""
     unserved = {"step_skipper", "hook_of_all_modules"}
     assert len(found) == 9 and {name for name, result in found.items() if not result["served"]} == unserved
+
+
+def test_what_is_called_around_a_forward_without_wrappers_keeps_what_it_keeps() -> None:
+    """It is called on an image of the host's model object, which others have, too."""
+    found = printed_by("own_apply_model.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
+    assert all(case["off"] == [0, 0, 0] for case in found.values()), found
+    assert [found[name]["served"] for name in ("nothing", "counted", "of_another")] == [5, 5, 0]
+    assert any("in a way of its own" in reason for reason in found["of_another"]["eager"]), "silently slow"

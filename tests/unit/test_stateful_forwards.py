@@ -435,6 +435,34 @@ def _three(call: Any, x: torch.Tensor) -> list[torch.Tensor]:
         return [call(x) for _ in range(3)]
 
 
+class InOptions(nn.Module):
+    """Writes into what an option holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        for memo in transformer_options.get("memo", []):
+            memo["count"] = memo.get("count", 0) + 1
+            x = x * memo["count"] + memo.get("last", 0.0)
+            memo["last"] = x
+        transformer_options["block"] = 0  # as the host's models do, of an option itself
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("memos", [0, 1])
+def test_what_a_forward_writes_into_an_option_is_there_in_the_next_call(memos: int, library: GraphLibrary) -> None:
+    """A trace writes to a copy of it. Setting options themselves keeps no graph away."""
+    module, x = InOptions(), torch.randn(2, 4)
+    options, ours = ({"memo": [{} for _ in range(memos)]} for _ in range(2))
+    dispatcher = Dispatcher("eager", library, HOST)
+    expected = _three(lambda x: module(x, options), x)
+    given = _three(lambda x: dispatcher(module, module.forward, (x, ours), {}), x)
+    torch.testing.assert_close(given, expected)
+    assert library.metrics.snapshot()["served"] == (0 if memos else 3)
+
+
 KINDS = [
     *(ByAttribute, ByDict, ByObject, ByVariable, ByGlobal, ByClosure, KeepingTensor),
     *(ByBuffer, ByParameter, ByLayers, BySlot, ByTensor, OnItsClass, OnAnotherKind, OnFunction, OnObject, OnSlot),

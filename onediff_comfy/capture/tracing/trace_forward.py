@@ -27,7 +27,7 @@ from ..rewrites.functionalize import replace_writing
 from ..rewrites.op_substitutions import Forms
 from ..rewrites.size_conversions import keep_sizes_symbolic
 from ..shape_range import Axis, batch_tensor, fold, unfold
-from ..target.target import Target
+from ..target.target import KeepsState, Target
 from ..target.tensor_parts import Wholes
 from .example_sizes import first_tensor, fold_factors, representative, symbolic_axes
 from .export_lock import capturing
@@ -167,8 +167,7 @@ def _traced(
                 raise
             raise _told(read.__context__, call) from read.__context__
         except ChangedState as error:
-            assert functions is not None
-            raise ChangesState(changes_state(functions)) from error
+            raise (KeepsState() if functions is None else ChangesState(changes_state(functions))) from error
         except AddressInText as error:
             raise NotCovered(_never_found_again(error)) from error
         except Exception as raised:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -65,6 +66,7 @@ class Watch(TorchFunctionMode):
         self.held: Sequence[torch.Tensor] = ()
         self._options: dict[str, Any] = {}
         self._handed: dict[str, Any] = {}
+        self._inside: list[tuple[Any, tuple[Any, ...]]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._interrupted()
@@ -94,16 +96,21 @@ class Watch(TorchFunctionMode):
     def handing(self, options: dict[str, Any]) -> dict[str, Any]:
         """Take note of the options that the forward is handed, and return them."""
         self._options, self._handed = options, dict(options)
+        self._inside = [(each, _entries(each)) for value in options.values() for each in _containers(value)]
         return options
 
     def forward_ended(self) -> None:
-        """See that functions did not change, left no tensor behind, and that nobody took an error for an answer.
+        """See that nothing changed that a graph would leave as it is, and that nobody took an error for an answer.
+
+        An option itself may be set to what is no tensor: the host's models note there which block is being computed.
 
         Raises:
-            ChangedState: they did.
+            ChangedState: something did.
             Exception: somebody did.
         """
         self.held = ()  # what comes now is no code of theirs
+        if not all(_holds(each, entries) for each, entries in self._inside):
+            raise ChangedState
         if self.copies is None:
             return
         self.copies.check()
@@ -112,6 +119,25 @@ class Watch(TorchFunctionMode):
             raise ChangedState
         for error in self.raised:
             raise error
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """Yield the dicts and lists that a value is, or has in it, whatever depth."""
+    if type(value) in (dict, list, tuple):
+        if type(value) is not tuple:
+            yield value
+        for part in value.values() if type(value) is dict else value:
+            yield from _containers(part)
+
+
+def _entries(container: Any) -> tuple[Any, ...]:
+    return (*container, *container.values()) if type(container) is dict else tuple(container)
+
+
+def _holds(container: Any, entries: tuple[Any, ...]) -> bool:
+    """Return True if a container holds the very objects that it held."""
+    now = _entries(container)
+    return len(now) == len(entries) and all(map(operator.is_, now, entries))
 
 
 def _is_long(expression: sympy.Basic) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import types
 import weakref
@@ -16,6 +15,7 @@ from ...messages import message
 from ..process.services import OPTIONS
 from ..report.owners import owners_of
 from .attach import KEY
+from .module_image import ModuleImage
 from .module_proxy import ModuleProxy
 from .placement import ModelServer
 from .sampling_runs import RunWrapper, SharedWrapper
@@ -61,9 +61,10 @@ class ApplyWrapper(SharedWrapper):
 
     The first call of a module shows if its forward does; the host runs it, once and on its own arguments, for code that
     nodes put into the model may count, but with one more wrapper, before those of others: they may not call what is
-    behind them, and may have taken ours away. If it is not reached, all later calls go to a passing copy of the
-    host's model object that holds a proxy of the diffusion model. The object itself, which other clones share, keeps
-    its own. Like ``ForwardWrapper`` this replaces the bottom of the stack of wrappers.
+    behind them, and may have taken ours away. If it is not reached, all later calls go to a passing image
+    of the host's model object that holds a proxy of the diffusion model. The object itself, which other clones share,
+    keeps its own, and what a call sets on the image. Like ``ForwardWrapper`` this replaces the bottom of the stack of
+    wrappers.
     """
 
     def __init__(self, around_forward: ForwardWrapper) -> None:
@@ -73,10 +74,12 @@ class ApplyWrapper(SharedWrapper):
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         model, method = executor.class_obj, executor.original
         module, reached_by = model.diffusion_model, self._around_forward.reached_by
-        if torch.compiler.is_compiling() or not isinstance(method, types.MethodType):  # replaced by another extension
+        if torch.compiler.is_compiling():
             return executor(*args, **kwargs)
 
         def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
+            if not (isinstance(method, types.MethodType) and getattr(method, "__self__", None) is model):  # another's
+                return self._passed_by(executor, inner_args, inner_kwargs)
             if model.diffusion_model is not module:  # another extension's is there for this call, as torch.compile's
                 return self._passed_by(executor, inner_args, inner_kwargs)
             if module in reached_by:
@@ -88,7 +91,10 @@ class ApplyWrapper(SharedWrapper):
                     first = message("the first call of a model of this kind is ComfyUI's")
                     self._around_forward.dispatcher.passed_by(module, first, expected=True)
                 return output
-            return method.__func__(_holding(model, self._stand_ins[id(module)]), *inner_args, **inner_kwargs)
+            # Found before the layer of that name, which is in a dict that the image shares.
+            image = ModuleImage(model, instead={"diffusion_model": self._stand_ins[id(module)]})
+            with image.current() as holding:
+                return method.__func__(holding, *inner_args, **inner_kwargs)
 
         behind = executor.wrappers[executor.idx + 1 :]
         return WrapperExecutor.new_class_executor(apply, model, behind).execute(*args, **kwargs)
@@ -131,11 +137,3 @@ def _with_first(
     table = {f"{KEY}_first": [first], **tables.get(WrappersMP.DIFFUSION_MODEL, {})}
     call.arguments[OPTIONS] = {**options, "wrappers": {**tables, WrappersMP.DIFFUSION_MODEL: table}}
     return method(*call.args, **call.kwargs)
-
-
-def _holding(model: Any, diffusion_model: ModuleProxy) -> Any:
-    """Return a shallow copy of the host's model object with another diffusion model."""
-    image = copy.copy(model)
-    # Found before the layer of that name, which is in a dict that the copy shares.
-    vars(image)["diffusion_model"] = diffusion_model
-    return image
