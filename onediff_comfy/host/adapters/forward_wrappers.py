@@ -78,7 +78,7 @@ class ApplyWrapper(SharedWrapper):
             return executor(*args, **kwargs)
 
         def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            if not (isinstance(method, types.MethodType) and getattr(method, "__self__", None) is model):  # another's
+            if not _is_method_of(model, method):  # another extension's
                 return self._passed_by(executor, inner_args, inner_kwargs)
             if model.diffusion_model is not module:  # another extension's is there for this call, as torch.compile's
                 return self._passed_by(executor, inner_args, inner_kwargs)
@@ -117,6 +117,10 @@ class ApplyWrapper(SharedWrapper):
                 ),
             )
         return output
+
+
+def _is_method_of(thing: Any, function: Any) -> bool:
+    return isinstance(function, types.MethodType) and function.__self__ is thing
 
 
 def _with_first(
