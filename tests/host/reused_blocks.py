@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,21 @@ def functions_called() -> dict[str, Any]:
     return {**found, "called": len(called)}
 
 
+def noted(memo: Any) -> dict[str, Any]:
+    """A run in which nothing is reused, of a forward that counts its calls in an option, and writes to its input."""
+
+    class Noting(Net):
+        def forward(self, x: torch.Tensor, context: torch.Tensor, transformer_options: dict[str, Any]) -> torch.Tensor:
+            memo = transformer_options["memo"]
+            counts = vars(memo) if isinstance(memo, types.SimpleNamespace) else memo[0]
+            counts["calls"] += 1
+            x += 0.01
+            return super().forward(x - 0.01, context, transformer_options)
+
+    found = run(Noting(), threshold=1e-9, memo=memo)
+    return {**found, "called": memo.calls if isinstance(memo, types.SimpleNamespace) else memo[0]["calls"]}
+
+
 def counted() -> dict[str, Any]:
     """A run of a model that counts its calls: how many of them were ours."""
     net = Counting()
@@ -350,6 +366,8 @@ def main() -> None:
         "prefetching": prefetched(),
         "little memory": little_memory(),
         "functions": functions_called(),
+        "noting": noted([{"calls": 0}]),
+        "noting in an object": noted(types.SimpleNamespace(calls=0)),
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -101,6 +101,13 @@ def test_functions_of_other_nodes_are_called_once_a_step(found: dict[str, Any]) 
     assert run["why"] == ["functions of other nodes take part, and not all of the model is on the device at once"]
 
 
+@pytest.mark.parametrize("model", ["noting", "noting in an object"])
+def test_what_a_forward_writes_to_what_it_is_given_is_written_once_a_step(found: dict[str, Any], model: str) -> None:
+    """Where it is made again in brief, it is given copies. Of an object there are none, so nothing is tried."""
+    run = found[model]
+    assert (run["reused"], run["called"]) == (0, 2 * 10)  # ours and the model's own, which it is compared with
+
+
 def test_flux_in_dynamic_vram_gives_the_picture_of_one_that_fits_and_brings_one_block_in_a_step_that_reuses() -> None:
     runs = printed_by("reused_flux.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
     assert all(run["eager"] == {} for run in runs.values())

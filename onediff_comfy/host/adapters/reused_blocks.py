@@ -21,6 +21,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered, bind
+from ...capture.tracing.trace_scopes import generators_restored
 from ...messages import Message, message
 from ...runtime.step_cache import Features, StepCache
 from ...serving.verification import numerics
@@ -108,7 +109,7 @@ class ReusedBlocks:
         """Return what a forward gives that computes everything, and note what it found."""
         *_, order = stream
         unseen = order is not None and order not in self._refusals and step_cache.refusal is None
-        look, again = (Look(tuple(self._module.modules())), call.in_brief()) if unseen else (None, None)
+        look, again = (Look(tuple(self._module.modules())), call.once_more()) if unseen else (None, None)
         whole = WholeForward(order, self._serve, self._list_of)
         output = run(whole, call.args, call.kwargs)
         features = whole.features()
@@ -139,9 +140,8 @@ class ReusedBlocks:
         if not look.holds():  # it may count its calls, and one more would be wrong
             return message("the model's forward changes what it keeps")
         brief = BriefForward(order, features, self._serve)
-        devices = [features.early.device] if features.early.device.type == "cuda" else []
         try:
-            with tracing(), torch.random.fork_rng(devices):
+            with tracing(), generators_restored():
                 found = run_again(brief)
                 brief.end()
         except memory.InterruptProcessingException:
@@ -161,7 +161,7 @@ class ReusedBlocks:
             return message("this model has no blocks that could be left out")
         if order is not None and (refusal := self._refusals.get(order)) is not None:
             return refusal
-        if call.has_functions or any(map(_has_hooks, self._module.modules())):
+        if call.has_objects or any(map(_has_hooks, self._module.modules())):
             # They may count their calls, and one more than the host's would be wrong.
             return message("functions of other nodes take part, and not all of the model is on the device at once")
         return None
@@ -194,18 +194,27 @@ class _ForwardCall:
         self.kind: Hashable = (forward.__func__, str(spec), tuple(map(_described, (*leaves, *self._said))))
 
     @property
-    def has_functions(self) -> bool:
-        """Return True if the forward may call a function of another extension's."""
-        return any(callable(leaf) and not isinstance(leaf, type) for leaf in self._said)
+    def has_objects(self) -> bool:
+        """Return True if the forward may call a function of another extension's, or write to an object of its."""
+        return not all(is_plain(leaf) or isinstance(leaf, type) for leaf in self._said)
 
     def in_brief(self) -> dict[str, Any]:
         """Return the arguments of a brief forward, by name: containers of its own, for a forward may take from them.
 
         No weights are brought that nobody computes with.
         """
-        ahead = {_PREFETCH: False} if _PREFETCH in self.options else {}
         others = {name: _rebuilt(value) for name, value in self._named.items() if name != OPTIONS}
-        return {**others, OPTIONS: {**self.options, **ahead}} if OPTIONS in self._named else others
+        return {**others, OPTIONS: {**self.options, **self._ahead}} if OPTIONS in self._named else others
+
+    def once_more(self) -> dict[str, Any]:
+        """Return the arguments of a brief forward that is run besides, by name: what it writes to is nobody's."""
+        others = {name: _copied(value) for name, value in self._named.items() if name != OPTIONS}
+        own = {name: value if name in _OURS else _copied(value) for name, value in self.options.items()}
+        return {**others, OPTIONS: {**own, **self._ahead}} if OPTIONS in self._named else others
+
+    @property
+    def _ahead(self) -> dict[str, Any]:
+        return {_PREFETCH: False} if _PREFETCH in self.options else {}
 
 
 def _described(leaf: Any) -> Hashable:
@@ -217,3 +226,7 @@ def _described(leaf: Any) -> Hashable:
 
 def _rebuilt(value: Any) -> Any:
     return pytree.tree_map(lambda leaf: leaf, value)
+
+
+def _copied(value: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
