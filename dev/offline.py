@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.command == "unpack":
         unpack(options.folder, Path(sysconfig.get_path("purelib")), options.destination)
         return 0
+    if options.folder.exists():
+        parser.error(f"{options.folder} is there already; remove it, or name another")
     present = set(map(_normal, options.present.read_text().split())) if options.present else set[str]()
     with tempfile.TemporaryDirectory() as folder:
         missing = _download(options.python, present, Path(folder))
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
             part = options.folder / str(number)
             part.mkdir(parents=True)
             for file in files:
-                file.rename(part / file.name)
+                shutil.move(file, part / file.name)  # perhaps to another file system
             print(f"{part}: {', '.join(sorted(file.name for file in files))}")
     if missing:
         print(f"no wheel for Python {options.python} on Linux: {', '.join(missing)}", file=sys.stderr)

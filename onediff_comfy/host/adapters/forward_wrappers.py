@@ -61,9 +61,9 @@ class ApplyWrapper(SharedWrapper):
 
     The first call of a module shows if its forward does; the host runs it, once and on its own arguments, for code that
     nodes put into the model may count, but with one more wrapper, before those of others: they may not call what is
-    behind them, and may have taken ours away. If it is not reached, all later calls go to a passing image
-    of the host's model object that holds a proxy of the diffusion model. The object itself, which other clones share,
-    keeps its own, and what a call sets on the image. Like ``ForwardWrapper`` this replaces the bottom of the stack of
+    behind them, and may have taken ours away. If it is not reached, all later calls go to a passing image of the
+    host's model object that holds a proxy of the diffusion model. The object itself, which other clones share, keeps
+    its own, and what a call sets on the image. Like ``ForwardWrapper`` this replaces the bottom of the stack of
     wrappers.
     """
 
@@ -78,9 +78,8 @@ class ApplyWrapper(SharedWrapper):
             return executor(*args, **kwargs)
 
         def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            if not _is_method_of(model, method):  # another extension's
-                return self._passed_by(executor, inner_args, inner_kwargs)
-            if model.diffusion_model is not module:  # another extension's is there for this call, as torch.compile's
+            # Another extension's method, or its model for this call, as torch.compile's.
+            if not _is_method_of(model, method) or model.diffusion_model is not module:
                 return self._passed_by(executor, inner_args, inner_kwargs)
             if module in reached_by:
                 return method(*inner_args, **inner_kwargs)

@@ -80,7 +80,7 @@ class FunctionalCall:
 
         def telling(**arguments: Any) -> Told:
             with torch.inference_mode(False), torch.no_grad():
-                own = {name: _copied(value) if name != OPTIONS else value for name, value in arguments.items()}
+                own = {name: copied(value) if name != OPTIONS else value for name, value in arguments.items()}
                 tensors = _tensors(own)
                 versions = [tensor._version for tensor in tensors]
                 given = {name: value if name == OPTIONS else closed(value) for name, value in own.items()}
@@ -205,7 +205,13 @@ def _has_still(now: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> bool:
     return _same(list(now), [key for key, _ in items]) and _same(list(now.values()), [value for _, value in items])
 
 
-def _copied(value: Any) -> Any:
+def rebuilt(value: Any) -> Any:
+    """Return a value in containers of their own, with the same tensors: a forward may take from what it is given."""
+    return pytree.tree_map(lambda leaf: leaf, value)
+
+
+def copied(value: Any) -> Any:
+    """Return a value in containers of their own, with copies of its tensors."""
     return pytree.tree_map_only(torch.Tensor, torch.clone, value)
 
 

@@ -29,6 +29,7 @@ from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
+from .functional_call import copied, rebuilt
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class ModelServer:
         if dynamic and can_pin() and sizes not in self._not_whole:
             # A forward may use up what it is given, as a UNet takes what a ControlNet gave from lists. Where it fails
             # half way, it is called again with these.
-            given = pytree.tree_map(_itself, (args, kwargs))
+            given = rebuilt((args, kwargs))
             answered = self._served_whole(model, forward, args, kwargs, sizes)
             if answered is not None:
                 return answered[0]
@@ -171,14 +172,14 @@ class ModelServer:
         assert self._pinned is not None  # whose image it is
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
         is_due = self._check.is_due(module, changed)
-        trial = functools.partial(on_image, *_copied(args), **_copied(kwargs)) if is_due else None
+        trial = functools.partial(on_image, *copied(args), **copied(kwargs)) if is_due else None
         outcome = self._dispatcher.attempt(Invocation(image, on_image, args, kwargs, is_first=self._pinned.is_first))
         if not isinstance(outcome, Output):
             return forward(*args, **kwargs)
         if trial is None:
             return outcome.value
         try:
-            by_host = forward(*_copied(trial.args), **_copied(trial.keywords))
+            by_host = forward(*copied(trial.args), **copied(trial.keywords))
             with unplanned():
                 is_right = self._check.agree(module, changed, trial(), by_host)
         except torch.OutOfMemoryError as error:
@@ -220,11 +221,3 @@ def _why_not_in_blocks(host_is_known: bool) -> Message:
             "its weights do not all fit, and its blocks are not compiled in the background; choose compile: auto"
         )
     return message("its weights do not all fit, and this ComfyUI brings them in a way that is not known")
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf
-
-
-def _copied(arguments: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)

@@ -29,6 +29,7 @@ from ..process.host_compiler import tracing
 from ..process.services import OPTIONS, prompts_of
 from ..weights.layer_images import Look
 from .block_order import BriefForward, Order, WholeForward
+from .functional_call import copied, rebuilt
 from .module_image import is_plain
 from .module_proxy import Serve
 
@@ -203,13 +204,13 @@ class _ForwardCall:
 
         No weights are brought that nobody computes with.
         """
-        others = {name: _rebuilt(value) for name, value in self._named.items() if name != OPTIONS}
+        others = {name: rebuilt(value) for name, value in self._named.items() if name != OPTIONS}
         return {**others, OPTIONS: {**self.options, **self._ahead}} if OPTIONS in self._named else others
 
     def once_more(self) -> dict[str, Any]:
         """Return the arguments of a brief forward that is run besides, by name: what it writes to is nobody's."""
-        others = {name: _copied(value) for name, value in self._named.items() if name != OPTIONS}
-        own = {name: value if name in _OURS else _copied(value) for name, value in self.options.items()}
+        others = {name: copied(value) for name, value in self._named.items() if name != OPTIONS}
+        own = {name: value if name in _OURS else copied(value) for name, value in self.options.items()}
         return {**others, OPTIONS: {**own, **self._ahead}} if OPTIONS in self._named else others
 
     @property
@@ -222,11 +223,3 @@ def _described(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         return tuple(leaf.shape), leaf.dtype, leaf.device
     return type(leaf), repr(leaf) if is_plain(leaf) else ""
-
-
-def _rebuilt(value: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf, value)
-
-
-def _copied(value: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, value)

@@ -23,6 +23,7 @@ import torch
 
 from ...capture.parameters import OnCopies
 from ...capture.values.bytecode import locals_read
+from ...capture.values.global_reads import names, strings
 from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options
@@ -208,7 +209,7 @@ def _unread(code: types.CodeType) -> frozenset[str]:
     if {"locals", "vars", "eval", "exec"} & set(code.co_names):
         return frozenset()
     count = code.co_argcount + code.co_kwonlyargcount
-    return frozenset(code.co_varnames[:count]) - locals_read(code)
+    return frozenset(code.co_varnames[:count]) - locals_read(code) - names(code) - strings(code)
 
 
 ADAPTER = Adapter(
