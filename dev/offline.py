@@ -101,15 +101,19 @@ def _download(python: str, present: set[str], folder: Path) -> list[str]:
 
 
 def locked(text: str, python: str) -> list[str]:
-    """Return the requirements of a lock that are for Linux and this Python, each with its hashes."""
+    """Return the requirements of a lock that are for Linux and this Python, each with its hashes.
+
+    None says any more for what it is: pip would ask that of the Python that runs it, and pass by what is not for that.
+    """
     from packaging.markers import Marker
 
     environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     found = []
     for requirement in re.findall(r"^[\w.-]+==[^\\\n]*(?:\\\n[^\\\n]*)*", text, re.MULTILINE):
-        marker = requirement.partition(";")[2].partition("\\")[0]
+        line, rest = requirement.partition("\\")[::2]
+        name, marker = line.partition(";")[::2]
         if not marker.strip() or Marker(marker).evaluate(environment):
-            found.append(requirement)
+            found.append(f"{name.strip()} \\{rest}")
     return found
 
 
