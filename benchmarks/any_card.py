@@ -34,7 +34,7 @@ from .checkpoints import FORMATTED, weights_of
 from .files import write
 from .host import reported, start_host
 from .processor import collector_seconds
-from .sampling import Bench, ours_failed, print_table
+from .sampling import Bench, ours_failed, print_table, when_done
 from .variants import names
 
 if TYPE_CHECKING:
@@ -131,11 +131,12 @@ class Watched(Bench):
     def make(self, name: str, seed: int, callback: Callable[..., None] | None = None) -> tuple[Any, dict[str, float]]:
         waited = [0.0]
 
-        def after_step(*step: Any) -> None:
-            began = time.perf_counter()
+        def after_step(step: int, *latents: Any) -> None:
             if callback is not None:
-                callback(*step)
-            waited.append(time.perf_counter() - began)
+                callback(step, *latents)
+            if step == self.sampler.steps - 1:
+                began = time.perf_counter()
+                waited.append(when_done() - began)
 
         began, thread_began = time.process_time(), time.thread_time()
         with collector_seconds() as collecting:

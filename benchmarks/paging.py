@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--format", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--images", type=int, default=6)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--others", type=_numbers, default="", help="images A:B have a GiB less")
     parser.add_argument("--between", type=lambda text: text.split(","), default=",".join(BETWEEN), help="two images")
     parser.add_argument("--output", help="JSON file to write")
     parser.add_argument("--case", choices=("host", "ours"), help="run one case in this process: how weights come back")
@@ -181,24 +182,29 @@ class _Paging:
         """Return what was counted in each image."""
         import comfyui_version
 
-        images = [self._image() for _ in range(self.options.images)]
+        images = [self._image(number in self.options.others) for number in range(self.options.images)]
         versions = {"comfyui": comfyui_version.__version__, "comfy_aimdo": importlib.metadata.version("comfy-aimdo")}
         return {"environment": versions, "images": images}
 
-    def _image(self) -> dict[str, Any]:
+    def _image(self, beside_others: bool) -> dict[str, Any]:
+        """Return what is counted in an image; ``beside_others``, another process has a GiB more of the device."""
+        self.driver.set("used", self.driver.used + beside_others * _GIB)
         self._begin()
         found: dict[str, Any] = {"there_before_mib": self.vbar.loaded_size() >> 20}
         for step in range(self.options.steps):
             before = [getattr(self.driver, name) for name in _COUNTED]
             self.brought = 0
-            limited = step == 0 and self.options.case == "ours"
-            with self.returning.first_call(self.vbar, self.device, ()) if limited else contextlib.nullcontext():
-                self._step()
+            if step == 0 and self.options.case == "ours":
+                self.returning.begin(self.vbar, self.device, ())
+            self._step()
+            if self.options.case == "ours":
+                self.returning.note(self.vbar, self.device, ())
             counted = {name: getattr(self.driver, name) - was for name, was in zip(_COUNTED, before, strict=True)}
             if step in (0, self.options.steps - 1):
                 found["first" if step == 0 else "last"] = {**counted, "brought_gb": round(self.brought / 1e9, 2)}
         found |= {"there_mib": self.vbar.loaded_size() >> 20, "free_mib": self.driver.free() >> 20}
         self._end()
+        self.driver.set("used", self.driver.used - beside_others * _GIB)
         print(found, flush=True)
         return found
 
@@ -253,6 +259,11 @@ class _Paging:
 
         self.buffers[stream] = self.buffers[stream] or VRAMBuffer(_BUFFER, 0)
         return self.buffers[stream]
+
+
+def _numbers(text: str) -> range:
+    first, _, end = text.partition(":")
+    return range(int(first or 0), int(end or 0))
 
 
 def _tokens(name: str) -> int:

@@ -14,17 +14,21 @@ from dev.environment import repository
 
 WAITS_OF_HOST = 50  # in an image's first step, from the second image on
 PAGE_MIB = 32
+TRIED_ONCE_IN = 4  # images
 WAITS = 12  # a page that has come may still have to go: comfy-aimdo knows what is free from every two seconds only
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Of bf16 weights with 16 GiB left, by who says how weights come back."""
-    file = tmp_path_factory.mktemp("paging") / "report.json"
+    return _counted(tmp_path_factory.mktemp("paging") / "report.json", "--images", "7")
+
+
+def _counted(file: Path, *options: str) -> dict[str, list[Any]]:
     command = [sys.executable, "-m", "benchmarks.paging", "--steps", "2", "--between", "prompt", "--output", str(file)]
-    done = subprocess.run(command, cwd=repository(), capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *options], cwd=repository(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return dict(read(Path(file))["cases"]["prompt"])
+    return dict(read(file)["cases"]["prompt"])
 
 
 def test_the_device_is_waited_for_where_weights_come_back_as_the_host_has_it(images: dict[str, list[Any]]) -> None:
@@ -34,12 +38,22 @@ def test_the_device_is_waited_for_where_weights_come_back_as_the_host_has_it(ima
 def test_the_device_is_hardly_waited_for_once_it_is_known_how_many_weights_there_is_room_for(
     images: dict[str, list[Any]],
 ) -> None:
-    """From the third image on: the first has a capture, the second shows what a call takes."""
+    """From the third image on: the first has a capture, the second shows what stays."""
     ours = images["ours"]
     assert all(image["first"]["waits"] <= WAITS for image in ours[2:])
     assert all(image["first"]["taken"] <= WAITS // 2 for image in ours[2:])
 
 
 def test_as_many_weights_are_there_in_the_end(images: dict[str, list[Any]]) -> None:
-    for host, ours in zip(images["host"], images["ours"], strict=True):
-        assert ours["there_mib"] >= host["there_mib"] - PAGE_MIB
+    """But for images that try whether there is room for more: comfy-aimdo takes more back than those that tried."""
+    fewer = [host["there_mib"] - ours["there_mib"] for host, ours in zip(images["host"], images["ours"], strict=True)]
+    assert sum(missing > PAGE_MIB for missing in fewer) <= len(fewer) // TRIED_ONCE_IN
+    assert max(fewer) <= 3 * PAGE_MIB
+
+
+def test_weights_come_back_to_what_another_process_has_given_back(tmp_path: Path) -> None:
+    """It has a GiB for so many images that none is known any more in which there was room for more."""
+    ours = _counted(tmp_path / "report.json", "--images", "9", "--steps", "20", "--others", "3:7")["ours"]
+    assert ours[6]["there_mib"] < ours[2]["there_mib"] - 800
+    # One image later than the device has it: so long comfy-aimdo takes what it has seen of the device to be true.
+    assert ours[8]["there_mib"] >= ours[2]["there_mib"] - PAGE_MIB

@@ -10,8 +10,7 @@ import functools
 import logging
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.model_management as memory
@@ -58,6 +57,7 @@ class ModelServer:
         self._not_whole: set[Sizes] = set()
         self._room, self._returning = _Room(), ReturningWeights()
         self._begun_in: int | None = None  # the run that has been served block by block last
+        self._begun_with: Sizes = ()  # of its first call
         self._check = WeightsCheck(model, dispatcher, whole=True)
 
     def __call__(
@@ -94,7 +94,7 @@ class ModelServer:
             )
             return forward(*args, **kwargs)
         if self._blocks is not None and (can_bring() or not dynamic):
-            with self._limiting(model, sizes) if dynamic else contextlib.nullcontext():
+            with self._returned(model, sizes) if dynamic else contextlib.nullcontext():
                 return self._blocks(module, forward, args, kwargs)
         if not dynamic:
             return self._dispatcher(module, forward, args, kwargs)
@@ -151,13 +151,18 @@ class ModelServer:
         )
         self._not_whole.add(sizes)
 
-    def _limiting(self, model: Any, sizes: Sizes) -> AbstractContextManager[None]:
-        """Return a context for a call in blocks; in a run's first no more weights come than there is room for."""
+    @contextlib.contextmanager
+    def _returned(self, model: Any, sizes: Sizes) -> Iterator[None]:
+        """Have no more weights come back than stay, in a run's first call. What runs inside is a call in blocks."""
         run, vbars = self._dispatcher.runs, list(model.dynamic_vbars.values())
-        if run == self._begun_in or len(vbars) != 1 or not can_limit():
-            return contextlib.nullcontext()
-        self._begun_in = run
-        return self._returning.first_call(vbars[0], model.device, sizes[:1])  # of the latent: prompts differ
+        if len(vbars) != 1 or not can_limit():
+            yield
+            return
+        if run != self._begun_in:
+            self._begun_in, self._begun_with = run, sizes[:1]  # of the latent: prompts differ
+            self._returning.begin(vbars[0], model.device, self._begun_with)
+        yield
+        self._returning.note(vbars[0], model.device, self._begun_with)
 
     def _answer(
         self,

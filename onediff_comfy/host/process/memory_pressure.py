@@ -11,6 +11,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management as memory
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 _GIB = 1 << 30
 _ALL = 1 << 60  # bytes
 _KEPT = (512 if os.name == "nt" else 256) << 20
-_NOTED = 2  # images: now and then one takes more, in which something is compiled or compared
+_NOTED = 3  # images: now and then one takes more, in which something is compiled or compared
+_TRIED = 1 / 2  # of what nobody uses: comfy-aimdo keeps more free than it says, but not always as much
 
 
 def kept_by_host() -> int:
@@ -85,40 +87,37 @@ class ReturningWeights:
     The host lets all come back then, and comfy-aimdo has them come while memory is free. But cast buffers and what is
     computed take it soon, and if another process has some of the device's, comfy-aimdo knows no other way than to take
     a page back for each that comes. For each it waits for the device twice. A model of Flux's size had 40 such pages in
-    an image, in which nothing else was done for a tenth of a second. What a call takes beside weights is about the same
-    in each image. So weights come back to where it leaves room, and no further.
+    an image, in which nothing else was done for a tenth of a second. So no more come back than were there when the last
+    images ended; once these have ended alike, more are tried. How much a call takes beside weights is not asked: what
+    PyTorch keeps of it is more, and weights would be kept from where there is room.
 
     Nothing is kept from another model: the limit ends when the host loads a model for the next image, or by ``lift``.
     """
 
     def __init__(self) -> None:
-        self._beside: dict[Hashable, deque[int]] = {}  # bytes that calls took beside weights, in the last images
+        self._ended: dict[Hashable, deque[_Image]] = {}  # by sizes, the last; that of the run under way is the last one
         self._limited: weakref.ref[Any] | None = None  # an address range of comfy-aimdo's
         self._page: int | None = None  # bytes, of a page of its
 
-    @contextlib.contextmanager
-    def first_call(self, vbar: Any, device: torch.device, sizes: Hashable) -> Iterator[None]:
-        """Note what is taken inside, by the first call of an image, and limit what comes back in it.
+    def begin(self, vbar: Any, device: torch.device, sizes: Hashable) -> None:
+        """Limit what comes back in an image that begins.
 
         Args:
             vbar: the model's address range.
             device: where it is.
-            sizes: of the latent. What the first image with them takes says nothing: it is a capture's, too.
+            sizes: of the latent. The first image with them says nothing: it is a capture's, too.
         """
-        noted, before = self._beside.get(sizes), None
         with _left_out():
-            before = _available(vbar, device)
-            if noted:
-                self._limit(vbar, before - min(noted) - kept_by_host())
-        yield
-        if noted is None:
-            self._beside[sizes] = deque(maxlen=_NOTED)
-        elif before is not None:
-            with _left_out():
-                # What PyTorch keeps by then has been computed in. On a CPU it and what is free are the same.
-                kept = memory.get_free_memory(device, torch_free_too=True)[1] if device.type == "cuda" else 0
-                noted.append(int(before - _available(vbar, device) + kept))
-                self._page = _bytes_of_page(vbar) or self._page
+            ended, available = self._ended.setdefault(sizes, deque(maxlen=_NOTED)), _available(vbar, device)
+            if len(ended) > 1:
+                self._limit(vbar, list(ended), available)
+            ended.append(_Image(available))
+
+    def note(self, vbar: Any, device: torch.device, sizes: Hashable) -> None:
+        """Note how many weights are there behind a call of the image that has begun with these sizes."""
+        with _left_out():
+            image, self._page = self._ended[sizes][-1], self._page or _bytes_of_page(vbar)
+            image.there, image.unused = int(vbar.loaded_size()), max(0, _free(device) - kept_by_host())
 
     def lift(self) -> None:
         """Let all weights come back: there is room for all of them by now."""
@@ -127,17 +126,36 @@ class ReturningWeights:
             vbar.set_watermark(_ALL)
         self._limited = None
 
-    def _limit(self, vbar: Any, room: int) -> None:
-        """Have no more pages filled than ``room`` bytes hold, and all that are there stay. The lowest are filled."""
-        size = _bytes_of_page(vbar) or self._page
+    def _limit(self, vbar: Any, ended: Sequence[_Image], available: int) -> None:
+        """Have no more pages filled than have stayed in images, and all that are there stay. The lowest are filled."""
+        size = self._page
         if size is None:
             return
+        room = max(image.there + max(0, available - image.available) for image in ended)  # others may have gone since
+        there = [image.there for image in ended]
+        are_alike = len(ended) == _NOTED and max(there) - min(there) <= size
         pages = vbar.get_residency()
-        there, missing = ([n for n, page in enumerate(pages) if page & 1 == is_there] for is_there in (1, 0))
-        coming = max(0, room // size - len(there))
+        tried = int(_TRIED * ended[-1].unused) if are_alike else 0
+        filled, missing = ([n for n, page in enumerate(pages) if page & 1 == is_filled] for is_filled in (1, 0))
+        coming = max(0, (room + tried) // size - len(filled))
         if coming < len(missing):
-            vbar.set_watermark(max(missing[coming], there[-1] + 1 if there else 0) * size)
+            vbar.set_watermark(max(missing[coming], filled[-1] + 1 if filled else 0) * size)
             self._limited = weakref.ref(vbar)
+
+
+@dataclass
+class _Image:
+    """An image of a model that does not fit.
+
+    Attributes:
+        available: bytes of the device that weights had or could have, when it began.
+        there: bytes of weights on the device behind its last call.
+        unused: bytes that nobody used by then, and nobody was to keep free.
+    """
+
+    available: int
+    there: int = 0
+    unused: int = 0
 
 
 @contextlib.contextmanager
@@ -153,6 +171,12 @@ def _bytes_of_page(vbar: Any) -> int | None:
     """Return how large comfy-aimdo's pages are, which it does not say; None where none is filled."""
     filled = sum(page & 1 for page in vbar.get_residency())
     return int(vbar.loaded_size()) // filled if filled else None
+
+
+def _free(device: torch.device) -> int:
+    """Return the bytes of a device that are free, and not kept by PyTorch. Of a CPU it keeps none."""
+    free, kept = memory.get_free_memory(device, torch_free_too=True)
+    return int(free - kept if device.type == "cuda" else free)
 
 
 def _available(vbar: Any, device: torch.device) -> int:
