@@ -29,7 +29,7 @@ import comfy.sd  # noqa: E402
 from comfy.patcher_extension import WrapperExecutor, WrappersMP  # noqa: E402
 
 from benchmarks.host import waits_of  # noqa: E402
-from onediff_comfy.host.adapters.conditioning import keep_on_device, on_device  # noqa: E402
+from onediff_comfy.host.adapters.conditioning import arguments_on, keep_on_device, put_in_place  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
 
 FEW, MORE = 4, 9
@@ -53,18 +53,20 @@ def kinds() -> dict[str, Any]:
     conds = {name: getattr(comfy.conds, name)(value) for name, value in held.items()}
     conds["of another extension"] = SimpleNamespace(what=tensor)
     mask = torch.ones(1, 2, 2)
-    before = {"positive": [{"model_conds": conds, "mask": mask}], "negative": []}
-    after = on_device(before, torch.device("meta"))
-    moved = after["positive"][0]["model_conds"]
-    back = on_device(after, torch.device("meta"))["positive"][0]["model_conds"]
+    own, device = dict(conds), torch.device("meta")
+    prompts = {"positive": [{"model_conds": conds, "mask": mask}, {"model_conds": conds}], "negative": []}
+    with put_in_place(arguments_on(prompts, device)):
+        moved = dict(conds)
+        again = [each.name for each in arguments_on(prompts, device)]
+        conds["CONDList"] = changed = comfy.conds.CONDList([tensor])
     return {
         "moved": {name: device_of(moved[name]) for name in held},
-        "classes": all(type(moved[name]) is type(conds[name]) for name in held),
-        "as they were": {name: device_of(conds[name]) for name in held},
-        "same": [name for name in conds if moved[name] is conds[name]],
-        "same again": [name for name in conds if back[name] is moved[name]],
-        "mask": after["positive"][0]["mask"] is mask and before["positive"][0]["model_conds"] is conds,
-        "none": after["negative"],
+        "classes": all(type(moved[name]) is type(own[name]) for name in held),
+        "as they were": [name for name in conds if conds[name] is own[name]],
+        "same": [name for name in conds if moved[name] is own[name]],
+        "moved again": again,
+        "changed meanwhile": conds["CONDList"] is changed,
+        "mask": prompts["positive"][0]["mask"] is mask and prompts["positive"][0]["model_conds"] is conds,
     }
 
 
@@ -79,13 +81,13 @@ def large() -> dict[str, Any]:
         "two prompts": {"positive": [conds], "negative": [conds]},
         "unequal ones": {"positive": [conds, conds], "negative": [small]},
     }.items():
-        given = {which: [{"model_conds": each} for each in listed] for which, listed in prompts.items()}
-        moved = on_device(given, torch.device("meta"))
-        found[name] = [
-            {key: device_of(cond)[0] for key, cond in each["model_conds"].items()}
-            for listed in moved.values()
-            for each in listed
-        ]
+        given = {which: [{"model_conds": dict(each)} for each in listed] for which, listed in prompts.items()}
+        with put_in_place(arguments_on(given, torch.device("meta"))):
+            found[name] = [
+                {key: device_of(cond)[0] for key, cond in each["model_conds"].items()}
+                for listed in given.values()
+                for each in listed
+            ]
     return found
 
 
@@ -95,21 +97,46 @@ def _note(seen: list[tuple[Any, Any]], executor: WrapperExecutor, guider: Any, *
     return executor(guider, *more)
 
 
-def stopped(plain: Any) -> bool:
+def stopped() -> bool:
     """Whether a guider has its own prompts again after a run that somebody stopped."""
+    own, seen = comfy.conds.CONDRegular(torch.ones(1)), list[Any]()
+    guider = SimpleNamespace(
+        conds={"positive": [{"model_conds": {"c": own}}]},
+        model_patcher=SimpleNamespace(load_device=torch.device("meta")),
+    )
 
-    def stop(*_args: Any) -> Any:
+    def stop(guider: Any) -> Any:
+        seen.append(guider.conds["positive"][0]["model_conds"]["c"])
         raise KeyboardInterrupt
 
-    seen: list[tuple[Any, Any]] = []
-    note = functools.partial(_note, seen)
-    model = plain.clone()
-    for name, wrapper in (("before", note), ("ours", keep_on_device), ("behind", note), ("last", stop)):
-        model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, name, wrapper)
     with contextlib.suppress(KeyboardInterrupt):
-        sampled(model, 1, FEW)
-    (guider, own), (_, moved) = seen
-    return guider.conds is own and moved is not own
+        keep_on_device(stop, guider)  # type: ignore[arg-type]
+    return guider.conds["positive"][0]["model_conds"]["c"] is own is not seen[0]
+
+
+def changed_between_steps(plain: Any) -> float:
+    """How far a picture is from the host's own, where another extension changes a prompt after each step."""
+    effect, found = list[torch.Tensor](), list[torch.Tensor]()
+    for changes, into in ((False, effect), (True, effect), (True, found)):
+        model, guiders = plain.clone(), list[Any]()
+
+        def note(guiders: list[Any], executor: WrapperExecutor, guider: Any, *more: Any) -> Any:
+            guiders.append(guider.conds["positive"][0]["model_conds"])
+            return executor(guider, *more)
+
+        def change(guiders: list[Any], executor: WrapperExecutor, *given: Any, **options: Any) -> Any:
+            output = executor(*given, **options)
+            arguments = guiders[-1]
+            arguments["c_crossattn"] = comfy.conds.CONDCrossAttn(arguments["c_crossattn"].cond * 1.5)
+            return output
+
+        model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "another's", functools.partial(note, guiders))
+        if changes:
+            model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "another's", functools.partial(change, guiders))
+        into.append(sampled(accelerate(model, "eager") if into is found else model, 1, FEW))
+    plainly, by_host = effect
+    assert not torch.allclose(plainly, by_host, rtol=1e-2, atol=1e-2), "it could not be seen"
+    return float((found[0] - by_host).abs().max() / by_host.abs().max())
 
 
 def sampled(model: Any, seed: int, steps: int) -> torch.Tensor:
@@ -138,7 +165,7 @@ def runs(plain: Any) -> dict[str, Any]:
         "same bits": torch.equal(sampled(only_moved, 1, FEW), sampled(plain, 1, FEW)),
         "before": sorted({kind for cond in before["positive"][0]["model_conds"].values() for kind in device_of(cond)}),
         "behind": sorted({kind for cond in behind["positive"][0]["model_conds"].values() for kind in device_of(cond)}),
-        "copied": before is not behind and before["positive"][0] is not behind["positive"][0],
+        "same": before is behind,
     }
 
 
@@ -175,7 +202,7 @@ def main() -> None:
     with torch.inference_mode():
         plain = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
         found = {"kinds": kinds(), "run": runs(plain), "another guider": with_another_guider()}
-        found |= {"large": large(), "stopped": stopped(plain)}
+        found |= {"large": large(), "stopped": stopped(), "changed": changed_between_steps(plain)}
         if not args.cpu:
             found["waits"] = waits(plain.clone())
     sys.stdout.write(json.dumps(found) + "\n")

@@ -8,10 +8,11 @@ cores. If the prompts are copied once, before the first step, they are joined an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from comfy.patcher_extension import WrapperExecutor
@@ -30,42 +31,67 @@ def keep_on_device(executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
 
     A wrapper for SAMPLER_SAMPLE: by then the host has made a model's arguments out of the run's prompts."""
     try:
-        guider = args[0]
-        before, moved = guider.conds, on_device(guider.conds, guider.model_patcher.load_device)
+        moved = arguments_on(args[0].conds, args[0].model_patcher.load_device)
     except Exception as error:  # another extension's guider, of which we know nothing; or there is no memory
         log.info("OneDiff: prompts stay where they are (%s: %s)", type(error).__name__, error)
         return executor(*args, **kwargs)
-    guider.conds = moved
-    try:
+    with put_in_place(moved):
         return executor(*args, **kwargs)
+
+
+class Moved(NamedTuple):
+    """An argument of a model's that is to be on another device.
+
+    Attributes:
+        arguments: of a conditioning, by name.
+        name: of the argument.
+        own: what is there.
+        moved: the same on the other device.
+    """
+
+    arguments: dict[str, Any]
+    name: str
+    own: Any
+    moved: Any
+
+
+@contextlib.contextmanager
+def put_in_place(moved: Sequence[Moved]) -> Iterator[None]:
+    """Have conditionings hold what was moved until the context ends; then what they held, unless somebody changed it.
+
+    They are the very dicts that a guider has, for another extension may change an argument between two steps.
+    """
+    for each in moved:
+        each.arguments[each.name] = each.moved
+    try:
+        yield
     finally:
-        guider.conds = before  # a run that was stopped leaves its guider as it is
+        for each in moved:
+            if each.arguments.get(each.name) is each.moved:
+                each.arguments[each.name] = each.own
 
 
-def on_device(prompts: _Prompts, device: torch.device) -> dict[str, list[dict[str, Any]]]:
-    """Return a guider's prompts with the model's arguments on ``device``.
+def arguments_on(prompts: _Prompts, device: torch.device) -> list[Moved]:
+    """Return the model's arguments of a guider's prompts that are not on ``device`` yet, with copies that are.
 
     Args:
         prompts: by name ("positive", ...), the conditionings of each. ``model_conds`` of a conditioning are the
             model's arguments by name, each an object that holds a tensor, a list of tensors, or something else.
 
     Returns:
-        New lists and dicts. Everything but the tensors of ``model_conds`` is the same objects. Arguments that are too
-        large stay where they are, in all prompts, for the host joins only what is on one device.
+        Those whose tensors are elsewhere. Arguments that are too large are left out, in all prompts, for the host joins
+        only what is on one device.
     """
-    nbytes: Counter[str] = Counter()
-    for conditioning in (each for conditionings in prompts.values() for each in conditionings):
-        for name, cond in conditioning["model_conds"].items():
+    nbytes, found = Counter[str](), list[Moved]()
+    every = [each["model_conds"] for conditionings in prompts.values() for each in conditionings]
+    for arguments in every:
+        for name, cond in arguments.items():
             nbytes[name] += sum(tensor.nbytes for tensor in _tensors(cond))
-
-    def moved(conditioning: Mapping[str, Any]) -> dict[str, Any]:
-        conds = conditioning["model_conds"].items()
-        return {
-            **conditioning,
-            "model_conds": {name: cond if nbytes[name] > _MOST_BYTES else _moved(cond, device) for name, cond in conds},
-        }
-
-    return {name: list(map(moved, conditionings)) for name, conditionings in prompts.items()}
+    for arguments in {id(each): each for each in every if isinstance(each, dict)}.values():
+        for name, cond in arguments.items():
+            if nbytes[name] <= _MOST_BYTES and any(tensor.device != device for tensor in _tensors(cond)):
+                found.append(Moved(arguments, name, cond, _moved(cond, device)))
+    return found
 
 
 def _tensors(cond: Any) -> Iterator[torch.Tensor]:
@@ -74,9 +100,7 @@ def _tensors(cond: Any) -> Iterator[torch.Tensor]:
 
 
 def _moved(cond: Any, device: torch.device) -> Any:
-    """Return one argument on ``device``. What the host does not convert for a call, such as a number, stays."""
-    if all(tensor.device == device for tensor in _tensors(cond)):
-        return cond
+    """Return a copy of an argument on ``device``. What the host does not convert for a call, as a number, stays."""
     if isinstance(cond.cond, list):
         return cond._copy_with([each.to(device) if isinstance(each, torch.Tensor) else each for each in cond.cond])
     return cond._copy_with(cond.cond.to(device))
