@@ -85,11 +85,12 @@ class Functions(ABC):
         """Return them with the values by which they decide, if they are as assumed."""
 
     @abstractmethod
-    def tensors(self, device: torch.device) -> list[torch.Tensor]:
+    def tensors(self, device: torch.device, held: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """Return the tensors that the functions hold, as they are now, and behind them the numbers.
 
         Args:
             device: where the call computes; numbers are tensors without axes there.
+            held: in the place of their own tensors, as ``with_other_values`` gives them.
         """
 
     @abstractmethod
@@ -101,8 +102,8 @@ class Functions(ABC):
         """
 
     @abstractmethod
-    def with_other_values(self, device: torch.device) -> tuple[Sequence[torch.Tensor], Sequence[Any]]:
-        """Return tensors of other values, as ``tensors`` returns them, and copies of the functions that hold those.
+    def with_other_values(self) -> tuple[Sequence[torch.Tensor], Sequence[Any]]:
+        """Return tensors of other values than the functions hold, and copies of the functions that hold those.
 
         The copies are for the host's own code: numbers in them are numbers.
         """
@@ -116,7 +117,7 @@ class Functions(ABC):
         """Put back what changes inside.
 
         Raises:
-            ChangedState: something did.
+            ChangedState: something that is no tensor did.
         """
 
 

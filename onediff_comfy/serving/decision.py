@@ -16,6 +16,7 @@ from ..capture.call import Call, Signature
 from ..capture.target.held_objects import PlacedWeights
 from ..capture.target.target import Target
 from ..capture.tracing.opaque_function import options_given
+from ..capture.tracing.trace_scopes import generators_restored
 from ..engines.base import CompiledGraph
 from ..messages import Message, first_line, message
 from ..runtime.launch_bound import MovingWeights
@@ -163,14 +164,23 @@ class Serve:
         """Run the graph inside, if it calls a function of the options.
 
         Args:
-            watched: put back what the functions change. Eager, which the graph is compared with, calls them as well.
+            watched: it is not what answers the call, or not alone; see ``undone``.
 
         Raises:
-            ChangedState: they changed something.
+            ChangedState: see ``undone``.
+        """
+        with options_given(self.options or {}), self.undone() if watched else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Put back what functions of the call change, and generators that they draw from: they are called once more.
+
+        Raises:
+            ChangedState: they changed something that is no tensor.
         """
         functions = self.request.call.functions
-        unchanged = functions.unchanged() if watched and functions is not None else contextlib.nullcontext()
-        with options_given(self.options or {}), unchanged:
+        with generators_restored(), functions.unchanged() if functions is not None else contextlib.nullcontext():
             yield
 
 

@@ -10,6 +10,7 @@ from exact attention's, and what served. Without a GPU the library is the one in
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -47,6 +48,35 @@ def exact(_chosen: Any, *given: Any, **options: Any) -> torch.Tensor:
     return output
 
 
+def called_once(fast: Any, model: Any) -> dict[str, float]:
+    """How far pictures are off where another extension's attention draws numbers, or counts in a tensor.
+
+    A graph calls it, and eager does, which the graph is compared with.
+    """
+    found = {}
+    for name, attend in {"draws": drawing, "counts": counting}.items():
+        states = []
+        for each in (fast, model):
+            torch.manual_seed(1)
+            counted = torch.zeros(1)
+            images = [picture(each, seed, functools.partial(attend, counted)) for seed in (1, 2)]
+            states.append(torch.cat([*(image.flatten() for image in images), counted, torch.rand(1)]))
+        ours, by_host = states
+        found[name] = float((ours - by_host).abs().max())
+    return found
+
+
+def drawing(_counted: torch.Tensor, chosen: Any, *given: Any, **options: Any) -> torch.Tensor:
+    output: torch.Tensor = chosen(*given, **options)
+    return output * (1 + 0.01 * torch.rand(1))
+
+
+def counting(counted: torch.Tensor, chosen: Any, *given: Any, **options: Any) -> torch.Tensor:
+    counted.add_(1)
+    output: torch.Tensor = chosen(*given, **options)
+    return output * (1 + 0.01 * counted.to(output.device))
+
+
 def main() -> None:
     assert attention.optimized_attention is attention.attention_sage
     args.use_sage_attention = False
@@ -60,7 +90,11 @@ def main() -> None:
         pairs.append((picture(fast, 1, exact), exactly))
     dispatcher = find_dispatcher(fast)
     assert dispatcher is not None
-    sys.stdout.write(json.dumps(figures(dispatcher.metrics.snapshot(), pairs, exactly)) + "\n")
+    found = figures(dispatcher.metrics.snapshot(), pairs, exactly)
+    with torch.inference_mode():
+        found["called once"] = called_once(fast, model)
+    found["served then"] = dispatcher.metrics.snapshot()["served"] - found["served"]
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 main()

@@ -15,6 +15,9 @@ def test_graphs_attend_as_the_host_does(flag: str) -> None:
     assert max(found["off"]) == 0
     assert found["fallbacks"] == {}
     assert found["served"] == 8
+    # Attention of an extension's that draws numbers and that counts is called as often as the host calls it.
+    assert set(found["called once"].values()) == {0}
+    assert found["served then"] == 8
 
 
 def test_a_file_may_choose_the_attention_of_its_layers() -> None:

@@ -23,7 +23,7 @@ from ..fingerprint.code_ownership import HostCode
 from ..fingerprint.snapshot import Snapshot
 from ..fingerprint.sources import Sources
 from ..handed_over import ChangedState, Copies, Functions, Unliftable, source_of
-from ..values.tensors import own_attributes
+from ..values.tensors import own_attributes, put_back
 from ..values.value_text import PLAIN, Indescribable
 from .forms import empty_like, fill
 from .held_state import HeldState, StateDescriber
@@ -106,13 +106,13 @@ class LiftedFunctions(Functions):
     def number(self) -> int:
         return _number_of(repr([number.value.hex() for number in self.numbers]))
 
-    def tensors(self, device: torch.device) -> list[torch.Tensor]:
-        return self._as_inputs(self.held, device)
+    def tensors(self, device: torch.device, held: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        return self._as_inputs(self.held if held is None else held, device)
 
-    def with_other_values(self, device: torch.device) -> tuple[list[torch.Tensor], Sequence[Any]]:
+    def with_other_values(self) -> tuple[list[torch.Tensor], Sequence[Any]]:
         others = list(map(_other_values, self.held))
         instead = dict(zip(map(id, self.held), others, strict=True))
-        return self._as_inputs(others, device), FunctionCopies(self, Asked(frozenset(), {}, []), instead, {}).functions
+        return others, FunctionCopies(self, Asked(frozenset(), {}, []), instead, {}).functions
 
     def _as_inputs(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         held = [_placed(tensor.detach().contiguous(), device) for tensor in tensors]
@@ -135,7 +135,8 @@ class LiftedFunctions(Functions):
     def unchanged(self) -> Iterator[None]:
         restore = self._snapshot.restorer()
         try:
-            yield
+            with put_back(self.held):
+                yield
         finally:
             changed = self._snapshot.changed()
             if not self._snapshot.holds():

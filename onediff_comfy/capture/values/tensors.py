@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -59,3 +60,19 @@ def _inside(value: Any) -> list[Any]:
         return list(object.__getattribute__(value, "__dict__").values())
     except AttributeError:
         return []
+
+
+@contextlib.contextmanager
+def put_back(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Put back the numbers of tensors that are written to inside."""
+    before = [(tensor, tensor.clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, then in before:
+            if not _have_equal_bits(tensor, then):  # one that no code can write to, as an expanded one, is equal
+                tensor.copy_(then)
+
+
+def _have_equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))

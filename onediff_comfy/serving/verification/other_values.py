@@ -16,6 +16,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.tracing.export_lock import running
+from ...capture.tracing.trace_scopes import generators_restored
+from ...capture.values.tensors import put_back
 from ...engines.base import CompiledGraph, Outputs
 from ...runtime.cuda_graphs import RecordedGraph
 from ...runtime.step_cache import ReusableGraph
@@ -31,12 +33,14 @@ class OtherValues:
 
     Attributes:
         tensors: of the call, for its graph.
+        held: by the functions.
         args: of the call, for the host's own code.
         kwargs: likewise.
         options: of the call, where its graph calls a function of theirs.
     """
 
     tensors: Sequence[torch.Tensor]
+    held: Sequence[torch.Tensor]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any] | None
@@ -48,7 +52,7 @@ class OtherValues:
         functions = call.functions
         if functions is None or not any(map(torch.is_floating_point, functions.held)):
             return None
-        held, copies = functions.with_other_values(serve.request.device)
+        held, copies = functions.with_other_values()
         instead = {id(f): copy for f, copy in zip(functions.functions, copies, strict=True)}
 
         def other(leaf: Any) -> Any:
@@ -57,13 +61,14 @@ class OtherValues:
         options = serve.options and dict(serve.options)
         args, kwargs, options = pytree.tree_map(other, (tuple(invocation.args), dict(invocation.kwargs), options))
         own = [tensor.clone() for tensor in call.tensors[: call.own_tensors]]
-        return cls([*own, *held], args, kwargs, options)
+        return cls([*own, *functions.tensors(serve.request.device, held)], held, args, kwargs, options)
 
     def difference(self, serve: Serve) -> float:
         """Return how far the graph is off: not at all where there is no memory to tell, and all where eager raises."""
         try:
-            expected = serve.request.invocation.forward(*self.args, **self.kwargs)
-            with running(), replace(serve, options=self.options).bringing_options():
+            with generators_restored(), put_back(self.held):
+                expected = serve.request.invocation.forward(*self.args, **self.kwargs)
+            with running(), replace(serve, options=self.options).bringing_options(watched=True):
                 flat = _outputs(serve.graph, serve.weights.tensors, self.tensors)
         except torch.OutOfMemoryError:
             return 0.0

@@ -153,7 +153,8 @@ class Verifier:
         if further.others is not None and error <= allowed:
             error = max(error, further.others.difference(serve))
         if not error <= allowed and further.again is not None:
-            response = further.again(expected)
+            with serve.undone():
+                response = further.again(expected)
             if further.lossy:
                 allowed = max(allowed, numerics.excused(response))
             elif response > allowed:  # so is eager itself by rounding, as group norm of an image of one colour
@@ -227,7 +228,7 @@ class Verifier:
             return 0.0
         features = run.step_cache.features(serve.stream) if run.step_cache is not None else None
         try:
-            with running(), serve.bringing_options():
+            with running(), serve.bringing_options(watched=True):
                 if features is None:  # nothing is reused in this run, but it may be in the next
                     _, features = graph.compute(weights, tensors)
                 flat, _ = graph.reuse(weights, tensors, features)
