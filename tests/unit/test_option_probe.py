@@ -135,7 +135,8 @@ def test_every_use_names_the_option(use: str) -> None:
 _NOT_A_USE = {
     *("__class__", "__doc__", "__init__", "__new__", "__init_subclass__", "__subclasshook__", "__class_getitem__"),
     *("__getattribute__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__"),
-    *("__sizeof__", "__dir__", "__getformat__", "__dict__", "__weakref__", "__module__", "__name__", "__qualname__"),
+    *("__sizeof__", "__dir__", "__dict__", "__weakref__", "__module__", "__name__", "__qualname__"),
+    *("__getformat__", "__setformat__"),  # of float, the latter before Python 3.11
     *("__annotations__", "__builtins__", "__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"),
     *("__type_params__", "__get__", "__text_signature__", "__self__", "__annotate__", "__getnewargs_ex__"),
     *("__deepcopy__", "__copy__", "__torch_dispatch__", "__torch_function__", "__cuda_array_interface__"),
