@@ -66,7 +66,8 @@ class OtherValues:
     def difference(self, serve: Serve) -> float:
         """Return how far the graph is off: not at all where there is no memory to tell, and all where eager raises."""
         try:
-            with generators_restored(), put_back(self.held):
+            # No function that was traced writes to what it holds; one that a graph only calls may.
+            with generators_restored(), put_back(() if self.options is None else self.held):
                 expected = serve.request.invocation.forward(*self.args, **self.kwargs)
             with running(), replace(serve, options=self.options).bringing_options(watched=True):
                 flat = _outputs(serve.graph, serve.weights.tensors, self.tensors)
