@@ -165,6 +165,18 @@ def weights_on_the_device(model: Any) -> Pictures:
     return [*found, *twice(model)]
 
 
+def function_of_a_weight(model: Any) -> Pictures:
+    """An extension's, which counts its calls, and writes to the weight that it is given: that stays in its page."""
+    counted, model = torch.zeros(1), model.clone()
+
+    def changed(weight: torch.Tensor) -> torch.Tensor:
+        counted.add_(1)
+        return weight.mul_(1 + 0.01 * counted)
+
+    model.add_weight_wrapper("diffusion_model.double_blocks.0.img_mlp.0.weight", changed)
+    return [*twice(model), counted]
+
+
 def off(script: Callable[[Any], Pictures]) -> dict[str, Any]:
     pictures, served = [], 0
     for ours in (False, True):
@@ -187,6 +199,6 @@ if __name__ == "__main__":
     memory.get_free_memory = lambda _device=None, torch_free_too=False: (1024, 1024) if torch_free_too else 1024
     scripts = (
         *(step_skipper, counting_patch, another_class, shared_layer, forward_in_a_forward, hook_of_all_modules),
-        *(call_of_a_class, table_of_blocks, weights_on_the_device),
+        *(call_of_a_class, table_of_blocks, weights_on_the_device, function_of_a_weight),
     )
     sys.stdout.write(json.dumps({script.__name__: off(script) for script in scripts}) + "\n")

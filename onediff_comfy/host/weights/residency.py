@@ -215,6 +215,9 @@ class StreamedModules:
         is_changed = any(changed)
         if any(is_moved(layer, device) for layer in dynamic):
             raise NotCovered(message("another extension has put its weights on the device"))
+        if any(map(has_functions, dynamic)):  # the host's LoRAs are none: only extensions have functions there
+            # They may count, or write to a weight that stays: to bring it for a graph calls them once more.
+            raise NotCovered(message("another extension changes its weights in each call"))
         if not dynamic:
             self._cast(layers, device)
             yield InPlace(self._images.root, is_changed)
