@@ -480,7 +480,7 @@ def returning(engine: str) -> list[list[int]]:
 
     of_host = memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__, args.vram_headroom
     memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__ = free, empty_cache, taking
-    args.vram_headroom = -0.25  # so that nothing is kept free
+    args.vram_headroom = -0.5  # so that nothing is kept free, nor for what is counted twice
     others = sum(sum(pages.there) for pages in Pages.all)
 
     def room_for_all(_model: Any) -> None:

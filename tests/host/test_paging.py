@@ -14,7 +14,6 @@ from dev.environment import repository
 
 WAITS_OF_HOST = 50  # in an image's first step, from the second image on
 PAGE_MIB = 32
-TRIED_ONCE_IN = 4  # images
 WAITS = 12  # a page that has come may still have to go: comfy-aimdo knows what is free from every two seconds only
 
 
@@ -45,10 +44,8 @@ def test_the_device_is_hardly_waited_for_once_it_is_known_how_many_weights_there
 
 
 def test_as_many_weights_are_there_in_the_end(images: dict[str, list[Any]]) -> None:
-    """But for images that try whether there is room for more: comfy-aimdo takes more back than those that tried."""
-    fewer = [host["there_mib"] - ours["there_mib"] for host, ours in zip(images["host"], images["ours"], strict=True)]
-    assert sum(missing > PAGE_MIB for missing in fewer) <= len(fewer) // TRIED_ONCE_IN
-    assert max(fewer) <= 3 * PAGE_MIB
+    for host, ours in zip(images["host"], images["ours"], strict=True):
+        assert ours["there_mib"] >= host["there_mib"] - PAGE_MIB
 
 
 def test_weights_come_back_to_what_another_process_has_given_back(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..values.tensors import has_fake
+from ..values.tensors import has_fake, numbers_restorer
 from ..values.value_text import PLAIN, Describer
 from .snapshot import Snapshot
 
@@ -56,14 +56,11 @@ class WatchingDescriber(Describer):
 
         Nor do tensors of a trace stay among their attributes.
         """
-        values = [(tensor, tensor.detach().clone()) for tensor, _ in self.constants if not tensor.is_meta]
+        restore_numbers = numbers_restorer(tensor for tensor, _ in self.constants)
         attributes = [(vars(tensor), dict(vars(tensor))) for tensor, _ in self.constants]
 
         def restore() -> None:
-            with torch.inference_mode():
-                for tensor, value in values:
-                    if not torch.equal(tensor, value):
-                        tensor.copy_(value)
+            restore_numbers()
             for held, before in attributes:
                 for name in [name for name, value in held.items() if has_fake([value], depth=2)]:
                     if name in before:

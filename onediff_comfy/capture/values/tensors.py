@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -65,14 +65,25 @@ def _inside(value: Any) -> list[Any]:
 @contextlib.contextmanager
 def put_back(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Put back the numbers of tensors that are written to inside."""
-    before = [(tensor, tensor.clone()) for tensor in tensors]
+    restore = numbers_restorer(tensors)
     try:
         yield
     finally:
-        for tensor, then in before:
-            if not _have_equal_bits(tensor, then):  # one that no code can write to, as an expanded one, is equal
-                tensor.copy_(then)
+        restore()
+
+
+def numbers_restorer(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """Return what writes the numbers of now back to tensors that were written to meanwhile."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors if not tensor.is_meta]
+
+    def restore() -> None:
+        with torch.inference_mode():
+            for tensor, then in before:
+                if not _have_equal_bits(tensor, then):  # one that no code can write to, as an expanded one, is equal
+                    tensor.copy_(then)
+
+    return restore
 
 
 def _have_equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+    return torch.equal(*(each.detach().contiguous().flatten().view(torch.uint8) for each in (one, other)))

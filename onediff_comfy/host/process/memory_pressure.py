@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _GIB = 1 << 30
 _ALL = 1 << 60  # bytes
 _KEPT = (512 if os.name == "nt" else 256) << 20
-_NOTED = 3  # images: now and then one takes more, in which something is compiled or compared
-_TRIED = 1 / 2  # of what nobody uses: comfy-aimdo keeps more free than it says, but not always as much
+_NOTED = 2  # images: now and then one takes more, in which something is compiled or compared
+_COUNTED_TWICE = 256 << 20  # bytes, of a block's tensors: comfy-aimdo keeps these free besides
 
 
 def kept_by_host() -> int:
@@ -88,8 +88,8 @@ class ReturningWeights:
     computed take it soon, and if another process has some of the device's, comfy-aimdo knows no other way than to take
     a page back for each that comes. For each it waits for the device twice. A model of Flux's size had 40 such pages in
     an image, in which nothing else was done for a tenth of a second. So no more come back than were there when the last
-    images ended; once these have ended alike, more are tried. How much a call takes beside weights is not asked: what
-    PyTorch keeps of it is more, and weights would be kept from where there is room.
+    images ended, and half of what nobody used by then. How much a call takes beside weights is not asked: what PyTorch
+    keeps of it is more, and weights would be kept from where there is room.
 
     Nothing is kept from another model: the limit ends when the host loads a model for the next image, or by ``lift``.
     """
@@ -109,7 +109,7 @@ class ReturningWeights:
         """
         with _left_out():
             ended, available = self._ended.setdefault(sizes, deque(maxlen=_NOTED)), _available(vbar, device)
-            if len(ended) > 1:
+            if len(ended) == _NOTED:
                 self._limit(vbar, list(ended), available)
             ended.append(_Image(available))
 
@@ -117,7 +117,7 @@ class ReturningWeights:
         """Note how many weights are there behind a call of the image that has begun with these sizes."""
         with _left_out():
             image, self._page = self._ended[sizes][-1], self._page or _bytes_of_page(vbar)
-            image.there, image.unused = int(vbar.loaded_size()), max(0, _free(device) - kept_by_host())
+            image.there, image.unused = int(vbar.loaded_size()), max(0, _free(device) - kept_by_host() - _COUNTED_TWICE)
 
     def lift(self) -> None:
         """Let all weights come back: there is room for all of them by now."""
@@ -131,13 +131,10 @@ class ReturningWeights:
         size = self._page
         if size is None:
             return
-        room = max(image.there + max(0, available - image.available) for image in ended)  # others may have gone since
-        there = [image.there for image in ended]
-        are_alike = len(ended) == _NOTED and max(there) - min(there) <= size
+        since = (image.there + max(0, available - image.available) for image in ended)  # others may have gone
         pages = vbar.get_residency()
-        tried = int(_TRIED * ended[-1].unused) if are_alike else 0
         filled, missing = ([n for n, page in enumerate(pages) if page & 1 == is_filled] for is_filled in (1, 0))
-        coming = max(0, (room + tried) // size - len(filled))
+        coming = max(0, (max(since) + ended[-1].unused // 2) // size - len(filled))
         if coming < len(missing):
             vbar.set_watermark(max(missing[coming], filled[-1] + 1 if filled else 0) * size)
             self._limited = weakref.ref(vbar)
