@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _SYSTEMS = ("_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014", "1")  # of manylinux, the newest first
-_NOT_CARRIED = {"playwright", "ruff", "mypy", "ast-serialize", "librt", "matplotlib", "comfyui-frontend-package"}
-"""For the editor, linters and pictures of results."""
+_NOT_CARRIED = {"playwright", "ruff", "mypy", "ast-serialize", "librt", "matplotlib"}
+"""For a browser, linters and pictures of results. A server does not start without ComfyUI's frontend."""
 
 
 def main(arguments: Sequence[str]) -> int:

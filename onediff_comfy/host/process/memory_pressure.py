@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _GIB = 1 << 30
 _ALL = 1 << 60  # bytes
 _KEPT = (512 if os.name == "nt" else 256) << 20
-_NOTED = 2  # images: now and then one takes more, in which something is compiled or compared
+_NOTED = 2  # images: now and then one takes more, in which something is compiled or compared; the first always does
 _COUNTED_TWICE = 256 << 20  # bytes, of a block's tensors: comfy-aimdo keeps these free besides
 
 
@@ -88,8 +88,9 @@ class ReturningWeights:
     computed take it soon, and if another process has some of the device's, comfy-aimdo knows no other way than to take
     a page back for each that comes. For each it waits for the device twice. A model of Flux's size had 40 such pages in
     an image, in which nothing else was done for a tenth of a second. So no more come back than were there when the last
-    images ended, and half of what nobody used by then. How much a call takes beside weights is not asked: what PyTorch
-    keeps of it is more, and weights would be kept from where there is room.
+    images ended, and what nobody used by then: all of it behind the first image, half of it later. How much a call
+    takes beside weights is not asked: what PyTorch keeps of it is more, and weights would be kept from where there is
+    room.
 
     Nothing is kept from another model: the limit ends when the host loads a model for the next image, or by ``lift``.
     """
@@ -105,11 +106,11 @@ class ReturningWeights:
         Args:
             vbar: the model's address range.
             device: where it is.
-            sizes: of the latent. The first image with them says nothing: it is a capture's, too.
+            sizes: of the latent. Before the first image with them nothing is known.
         """
         with _left_out():
             ended, available = self._ended.setdefault(sizes, deque(maxlen=_NOTED)), _available(vbar, device)
-            if len(ended) == _NOTED:
+            if ended:
                 self._limit(vbar, list(ended), available)
             ended.append(_Image(available))
 
@@ -134,7 +135,8 @@ class ReturningWeights:
         since = (image.there + max(0, available - image.available) for image in ended)  # others may have gone
         pages = vbar.get_residency()
         filled, missing = ([n for n, page in enumerate(pages) if page & 1 == is_filled] for is_filled in (1, 0))
-        coming = max(0, (max(since) + ended[-1].unused // 2) // size - len(filled))
+        tried = ended[-1].unused // (1 if len(ended) == 1 else 2)
+        coming = max(0, (max(since) + tried) // size - len(filled))
         if coming < len(missing):
             vbar.set_watermark(max(missing[coming], filled[-1] + 1 if filled else 0) * size)
             self._limited = weakref.ref(vbar)
