@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import gc
 import os
 import platform
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MODELS = ("sd15", "sdxl", "flux", "z-image", "qwen-image", "wan-5s", "tiny")
 _FIRST_STEPS = 2
 """Of an image: with what is once an image."""
-_COUNTED = ("served", "reused", "captured", "compiled", "loaded", "fallbacks")
+_COUNTED = ("served", "reused", "captured", "compiled", "loaded", "recorded", "fallbacks")
 
 
 def main() -> int:
@@ -252,21 +253,23 @@ class Bench:
     def image(self, name: str, seed: int) -> tuple[Any, dict[str, Any]]:
         """A latent; seconds, the most memory that was allocated in MiB, and what our counters counted.
 
-        ``later_s`` are the seconds of a step after the first two, which have what is once an image.
+        ``steps_s`` are the seconds of each step on the device, of which the first begins with the image. ``later_s`` are
+        those of a step after the first two, which have what is once an image.
         """
-        steps, moments = self.sampler.steps, list[Any]()
+        moments = list[Any]()
 
-        def after_step(step: int, *_latents: Any) -> None:
-            if step in (_FIRST_STEPS - 1, steps - 1):
-                moments.append(_moment())
+        def after_step(*_latents: Any) -> None:
+            moments.append(_moment())
 
         reset_peak()
         before, start = counters(), when_done()
+        moments.append(_moment())
         latent, noted = self.make(name, seed, after_step)
         end, after = when_done(), counters()
-        found = {"s": end - start, "peak_mib": peak_mib(), **noted}
-        if len(moments) > 1:
-            found["later_s"] = _seconds(*moments) / (steps - _FIRST_STEPS)
+        steps = [_seconds(*each) for each in itertools.pairwise(moments)]
+        found = {"s": end - start, "peak_mib": peak_mib(), "steps_s": [round(step, 5) for step in steps], **noted}
+        if later := steps[_FIRST_STEPS:]:
+            found["later_s"] = statistics.fmean(later)
         return latent, {**found, **{what: after[what] - before[what] for what in _COUNTED}}
 
 
