@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import gc
+import itertools
 import os
 import platform
 import statistics
@@ -253,8 +253,8 @@ class Bench:
     def image(self, name: str, seed: int) -> tuple[Any, dict[str, Any]]:
         """A latent; seconds, the most memory that was allocated in MiB, and what our counters counted.
 
-        ``steps_s`` are the seconds of each step on the device, of which the first begins with the image. ``later_s`` are
-        those of a step after the first two, which have what is once an image.
+        ``steps_s`` are the seconds of each step on the device; the first begins with the image. ``later_s`` are those
+        of a step after the first two, which have what is once an image.
         """
         moments = list[Any]()
 
