@@ -458,7 +458,7 @@ def returning(engine: str) -> list[list[int]]:
 
     It fits in the last image, and in the one before from the second step on. Beside weights a call takes an eighth of
     their pages, from its first graph on, and the image gives them back. The first graph of the third and the fourth
-    image takes twice as much.
+    image takes twice as much. Before all of them is one that a person stops in its first call.
     """
     memory.unload_all_models()
     Pages.bytes_of_new = 16 << 10
@@ -467,6 +467,9 @@ def returning(engine: str) -> list[list[int]]:
     memory.load_models_gpu([fast])
     (vbar,) = fast.model.dynamic_vbars.values()
     total, fast.model.memory_required = pages_at_most(fast), lambda _shape, **_: 0
+
+    def stopped(*_given: Any) -> Any:
+        raise memory.InterruptProcessingException
 
     def taking(graph: Any, weights: Any, tensors: Any) -> Any:
         Pages.taken = total // (4 if len(found) in (2, 3) and not Pages.taken else 8)
@@ -480,9 +483,13 @@ def returning(engine: str) -> list[list[int]]:
         emptied.append(Pages.taken > 0)  # nothing is taken yet where the host does it, before the first step
 
     of_host = memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__, args.vram_headroom
-    memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__ = free, empty_cache, taking
+    memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__ = free, empty_cache, stopped
     args.vram_headroom = -0.5  # so that nothing is kept free, nor for what is counted twice
     others = sum(sum(pages.there) for pages in Pages.all)
+    Pages.room = total // 2 + others
+    with contextlib.suppress(memory.InterruptProcessingException):
+        sampled(fast, 1)
+    EagerGraph.__call__ = taking  # type: ignore[method-assign]
 
     def room_for_all(_model: Any) -> None:
         Pages.room = 2 * total + others

@@ -96,7 +96,8 @@ class ReturningWeights:
     """
 
     def __init__(self) -> None:
-        self._ended: dict[Hashable, deque[_Image]] = {}  # by sizes, the last; that of the run under way is the last one
+        self._ended: dict[Hashable, deque[_Image]] = {}  # by sizes, the last of which a call has ended
+        self._image = _Image(0)  # that has begun last
         self._limited: weakref.ref[Any] | None = None  # an address range of comfy-aimdo's
         self._page: int | None = None  # bytes, of a page of its
 
@@ -110,14 +111,16 @@ class ReturningWeights:
         """
         with _left_out():
             ended, available = self._ended.setdefault(sizes, deque(maxlen=_NOTED)), _available(vbar, device)
+            self._image = _Image(available)
             if ended:
-                self._limit(vbar, list(ended), available)
-            ended.append(_Image(available))
+                self._limit(vbar, ended, available)
 
     def note(self, vbar: Any, device: torch.device, sizes: Hashable) -> None:
         """Note how many weights are there behind a call of the image that has begun with these sizes."""
         with _left_out():
-            image, self._page = self._ended[sizes][-1], self._page or _bytes_of_page(vbar)
+            image, ended, self._page = self._image, self._ended[sizes], self._page or _bytes_of_page(vbar)
+            if image not in ended:  # of one that is stopped in its first call nothing is known
+                ended.append(image)
             image.there, image.unused = int(vbar.loaded_size()), max(0, _free(device) - kept_by_host() - _COUNTED_TWICE)
 
     def lift(self) -> None:
@@ -127,7 +130,7 @@ class ReturningWeights:
             vbar.set_watermark(_ALL)
         self._limited = None
 
-    def _limit(self, vbar: Any, ended: Sequence[_Image], available: int) -> None:
+    def _limit(self, vbar: Any, ended: deque[_Image], available: int) -> None:
         """Have no more pages filled than have stayed in images, and all that are there stay. The lowest are filled."""
         size = self._page
         if size is None:
@@ -142,7 +145,7 @@ class ReturningWeights:
             self._limited = weakref.ref(vbar)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Image:
     """An image of a model that does not fit.
 
