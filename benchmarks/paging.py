@@ -198,7 +198,7 @@ class _Paging:
                 self.returning.begin(self.vbar, self.device, ())
             self._step()
             if self.options.case == "ours":
-                self.returning.note(self.vbar, self.device, ())
+                self.returning.note(self.vbar, self.device)
             counted = {name: getattr(self.driver, name) - was for name, was in zip(_COUNTED, before, strict=True)}
             if step in (0, self.options.steps - 1):
                 found["first" if step == 0 else "last"] = {**counted, "brought_gb": round(self.brought / 1e9, 2)}

@@ -57,7 +57,6 @@ class ModelServer:
         self._not_whole: set[Sizes] = set()
         self._room, self._returning = _Room(), ReturningWeights()
         self._begun_in: int | None = None  # the run that has been served block by block last
-        self._begun_with: Sizes = ()  # of its first call
         self._check = WeightsCheck(model, dispatcher, whole=True)
 
     def __call__(
@@ -159,10 +158,10 @@ class ModelServer:
             yield
             return
         if run != self._begun_in:
-            self._begun_in, self._begun_with = run, sizes[:1]  # of the latent: prompts differ
-            self._returning.begin(vbars[0], model.device, self._begun_with)
+            self._begun_in = run
+            self._returning.begin(vbars[0], model.device, sizes[:1])  # of the latent: prompts differ
         yield
-        self._returning.note(vbars[0], model.device, self._begun_with)
+        self._returning.note(vbars[0], model.device)
 
     def _answer(
         self,

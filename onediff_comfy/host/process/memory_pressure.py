@@ -97,7 +97,7 @@ class ReturningWeights:
 
     def __init__(self) -> None:
         self._ended: dict[Hashable, deque[_Image]] = {}  # by sizes, the last of which a call has ended
-        self._image = _Image(0)  # that has begun last
+        self._begun: tuple[_Image, deque[_Image]] | None = None  # the run under way, and those of its sizes
         self._limited: weakref.ref[Any] | None = None  # an address range of comfy-aimdo's
         self._page: int | None = None  # bytes, of a page of its
 
@@ -109,16 +109,20 @@ class ReturningWeights:
             device: where it is.
             sizes: of the latent. Before the first image with them nothing is known.
         """
+        self._begun = None
         with _left_out():
-            ended, available = self._ended.setdefault(sizes, deque(maxlen=_NOTED)), _available(vbar, device)
-            self._image = _Image(available)
+            image, ended = _Image(_available(vbar, device)), self._ended.setdefault(sizes, deque(maxlen=_NOTED))
+            self._begun = image, ended
             if ended:
-                self._limit(vbar, ended, available)
+                self._limit(vbar, ended, image.available)
 
-    def note(self, vbar: Any, device: torch.device, sizes: Hashable) -> None:
-        """Note how many weights are there behind a call of the image that has begun with these sizes."""
+    def note(self, vbar: Any, device: torch.device) -> None:
+        """Note how many weights are there behind a call of the image that has begun."""
+        if self._begun is None:
+            return
         with _left_out():
-            image, ended, self._page = self._image, self._ended[sizes], self._page or _bytes_of_page(vbar)
+            image, ended = self._begun
+            self._page = self._page or _bytes_of_page(vbar)
             if image not in ended:  # of one that is stopped in its first call nothing is known
                 ended.append(image)
             image.there, image.unused = int(vbar.loaded_size()), max(0, _free(device) - kept_by_host() - _COUNTED_TWICE)
@@ -138,6 +142,8 @@ class ReturningWeights:
         since = (image.there + max(0, available - image.available) for image in ended)  # others may have gone
         pages = vbar.get_residency()
         filled, missing = ([n for n, page in enumerate(pages) if page & 1 == is_filled] for is_filled in (1, 0))
+        # Of what nobody used comfy-aimdo may count a part for tensors, so half is tried. The first image of a size has
+        # left more, for what it captured and compared took weights away: without all of it the next would lack them.
         tried = ended[-1].unused // (1 if len(ended) == 1 else 2)
         coming = max(0, (max(since) + tried) // size - len(filled))
         if coming < len(missing):
