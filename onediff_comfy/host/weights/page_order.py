@@ -136,21 +136,40 @@ def _references(holder: Any) -> int:
 def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
     """Return layers so that wherever the list is cut, the parts have about as many bytes behind the cut.
 
-    Those in no part come first. Then the smallest layer of the part that has the most bytes left, and so on: to bring a
-    layer takes the host about as long whatever it weighs, so few large ones are left to be brought. Of parts that are
-    alike, those that are called one after the other are far apart.
+    Those in no part come first. Then a layer of the part that has the most bytes left, and so on: the one without which
+    it has about as many left as a part has on average. Of parts that are alike, those that are called one after the
+    other are far apart.
     """
     found = list(set(layers).difference(chain.from_iterable(parts)))
     found.sort(key=_start)
-    largest_first = [sorted(part, key=_size, reverse=True) for part in parts]
-    left = [(-sum(map(_size, part)), index * _GOLDEN % 1, part) for index, part in enumerate(largest_first)]
+    left = [(-sum(map(_size, part)), index * _GOLDEN % 1, list(part)) for index, part in enumerate(parts)]
+    total = -sum(behind for behind, _, _ in left)
     heapq.heapify(left)
     while left:
         behind, turn, part = heapq.heappop(left)
-        found.append(part.pop())
+        layer = _leaves_average(part, total, len(left) + 1)
+        part.remove(layer)
+        found.append(layer)
+        total -= _size(layer)
         if part:
-            heapq.heappush(left, (behind + _size(found[-1]), turn, part))
+            heapq.heappush(left, (behind + _size(layer), turn, part))
     return found
+
+
+def _leaves_average(part: Sequence[Any], total: int, parts: int) -> Any:
+    """Return the layer without which a part is closest to the average; of those that are as close, the smallest.
+
+    Args:
+        total: bytes that all parts have left.
+        parts: how many have some left.
+    """
+    own = sum(map(_size, part))
+
+    def far(layer: Any) -> tuple[float, int]:
+        size = _size(layer)
+        return abs(own - size - (total - size) / parts), size
+
+    return min(part, key=far)
 
 
 def _parts(blocks: Iterable[torch.nn.Module]) -> list[list[Any]]:
