@@ -6,6 +6,8 @@ Weights are read from a file, in Dynamic VRAM, as the host's server does by defa
 a process of its own before the model is sampled, so that the host finds a card on which ``--left`` GiB are free. The
 speed of copying from pinned memory is measured first.
 
+Behind each image the host gives back what a node of its graph has left, as its server does. That is not timed.
+
 Variants do not take turns, and each cell reads the file anew. Ours gives a model's weights other places in Dynamic VRAM
 before its first image, and they keep them: an eager image after that is faster than the host's own.
 
@@ -146,6 +148,12 @@ class Watched(Bench):
         found = {"waited_s": waited[-1], "collector_s": sum(collecting), "resident_bytes": resident}
         return latent, {**noted, **worked, **found}
 
+    def image(self, name: str, seed: int) -> tuple[Any, dict[str, Any]]:
+        try:
+            return super().image(name, seed)
+        finally:
+            _end_of_node()
+
     def timed_image(self, name: str) -> None:
         from onediff_comfy.host.adapters.blocks import blocks_of
 
@@ -161,6 +169,17 @@ class Watched(Bench):
             for _ in range(self.options.rounds):
                 self.round([name])
         return self.report() | {"images": self.images}
+
+
+def _end_of_node() -> None:
+    """Give back what the host's executor has given back behind each node: buffers of what was brought, above all."""
+    import comfy.model_management
+    import comfy.model_prefetch
+    import comfy_aimdo.model_vbar
+
+    comfy.model_management.reset_cast_buffers()
+    comfy.model_prefetch.cleanup_prefetch_queues()
+    comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
 
 
 def missing_bytes(block: torch.nn.Module) -> int:
@@ -184,6 +203,7 @@ def _held(left: float) -> Iterator[None]:
     """Leave ``left`` GiB of the device's memory free, as far as others are concerned, until the context ends."""
     import torch
 
+    torch.cuda.empty_cache()  # what PyTorch keeps is free for this process alone
     free, _ = torch.cuda.mem_get_info()
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(max(1, free - int(left * 2**30) - (600 << 20)))],  # a context takes some too

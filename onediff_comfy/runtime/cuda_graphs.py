@@ -184,6 +184,8 @@ class RecordedGraph(CompiledGraph):
             calls = seen.calls if seen is not None and seen.addresses == call.asked_at else 0
         # Of one graph and these sizes they are the same each time, and a block of a model is called in each step.
         likes = seen.outputs if seen is not None else [None if each is None else each.to("meta") for each in outputs]
+        if call.moves:
+            self._pool.note_copied(call.device, (*call.tensors, *likes))
         self._seen[call.sizes] = _Seen(call.asked_at, calls + 1, needed, likes)
         return outputs
 
@@ -195,7 +197,8 @@ class RecordedGraph(CompiledGraph):
         """
         if call.moves:  # one of the same sizes has used what another will use
             is_first = all(sizes != call.sizes for sizes, _ in list(self.by_name))
-            return self._pool.host.make_room(call.device, needed + call.copied_bytes if is_first else 0)
+            copied = max(call.copied_bytes, self._pool.most_copied(call.device))
+            return self._pool.host.make_room(call.device, needed + copied if is_first else 0)
         return self._pool.host.may_record(call.device, needed)
 
     def _record_in_turn(self, call: RecordedCall) -> Outputs | None:
@@ -265,7 +268,8 @@ class RecordedGraph(CompiledGraph):
     def _new_recording(self, call: RecordedCall) -> Recording:
         device = call.device
         pool = self._pool.on_device(device)
-        shared, buffers = pool.buffers([*call.tensors, *call.likes])
+        least = pool.most_copied if call.moves else 0
+        shared, buffers = pool.buffers([*call.tensors, *call.likes], least)
         own, outputs = cast("list[torch.Tensor]", buffers[: len(call.tensors)]), buffers[len(call.tensors) :]
         inputs = Copies(own)
         inputs.fill(call.tensors)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from .recording_turns import RecordingTurns
 log = logging.getLogger(__name__)
 
 _ALIGNED = 512  # bytes, as what PyTorch allocates
+_MOST_BLOCKS = 64  # of a model, about
 
 
 class Recorder(Protocol):
@@ -51,6 +53,7 @@ class DevicePool:
     handle: Any = None
     nbytes: int = 0
     alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    _copied: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_BLOCKS))
     _turn: threading.RLock = field(default_factory=threading.RLock)
     _replayed_on: torch.cuda.Stream | None = None
 
@@ -68,17 +71,31 @@ class DevicePool:
             self._replayed_on = stream
             yield
 
-    def buffers(self, likes: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    def note_copied(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Note what a call whose weights move would have copied: in a step of a model each block has such a call."""
+        self._copied.append(sum(map(_aligned, tensors)))
+
+    @property
+    def most_copied(self) -> int:
+        """Return the bytes that the largest of the last such calls would have copied."""
+        return max(self._copied, default=0)
+
+    def buffers(
+        self, likes: Sequence[torch.Tensor | None], least: int = 0
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """Return bytes, and in them tensors like these, for what a recording is given and gives.
 
         All recordings share them, and hold them: each replay fills them anew, and what it gives is copied.
+
+        Args:
+            least: bytes to take at least, if any are. What a larger recording takes later is beside them.
         """
         # Threads of other GPUs, which replay too, are in no inference mode as the one that runs prompts is.
         with torch.inference_mode(False):
             dense = [None if like is None else torch.empty_like(like, device="meta") for like in likes]
-            sizes = [0 if like is None else -(-like.nbytes // _ALIGNED) * _ALIGNED for like in dense]
+            sizes = list(map(_aligned, dense))
             held = [recording.shared for recording in self.alive if recording.shared.nbytes >= sum(sizes)]
-            shared = held[0] if held else torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+            shared = held[0] if held else torch.empty(max(least, sum(sizes)), dtype=torch.uint8, device=self.device)
             parts = shared[: sum(sizes)].split(sizes)
             return shared, [
                 None if like is None else part[: like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
@@ -88,6 +105,11 @@ class DevicePool:
     def renew(self, handle: Any) -> None:
         """Begin anew, with another pool of PyTorch's or none."""
         self.handle, self.nbytes, self.alive = handle, 0, weakref.WeakSet()
+
+
+def _aligned(tensor: torch.Tensor | None) -> int:
+    """Return how many bytes a tensor takes without its gaps, up to where the next one may begin."""
+    return 0 if tensor is None else -(-tensor.nbytes // _ALIGNED) * _ALIGNED
 
 
 class RecordingPool:
@@ -133,6 +155,14 @@ class RecordingPool:
         if pool.handle is None or not pool.alive:
             pool.renew(torch.cuda.graph_pool_handle())
         return pool
+
+    def note_copied(self, device: torch.device, tensors: Sequence[torch.Tensor | None]) -> None:
+        """See ``DevicePool.note_copied``."""
+        self._of(device).note_copied(tensors)
+
+    def most_copied(self, device: torch.device) -> int:
+        """See ``DevicePool.most_copied``."""
+        return self._of(device).most_copied
 
     def _of(self, device: torch.device) -> DevicePool:
         pool = self._devices.get(device)

@@ -160,6 +160,7 @@ class Card:
 
     Attributes:
         copied: how many tensors were copied at once, each time.
+        least: how many bytes each recording's buffers were to be at least.
         kept: bytes that PyTorch has and no tensor uses.
         free: bytes that nobody has, where a test says so.
         given_back: how often PyTorch gave back what it kept.
@@ -183,7 +184,7 @@ class Card:
         self.fails_to_end: Exception | None = None
         self.told_before = self.records = False
         self.released = 0
-        self.copied: list[int] = []
+        self.copied, self.least = list[int](), list[int]()
         self.asked_for: Callable[[int], None] = lambda _nbytes: None
         self.uint8 = torch.uint8
         self.stream = Stream()
@@ -221,6 +222,10 @@ class Card:
 
     def empty_like(self, tensor: Any, device: object) -> Any:
         return tensor.clone()
+
+    def buffers(self, likes: Sequence[Any], least: int) -> tuple[None, list[Any]]:
+        self.least.append(least)
+        return None, list(map(_like, likes))
 
     def _foreach_copy_(self, into: Sequence[OnCard], given: Sequence[OnCard]) -> None:
         self.copied.append(len(given))
@@ -311,7 +316,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     for module in (cuda_graphs, device_memory, recording, recording_pool, stream_capture):
         monkeypatch.setattr(module, "torch", card)
     monkeypatch.setattr(Launching, "measured", lambda *_args: contextlib.nullcontext())
-    monkeypatch.setattr(recording_pool.DevicePool, "buffers", lambda _self, likes: (None, list(map(_like, likes))))
+    monkeypatch.setattr(recording_pool.DevicePool, "buffers", lambda _self, *asked: card.buffers(*asked))
     return card
 
 
@@ -628,7 +633,7 @@ def test_weights_that_move_are_copied_for_a_recording(card: Card, monkeypatch: p
     assert card.stream.awaited == 1, "and in full"
     card.kept = 300 * MB  # by others, since
     block.calls(1)
-    assert block.run.made == 1 and block.taken == [(100 + 96) * MB + 8 + 2 * 8]
+    assert block.run.made == 1 and block.taken == [(100 + 96) * MB + 3 * 512]
     assert block.held == ["held", "let go"]
     launched = block.inner.calls
     block.calls(5)
@@ -653,9 +658,9 @@ class Blocks:
         self.read.append(list(weights))
         return [tensors[0]]
 
-    def call(self, block: int, away: bool = False) -> Any:
+    def call(self, block: int, away: bool = False, columns: int = 8) -> Any:
         """Call a block; where its weight is ``away`` from its place, the host has brought it to where it had room."""
-        brought, address = OnCard(8, torch.float8_e4m3fn), 4096 + len(self.read)
+        brought, address = OnCard(columns, torch.float8_e4m3fn), 4096 + len(self.read)
         addresses = [address + 1 if away else 100 + block, address]
         self.graph.run([self.own[block], brought], addresses, [OnCard(4)], MovingWeights(range(100, 104)))  # type: ignore[list-item]
         return brought
@@ -747,6 +752,35 @@ def test_recordings_of_a_device_share_what_they_are_given_and_give() -> None:
     assert pool.buffers([torch.ones(9)])[0] is shared is not larger
     del recording
     assert pool.buffers([torch.ones(9)])[0] is not shared, "it goes with the last recording that has it"
+
+
+def test_what_recordings_are_given_has_room_for_the_largest_of_the_last_calls() -> None:
+    """So blocks that are recorded one after another share one. Each that was larger would take as much beside it."""
+    pool = recording_pool.DevicePool(torch.device("cpu"), stream=None)  # type: ignore[arg-type]
+    assert pool.most_copied == 0
+    pool.note_copied([torch.ones(90_000)])  # when an image begins
+    for _ in range(16):
+        for count in (100, 9000, 200, 4000):
+            pool.note_copied([torch.ones(count), None, torch.ones(1)])
+    assert pool.most_copied == 9000 * 4 // 512 * 512 + 512 + 512
+    shared, (own,) = pool.buffers([torch.ones(100)], pool.most_copied)
+    pool.alive.add(recording := Sharing(shared))
+    assert shared.nbytes == pool.most_copied and own is not None and own.shape == (100,)
+    assert pool.buffers([torch.ones(9000), torch.ones(1)], pool.most_copied)[0] is recording.shared
+
+
+def test_blocks_tell_what_they_would_have_copied(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = Blocks(card, monkeypatch)
+    monkeypatch.setattr(recording_pool, "_aligned", lambda tensor: tensor.nbytes)
+    blocks.moving.waits = False
+    for _ in range(3):
+        blocks.call(1)
+        blocks.call(2, columns=3000)
+    blocks.moving.waits = True
+    for _ in range(3):
+        blocks.call(1)
+    assert card.least == [3000 + 2 * 8] and blocks.run.made == 1
+    assert blocks.moving.taken == [96 * MB + 3000 + 2 * 8], "there is room for it"
 
 
 def test_weights_that_move_are_not_copied_while_the_device_has_enough_to_do(
