@@ -12,7 +12,7 @@ import pytest
 from benchmarks.files import read
 from dev.environment import repository
 
-WAITS_OF_HOST = 50  # in an image's first step, from the second image on
+TIMES_OF_OURS = 20
 PAGE_MIB = 32
 WAITS = 12  # a page that has come may still have to go: comfy-aimdo knows what is free from every two seconds only
 
@@ -31,7 +31,9 @@ def _counted(file: Path, *options: str) -> dict[str, list[Any]]:
 
 
 def test_the_device_is_waited_for_where_weights_come_back_as_the_host_has_it(images: dict[str, list[Any]]) -> None:
-    assert all(image["first"]["waits"] >= WAITS_OF_HOST for image in images["host"])
+    """In an image's first step, and many times as often as where it is known how many weights there is room for."""
+    for host, ours in zip(images["host"][1:], images["ours"][1:], strict=True):
+        assert host["first"]["waits"] >= TIMES_OF_OURS * ours["first"]["waits"] > 0
 
 
 def test_the_device_is_hardly_waited_for_once_it_is_known_how_many_weights_there_is_room_for(
@@ -50,7 +52,8 @@ def test_as_many_weights_are_there_in_the_end(images: dict[str, list[Any]]) -> N
 
 def test_weights_come_back_to_what_another_process_has_given_back(tmp_path: Path) -> None:
     """It has a GiB for so many images that none is known any more in which there was room for more."""
-    ours = _counted(tmp_path / "report.json", "--images", "9", "--steps", "20", "--others", "3:7")["ours"]
-    assert ours[6]["there_mib"] < ours[2]["there_mib"] - 800
+    counted = _counted(tmp_path / "report.json", "--images", "9", "--steps", "20", "--others", "3:7")
+    host, ours = ([image["there_mib"] for image in counted[who]] for who in ("host", "ours"))
+    assert ours[6] < ours[2] - 800
     # One image later than the device has it: so long comfy-aimdo takes what it has seen of the device to be true.
-    assert ours[8]["there_mib"] >= ours[2]["there_mib"] - PAGE_MIB
+    assert ours[8] >= host[8] - PAGE_MIB and ours[8] > ours[6] + 800

@@ -109,7 +109,7 @@ def test_of_equal_blocks_those_with_a_layer_less_are_not_side_by_side() -> None:
 def test_what_is_in_no_block_comes_first() -> None:
     model = Model([[50, 60], [9000, 40], [800]], others=(10, 20))
     assert model.spread()
-    assert [layer.size for layer in model.in_order()] == [20, 10, 9000, 800, 60, 50, 40]
+    assert [layer.size for layer in model.in_order()] == [20, 10, 9000, 800, 50, 60, 40]
 
 
 def test_a_block_is_left_with_as_much_as_others_and_not_with_what_is_largest() -> None:

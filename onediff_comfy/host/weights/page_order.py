@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _ALIGNED = 512  # bytes, as comfy-aimdo's own places
 _ALL = 1 << 60  # bytes
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_CLOSE = 0.3  # of what a part has on average: what is as close is close enough
 
 
 class _Place(NamedTuple):
@@ -136,9 +137,10 @@ def _references(holder: Any) -> int:
 def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]:
     """Return layers so that wherever the list is cut, the parts have about as many bytes behind the cut.
 
-    Those in no part come first. Then a layer of the part that has the most bytes left, and so on: the one without which
-    it has about as many left as a part has on average. Of parts that are alike, those that are called one after the
-    other are far apart.
+    Those in no part come first. Then a layer of the part that has the most bytes left, and so on: the smallest without
+    which it has about as many left as a part has on average. To bring a layer takes the host about as long whatever it
+    weighs, so few large ones are left to be brought. Of parts that are alike, those that are called one after the other
+    are far apart.
     """
     found = list(set(layers).difference(chain.from_iterable(parts)))
     found.sort(key=_start)
@@ -157,7 +159,7 @@ def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]
 
 
 def _leaves_average(part: Sequence[Any], total: int, parts: int) -> Any:
-    """Return the layer without which a part is closest to the average; of those that are as close, the smallest.
+    """Return the layer without which a part is closest to the average; of those that are close enough, the smallest.
 
     Args:
         total: bytes that all parts have left.
@@ -167,7 +169,8 @@ def _leaves_average(part: Sequence[Any], total: int, parts: int) -> Any:
 
     def far(layer: Any) -> tuple[float, int]:
         size = _size(layer)
-        return abs(own - size - (total - size) / parts), size
+        average = (total - size) / parts
+        return max(0.0, abs(own - size - average) - _CLOSE * average), size
 
     return min(part, key=far)
 
