@@ -185,7 +185,7 @@ class RecordedGraph(CompiledGraph):
         # Of one graph and these sizes they are the same each time, and a block of a model is called in each step.
         likes = seen.outputs if seen is not None else [None if each is None else each.to("meta") for each in outputs]
         if call.moves:
-            self._pool.note_copied(call.device, (*call.tensors, *likes))
+            self._pool.copied(call.device).note((*call.tensors, *likes))
         self._seen[call.sizes] = _Seen(call.asked_at, calls + 1, needed, likes)
         return outputs
 
@@ -197,7 +197,7 @@ class RecordedGraph(CompiledGraph):
         """
         if call.moves:  # one of the same sizes has used what another will use
             is_first = all(sizes != call.sizes for sizes, _ in list(self.by_name))
-            copied = max(call.copied_bytes, self._pool.most_copied(call.device))
+            copied = max(call.copied_bytes, self._pool.copied(call.device).most)
             return self._pool.host.make_room(call.device, needed + copied if is_first else 0)
         return self._pool.host.may_record(call.device, needed)
 
@@ -268,7 +268,7 @@ class RecordedGraph(CompiledGraph):
     def _new_recording(self, call: RecordedCall) -> Recording:
         device = call.device
         pool = self._pool.on_device(device)
-        least = pool.most_copied if call.moves else 0
+        least = pool.copied.most if call.moves else 0
         shared, buffers = pool.buffers([*call.tensors, *call.likes], least)
         own, outputs = cast("list[torch.Tensor]", buffers[: len(call.tensors)]), buffers[len(call.tensors) :]
         inputs = Copies(own)

@@ -36,6 +36,22 @@ class Recorder(Protocol):
         """Forget which sizes were too large to record."""
 
 
+class Copied:
+    """What the last calls whose weights move would have copied. In a step of a model each block has such a call."""
+
+    def __init__(self) -> None:
+        self._nbytes = deque[int](maxlen=_MOST_BLOCKS)
+
+    def note(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Note a call that would have copied these."""
+        self._nbytes.append(sum(map(_aligned, tensors)))
+
+    @property
+    def most(self) -> int:
+        """Return the bytes that the largest of the calls would have copied."""
+        return max(self._nbytes, default=0)
+
+
 @dataclass
 class DevicePool:
     """The recordings of one device.
@@ -46,6 +62,7 @@ class DevicePool:
         handle: of their memory, for PyTorch; None before the first.
         nbytes: that they hold.
         alive: those that are there.
+        copied: what calls whose weights move would have copied, had they been replayed.
     """
 
     device: torch.device
@@ -53,7 +70,7 @@ class DevicePool:
     handle: Any = None
     nbytes: int = 0
     alive: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    _copied: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_BLOCKS))
+    copied: Copied = field(default_factory=Copied)
     _turn: threading.RLock = field(default_factory=threading.RLock)
     _replayed_on: torch.cuda.Stream | None = None
 
@@ -70,15 +87,6 @@ class DevicePool:
                 stream.wait_stream(self._replayed_on)
             self._replayed_on = stream
             yield
-
-    def note_copied(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Note what a call whose weights move would have copied: in a step of a model each block has such a call."""
-        self._copied.append(sum(map(_aligned, tensors)))
-
-    @property
-    def most_copied(self) -> int:
-        """Return the bytes that the largest of the last such calls would have copied."""
-        return max(self._copied, default=0)
 
     def buffers(
         self, likes: Sequence[torch.Tensor | None], least: int = 0
@@ -156,13 +164,9 @@ class RecordingPool:
             pool.renew(torch.cuda.graph_pool_handle())
         return pool
 
-    def note_copied(self, device: torch.device, tensors: Sequence[torch.Tensor | None]) -> None:
-        """See ``DevicePool.note_copied``."""
-        self._of(device).note_copied(tensors)
-
-    def most_copied(self, device: torch.device) -> int:
-        """See ``DevicePool.most_copied``."""
-        return self._of(device).most_copied
+    def copied(self, device: torch.device) -> Copied:
+        """Return what calls whose weights move would have copied on ``device``, had they been replayed."""
+        return self._of(device).copied
 
     def _of(self, device: torch.device) -> DevicePool:
         pool = self._devices.get(device)

@@ -757,16 +757,16 @@ def test_recordings_of_a_device_share_what_they_are_given_and_give() -> None:
 def test_what_recordings_are_given_has_room_for_the_largest_of_the_last_calls() -> None:
     """So blocks that are recorded one after another share one. Each that was larger would take as much beside it."""
     pool = recording_pool.DevicePool(torch.device("cpu"), stream=None)  # type: ignore[arg-type]
-    assert pool.most_copied == 0
-    pool.note_copied([torch.ones(90_000)])  # when an image begins
+    assert pool.copied.most == 0
+    pool.copied.note([torch.ones(90_000)])  # when an image begins
     for _ in range(16):
         for count in (100, 9000, 200, 4000):
-            pool.note_copied([torch.ones(count), None, torch.ones(1)])
-    assert pool.most_copied == 9000 * 4 // 512 * 512 + 512 + 512
-    shared, (own,) = pool.buffers([torch.ones(100)], pool.most_copied)
+            pool.copied.note([torch.ones(count), None, torch.ones(1)])
+    assert pool.copied.most == 9000 * 4 // 512 * 512 + 512 + 512
+    shared, (own,) = pool.buffers([torch.ones(100)], pool.copied.most)
     pool.alive.add(recording := Sharing(shared))
-    assert shared.nbytes == pool.most_copied and own is not None and own.shape == (100,)
-    assert pool.buffers([torch.ones(9000), torch.ones(1)], pool.most_copied)[0] is recording.shared
+    assert shared.nbytes == pool.copied.most and own is not None and own.shape == (100,)
+    assert pool.buffers([torch.ones(9000), torch.ones(1)], pool.copied.most)[0] is recording.shared
 
 
 def test_blocks_tell_what_they_would_have_copied(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
