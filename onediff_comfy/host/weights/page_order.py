@@ -149,7 +149,7 @@ def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]
     heapq.heapify(left)
     while left:
         behind, turn, part = heapq.heappop(left)
-        layer = _leaves_average(part, total, len(left) + 1)
+        layer = _leaves_average(part, -behind, total, len(left) + 1)
         part.remove(layer)
         found.append(layer)
         total -= _size(layer)
@@ -158,14 +158,14 @@ def _ordered(layers: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[Any]
     return found
 
 
-def _leaves_average(part: Sequence[Any], total: int, parts: int) -> Any:
+def _leaves_average(part: Sequence[Any], own: int, total: int, parts: int) -> Any:
     """Return the layer without which a part is closest to the average; of those that are close enough, the smallest.
 
     Args:
-        total: bytes that all parts have left.
+        own: bytes that it has left.
+        total: likewise all parts.
         parts: how many have some left.
     """
-    own = sum(map(_size, part))
 
     def far(layer: Any) -> tuple[float, int]:
         size = _size(layer)
