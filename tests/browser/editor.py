@@ -156,9 +156,10 @@ class Editor:
         cards = self.page.locator('[data-testid^="template-workflow-"]:has(img)')
         cards.first.hover()
         for _ in range(10):  # cards are there while they are in view
-            for card in cards.all():
-                name = (card.get_attribute("data-testid") or "").removeprefix("template-workflow-")
-                found[name] = found.get(name, False) or self._has_own_picture(card)
+            # By name, and all at once: the editor makes cards and takes them away, and the one in a place is another.
+            for test_id in cards.evaluate_all("cards => cards.map(card => card.dataset.testid)"):
+                name = test_id.removeprefix("template-workflow-")
+                found[name] = found.get(name, False) or self._has_own_picture(self.page.get_by_test_id(test_id))
             self.page.mouse.wheel(0, 300)
             self.page.wait_for_timeout(_SETTLED_MS)
         return found
