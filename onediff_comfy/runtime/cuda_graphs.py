@@ -197,8 +197,8 @@ class RecordedGraph(CompiledGraph):
         """
         if call.moves:  # one of the same sizes has used what another will use
             is_first = all(sizes != call.sizes for sizes, _ in list(self.by_name))
-            copied = max(call.copied_bytes, self._pool.copied(call.device).most)
-            return self._pool.host.make_room(call.device, needed + copied if is_first else 0)
+            room = needed + max(call.copied_bytes, self._pool.copied(call.device).most) if is_first else 0
+            return self._pool.host.make_room(call.device, room)
         return self._pool.host.may_record(call.device, needed)
 
     def _record_in_turn(self, call: RecordedCall) -> Outputs | None:

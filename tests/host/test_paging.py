@@ -12,6 +12,7 @@ import pytest
 from benchmarks.files import read
 from dev.environment import repository
 
+WAITS_OF_HOST = 50  # in an image's first step, where something else has taken weights away before it
 TIMES_OF_OURS = 20
 PAGE_MIB = 32
 WAITS = 12  # a page that has come may still have to go: comfy-aimdo knows what is free from every two seconds only
@@ -23,17 +24,23 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return _counted(tmp_path_factory.mktemp("paging") / "report.json", "--images", "7")
 
 
-def _counted(file: Path, *options: str) -> dict[str, list[Any]]:
-    command = [sys.executable, "-m", "benchmarks.paging", "--steps", "2", "--between", "prompt", "--output", str(file)]
+def _counted(file: Path, *options: str, between: str = "prompt") -> dict[str, list[Any]]:
+    command = [sys.executable, "-m", "benchmarks.paging", "--steps", "2", "--between", between, "--output", str(file)]
     done = subprocess.run([*command, *options], cwd=repository(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return dict(read(file)["cases"]["prompt"])
+    return dict(read(file)["cases"][between])
 
 
 def test_the_device_is_waited_for_where_weights_come_back_as_the_host_has_it(images: dict[str, list[Any]]) -> None:
     """In an image's first step, and many times as often as where it is known how many weights there is room for."""
     for host, ours in zip(images["host"][1:], images["ours"][1:], strict=True):
         assert host["first"]["waits"] >= TIMES_OF_OURS * ours["first"]["waits"] > 0
+
+
+def test_so_it_is_where_something_else_takes_weights_between_images(tmp_path: Path) -> None:
+    counted = _counted(tmp_path / "report.json", "--images", "4", between="others")
+    assert all(image["first"]["waits"] >= WAITS_OF_HOST for image in counted["host"])
+    assert all(image["first"]["waits"] <= WAITS for image in counted["ours"][1:])
 
 
 def test_the_device_is_hardly_waited_for_once_it_is_known_how_many_weights_there_is_room_for(
