@@ -34,6 +34,8 @@ _WAITED = 3 / 4  # of those noted
 # Of the time since the call before, for a launch that is worth making shorter. Elsewhere the device waits for something
 # else: for a file that the host reads in the first step, which is seconds.
 _LAUNCHING = 1 / 5
+_NOTED_OF_ALL = 192  # calls, the last of all blocks: three steps of most models
+_FULL = 2 / 3  # of those, whose copies came late: the bus copies for nine tenths of the time, or more
 _MOST_MET = 256  # names: of each block with its weights at different places
 
 
@@ -45,6 +47,36 @@ class RecordWhen(enum.Enum):
     """Those that are bound by launching, at least in part."""
 
 
+class BusUse:
+    """Notes for how many calls copies of weights came late, whichever blocks of a model they are of.
+
+    Some blocks take the CPU longer than others that have as much to bring, so their own copies mostly come in time,
+    however full the bus is. To launch them faster would gain nothing.
+    """
+
+    def __init__(self) -> None:
+        self._copied: torch.Event | None = None  # behind the last copies
+        self._late = deque[bool](maxlen=_NOTED_OF_ALL)
+
+    def is_late(self) -> bool:
+        """Return True if what was copied for a call before is not there yet. Ask once for each call, and it is noted.
+
+        The bus was busy then, or the device used the buffer that was to be filled.
+        """
+        late = self._copied is not None and not self._copied.query()
+        self._late.append(late)
+        return late
+
+    def copying(self, done: torch.Event) -> None:
+        """Note what is copied for a call, and when it will be there."""
+        self._copied = done
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if the bus hardly has time left; False as long as few calls are noted."""
+        return len(self._late) >= _ENOUGH and sum(self._late) > _FULL * len(self._late)
+
+
 @dataclass(frozen=True)
 class MovingWeights:
     """Where a call's weights are, which may be elsewhere in the next, as those of a block of a model that does not fit.
@@ -54,10 +86,12 @@ class MovingWeights:
             is there in every call for which it need not be copied. Others are wherever there was room.
         late: whether copies waited, for the bus or for the device, when those for this call were begun; None if there
             are none for it.
+        bus_is_full: whether copies come late for most blocks; see ``BusUse``.
     """
 
     kept: range = range(0)
     late: bool | None = None
+    bus_is_full: bool = False
 
     def fixed(self, addresses: Sequence[int]) -> list[int]:
         """Return addresses of weights, with 0 for each that is not at its own place."""
@@ -189,7 +223,7 @@ class Worth:
         if when is RecordWhen.ALWAYS:
             return True
         if isinstance(when, MovingWeights):
-            return self._idling.waits(kind)
+            return self._idling.waits(kind) and not when.bus_is_full
         return copied_bytes <= MOST_COPIED and self._launching.bound(kind)
 
     def start_over(self) -> None:

@@ -142,6 +142,7 @@ def main() -> None:
             placed["first calls"] = first_calls(engine)
             placed["looks"] = looks(engine)
             placed["returning"] = returning(engine)
+            placed["in a buffer"] = in_a_buffer(engine)
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart, "placed": placed}) + "\n")
 
 
@@ -502,6 +503,67 @@ def returning(engine: str) -> list[list[int]]:
     memory.get_free_memory, memory.soft_empty_cache, EagerGraph.__call__, args.vram_headroom = of_host
     Pages.room, Pages.taken, Pages.bytes_of_new = 1 << 20, 0, PAGE
     return found
+
+
+def in_a_buffer(engine: str) -> dict[str, Any]:
+    """Pictures of a model of which half the weights never stay on the device, beside the host's own of which none do.
+
+    Of each: how far it is off; and how often the host was asked in our first two steps, and in the four after them, for
+    tensors over the buffer that such weights pass through. Between those something happens to one of them.
+    """
+    memory.unload_all_models()
+    resolve, asked, found = comfy.ops.resolve_cast_module_with_vbar, [0], dict[str, Any]()
+
+    def counted(layer: Any, *args: Any) -> Any:
+        asked[-1] += layer._prefetch["signature"] is None
+        return resolve(layer, *args)
+
+    def made(model: Any, room: float, change: Callable[[torch.nn.Module, str], None], of: str = "") -> Any:
+        steps, changed = list[int](), [of]
+
+        def wrapper(apply: Any, given: dict[str, Any]) -> Any:
+            steps.append(1)
+            if len(steps) == 3:
+                asked.append(0)
+                layers = dict(model.model.diffusion_model.double_blocks[0].named_modules())
+                changed[0] = of or next(filter(lambda name: is_in_no_page(layers[name]), layers))
+                change(layers[changed[0]], "weight")
+            return apply(given["input"], given["timestep"], **given["c"])
+
+        asked[:] = [0]
+        model.set_model_unet_function_wrapper(wrapper)
+        memory.load_models_gpu([model])
+        Pages.room = int(pages_at_most(model) * room)
+        picture = sampled(model, 1, 6)
+        Pages.room = 1 << 20
+        memory.unload_all_models()
+        return picture, changed[0]
+
+    comfy.ops.resolve_cast_module_with_vbar = counted
+    for what, change in CHANGES.items():
+        ours, of = made(accelerate(loaded(torch.float32), engine), 0.5, change)
+        counts = list(asked)
+        by_host, _ = made(loaded(torch.float32), 0.0, change, of)
+        found[what] = {"off": float((ours - by_host).abs().max()), "asked": counts, "mean": float(by_host.abs().mean())}
+    comfy.ops.resolve_cast_module_with_vbar = resolve
+    return found
+
+
+def is_in_no_page(layer: torch.nn.Module) -> bool:
+    return "_v" in vars(layer) and layer._v_signature is None and layer.weight is not None
+
+
+def another_weight(layer: torch.nn.Module, name: str) -> None:
+    weight = layer._parameters[name]
+    layer._parameters[name] = type(weight)(weight.data * 2, requires_grad=False)  # type: ignore[union-attr, arg-type]
+
+
+CHANGES: dict[str, Callable[[torch.nn.Module, str], None]] = {
+    "nothing": lambda _layer, _name: None,
+    "other values": lambda layer, name: layer._parameters[name].data.mul_(2),  # type: ignore[union-attr]
+    "another weight": another_weight,
+}
+"""What happens to a weight that passes through a buffer."""
 
 
 def held(model: Any) -> list[bool]:

@@ -15,6 +15,7 @@ import comfy.model_patcher
 import comfy_aimdo.host_buffer
 import comfy_aimdo.model_vbar
 import comfy_aimdo.torch
+import comfy_aimdo.vram_buffer
 import torch
 from comfy.cli_args import args
 
@@ -115,6 +116,55 @@ def _tensor(alloc: Any, _device: Any) -> torch.Tensor:  # names nothing of ours:
     return pages.memory[first : first + size]
 
 
+class _Buffer:
+    """Stands for comfy-aimdo's VRAMBuffer: memory that is no tensor's. One block's weights follow another's in it."""
+
+    bytes = 16 << 20
+
+    def __init__(self, _size: int, _device: Any) -> None:
+        self.memory = torch.frombuffer(bytearray(self.bytes), dtype=torch.uint8)
+        self.base_addr = self.memory.data_ptr()
+
+    def size(self) -> int:
+        return self.bytes
+
+    def get(self, size: int, offset: int = 0) -> tuple[_Buffer, int, int]:
+        assert offset + size <= self.bytes
+        return self, self.base_addr + offset, size
+
+
+class _Stream:
+    """Stands for a stream, on which all is done at once. Models' code leads here, so nothing of it changes."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: Any) -> None:
+        pass
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def wait_event(self, _event: Any) -> None:
+        pass
+
+    def wait_stream(self, _other: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+_STREAM = _Stream()
+
+
+def _stream(_device: Any) -> _Stream:
+    return _STREAM
+
+
 class _NoBuffer:
     """Stands for pinned host memory, of which none is used."""
 
@@ -130,6 +180,8 @@ def begin() -> None:
     comfy_aimdo.model_vbar.ModelVBAR = Pages
     comfy_aimdo.torch.aimdo_to_tensor = _tensor
     comfy_aimdo.host_buffer.HostBuffer = _NoBuffer
+    comfy_aimdo.vram_buffer.VRAMBuffer = _Buffer
+    memory.get_offload_stream = memory.current_stream = _stream
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
     memory.is_device_cpu = lambda _device: False
     memory.get_torch_device = lambda: DEVICE

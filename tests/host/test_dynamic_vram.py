@@ -106,6 +106,18 @@ def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case["off"] <= 1e-4
 
 
+def test_tensors_over_the_buffer_that_weights_pass_through_are_made_once(found: dict[str, Any]) -> None:
+    """Not where the weight is another object by then. Whatever becomes of it, pictures are the host's own."""
+    pictures = found["placed"]["in a buffer"]
+    assert {what: (picture["off"], picture["asked"][1]) for what, picture in pictures.items()} == {
+        "nothing": (0.0, 0),
+        "other values": (0.0, 0),
+        "another weight": (0.0, 1),
+    }
+    assert min(picture["asked"][0] for picture in pictures.values()) > 10, "nothing passes through a buffer"
+    assert pictures["nothing"]["mean"] != pictures["other values"]["mean"] == pictures["another weight"]["mean"]
+
+
 def test_no_weights_are_taken_back_for_want_of_memory_while_all_are_in_use(found: dict[str, Any]) -> None:
     """All of them would be, and would come back from RAM: twice in one image, on an H200 with 16 GiB left."""
     there = {case["name"]: case["there"] for case in found["cases"]}

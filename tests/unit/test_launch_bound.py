@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onediff_comfy.runtime import launch_bound
-from onediff_comfy.runtime.launch_bound import Idling, Launching, Worth
+from onediff_comfy.runtime.launch_bound import BusUse, Idling, Launching, MovingWeights, Worth
 
 
 class Gpu:
@@ -141,6 +141,59 @@ def test_where_the_bus_has_nothing_to_do_the_cpu_is_behind(gpu: Gpu) -> None:
     """The device is not idle then: it computes what the CPU has launched last. But it will be, for weights."""
     assert idling(gpu, Idling(), "t" * 150)
     assert gpu.events == 0, "nobody need ask the device"
+
+
+class Copies:
+    """In the place of an event behind copies."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+    def query(self) -> bool:
+        return self.done
+
+
+def bus_of(late: str) -> BusUse:
+    """Return what is noted of calls: ``l`` for one for which copies are under way when it is made, ``t`` if not."""
+    bus = BusUse()
+    for each in late:
+        bus.copying(Copies(each == "t"))  # type: ignore[arg-type]
+        assert bus.is_late() is (each == "l")
+    return bus
+
+
+def test_where_nothing_is_copied_nothing_comes_late() -> None:
+    bus = BusUse()
+    assert not any(bus.is_late() for _ in range(100)) and not bus.is_full
+
+
+@pytest.mark.parametrize(
+    ("late", "full"),
+    [
+        ("l" * 47, False),  # few
+        ("l" * 48, True),
+        ("lt" * 24, False),
+        ("llt" * 16, False),
+        ("llt" * 16 + "l", True),
+        ("l" * 192 + "t" * 64, False),  # the last 192 count
+        ("t" * 192 + "l" * 129, True),
+    ],
+)
+def test_the_bus_is_full_where_two_thirds_of_all_copies_come_late(late: str, full: bool) -> None:
+    assert bus_of(late).is_full is full
+
+
+def test_where_the_bus_is_full_blocks_whose_own_copies_come_in_time_are_not_recorded(gpu: Gpu) -> None:
+    """A step of Flux: blocks of one kind take the CPU longer, and have as much to bring as those of the other."""
+    worth = Worth()
+
+    def are_recorded(bus: BusUse) -> bool:
+        return worth.recording(MovingWeights(late=False, bus_is_full=bus.is_full), "512", 0)
+
+    for _ in range(150):
+        with worth.noted(MovingWeights(late=False), "512", torch.device("cuda")):
+            gpu.now += 0.001
+    assert are_recorded(bus_of(57 * "t")) and not are_recorded(bus_of(2 * (17 * "t" + 40 * "l")))
 
 
 def test_what_the_device_waits_for_may_be_a_file_that_the_host_reads(gpu: Gpu) -> None:

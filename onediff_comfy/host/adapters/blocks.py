@@ -19,7 +19,7 @@ import torch
 
 from ...capture.call import NotCovered
 from ...messages import message
-from ...runtime.launch_bound import MovingWeights
+from ...runtime.launch_bound import BusUse, MovingWeights
 from ...serving.decision import Eager, Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
@@ -58,6 +58,7 @@ class BlockServer:
         self._kinds: dict[Hashable, list[StreamedModules]] = {}
         self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
         self._called: set[torch.nn.Module] = set()  # blocks
+        self._bus = BusUse()
         self._unanswered = _Unanswered()
         self._skeleton: Skeleton | None = None
         self._reused: ReusedBlocks | None = None  # made with the skeleton
@@ -111,7 +112,7 @@ class BlockServer:
         kinds = self._kinds.setdefault((structure, attributes_of(block)), [])
         known = next((kind for kind in kinds if kind.formats == formats), None)
         if known is None:
-            known = StreamedModules(block, compute_dtype)
+            known = StreamedModules(block, compute_dtype, self._bus)
             kinds.append(known)
         return known
 

@@ -24,7 +24,7 @@ from ...capture.call import NotCovered
 from ...capture.parameters import signature_of
 from ...capture.target.tensor_parts import format_of
 from ...messages import message
-from ...runtime.launch_bound import MovingWeights
+from ...runtime.launch_bound import BusUse, MovingWeights
 from ..adapters.module_image import is_plain
 from ..compatibility import BRINGS_WEIGHTS
 from .layer_images import (
@@ -44,6 +44,7 @@ from .page_order import places_of
 from .quantised import weight_formats
 
 _PREFETCH = "comfy.model_prefetch"
+_MOST_BUFFERED = 128  # of a block: it has some ten layers, the host some two buffers, with others before it in them
 
 
 def is_streamed(model: Any) -> bool:
@@ -124,18 +125,44 @@ class _Kept:
     shown: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Buffered:
+    """What an image shows of a layer whose weights were in a buffer of the host's, at one address.
+
+    Attributes:
+        own: the layer's weight and bias, the very objects that the bytes were read as.
+        shown: tensors over the buffer, by name. They hold none of its memory.
+    """
+
+    own: tuple[Any, Any]
+    shown: dict[str, Any]
+
+
 class _Seen(SeenLayers):
     """As ``SeenLayers``, with what else is known of a module that was shown.
 
     Attributes:
         run: the number of the run in which its weights' formats were compared last.
         kept: by layer, where the host gave the very weights that it keeps.
+        buffered: by layer and address, in this run.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
         super().__init__(layers, shown)
         self.run: int | None = None
         self.kept: dict[torch.nn.Module, _Kept] = {}
+        self.buffered: dict[tuple[torch.nn.Module, int], _Buffered] = {}
+
+    def note_buffered(self, layer: torch.nn.Module, buffer: torch.Tensor, shown: _Buffered) -> None:
+        """Note what was shown of a layer over the bytes of a buffer, but where tensors over it hold its memory.
+
+        Of what PyTorch has allocated they do, and only of that it can resize a storage.
+        """
+        if buffer.untyped_storage().resizable():
+            return
+        if len(self.buffered) >= _MOST_BUFFERED:
+            self.buffered.clear()
+        self.buffered[layer, buffer.data_ptr()] = shown
 
 
 class StreamedModules:
@@ -147,18 +174,18 @@ class StreamedModules:
     Args:
         module: one of them; see ``structure_of``.
         compute_dtype: what the model computes in.
+        bus: by which weights of all blocks of the model come.
 
     Attributes:
         structure: of all of them.
         formats: of their weights, as they are shown.
     """
 
-    def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype) -> None:
-        self._dtype = compute_dtype
+    def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype, bus: BusUse) -> None:
+        self._dtype, self._bus = compute_dtype, bus
         self.structure, self.formats = structure_of(module), formats_of(module, compute_dtype)
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, _Seen] = {}
-        self._copied: torch.Event | None = None  # when the weights of the last module were, of which some had to be
 
     @property
     def image(self) -> torch.nn.Module:
@@ -177,6 +204,7 @@ class StreamedModules:
         known = seen is not None and seen.are_same()
         if seen is not None and known and seen.run != run:
             known, seen.run = formats_of(module, self._dtype) == self.formats, run
+            seen.buffered.clear()
         if not known:
             self._seen.pop(module, None)
         return known
@@ -222,7 +250,7 @@ class StreamedModules:
             self._cast(layers, device)
             yield InPlace(self._images.root, is_changed)
             return
-        waited = self._copied is not None and not self._copied.query()
+        late = self._bus.is_late()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
         missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
         try:
@@ -235,13 +263,14 @@ class StreamedModules:
         current = memory.current_stream(device)  # asking takes as long as waiting
         try:
             if stream is not None:
-                current.wait_stream(stream)
-            self._copied = self._copied if stream is None else stream.record_event()
+                copied = stream.record_event()
+                current.wait_event(copied)
+                self._bus.copying(copied)
             settled = not (is_changed and any(map(_is_rounded_next, dynamic)))
-            moving = MovingWeights(places_of(dynamic), None if stream is None else waited)
+            moving = MovingWeights(places_of(dynamic), None if stream is None else late, self._bus.is_full)
             for layer, parameters, differs in zip(layers, self._images.parameters, changed, strict=True):
                 if "_v" in vars(layer):
-                    self._put_brought(parameters, layer, seen.kept, differs, device)
+                    self._put_brought(parameters, layer, seen, differs, device)
                 elif parameters:
                     convert(parameters, layer, device)
             yield InPlace(self._images.root, is_changed, settled, moving)
@@ -255,27 +284,33 @@ class StreamedModules:
                 take_back(layers[0], dynamic if once else missing)
 
     def _put_brought(
-        self,
-        parameters: dict[str, Any],
-        layer: Any,
-        kept: dict[torch.nn.Module, _Kept],
-        changed: bool,
-        device: torch.device,
+        self, parameters: dict[str, Any], layer: Any, seen: _Seen, changed: bool, device: torch.device
     ) -> None:
         """Put a layer's weights in Dynamic VRAM, which the host has brought, in the place of ``parameters``.
 
         Weights that the host says are still there, and that are the objects that it gave for a call before, are shown
-        by the parameters of that call. Not those that are changed from what the file has.
+        by the parameters of that call. So are those that it has copied to where it had copied them before: tensors over
+        the same bytes are equal, and making them takes longer than all else. Not those that are changed from what the
+        file has.
         """
-        state, before = vars(layer), None if changed else kept.get(layer)
+        state, before = vars(layer), None if changed else seen.kept.get(layer)
         if before is not None and state["_prefetch"]["resident"] and _is_noted(state, before.noted):
             parameters.update(before.shown)
             return
+        buffer, own = None if changed else _buffer_of(state), _own(state)
+        if buffer is not None:
+            buffered = seen.buffered.get((layer, buffer.data_ptr()))
+            if buffered is not None and own[0] is buffered.own[0] and own[1] is buffered.own[1]:
+                parameters.update(buffered.shown)
+                return
         found = self._resolved(layer, device)
         put(parameters, found)
-        kept.pop(layer, None)
-        if not changed and _is_noted(state, found):
-            kept[layer] = _Kept(found, {key: parameters[key] for key in KEYS if key in parameters})
+        shown = {key: parameters[key] for key in KEYS if key in parameters}
+        seen.kept.pop(layer, None)
+        if buffer is not None:
+            seen.note_buffered(layer, buffer, _Buffered(own, shown))
+        elif not changed and _is_noted(state, found):
+            seen.kept[layer] = _Kept(found, shown)
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
@@ -302,6 +337,25 @@ def _is_in_no_page(layer: torch.nn.Module) -> bool:
     """Return True if the host has brought a layer's weights in Dynamic VRAM to where nothing of them stays."""
     brought = vars(layer).get("_prefetch")
     return brought is not None and brought["signature"] is None
+
+
+def _own(state: dict[str, Any]) -> tuple[Any, Any]:
+    """Return a layer's weight and bias, as they are in RAM."""
+    parameters = state["_parameters"]
+    return parameters.get(KEYS[0]), parameters.get(KEYS[1])
+
+
+def _buffer_of(state: dict[str, Any]) -> torch.Tensor | None:
+    """Return the bytes to which the host has copied a layer's weights as they are in RAM, for one call; else None.
+
+    None, too, where the host has to note that nothing of them stays.
+    """
+    brought: dict[str, Any] = state.get("_prefetch", {})
+    stays = brought.get("signature", brought) is not None or state.get("_v_signature", brought) is not None
+    if stays or brought.get("needs_cast", True):
+        return None
+    buffer: torch.Tensor | None = brought.get("xfer_dest")
+    return buffer
 
 
 def _is_noted(state: dict[str, Any], weights: tuple[Any, Any]) -> bool:
