@@ -47,6 +47,7 @@ from onediff_comfy.host.process.memory_pressure import device_reserve, evictable
 from onediff_comfy.host.process.process import library, metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module, residency  # noqa: E402
 from onediff_comfy.host.weights.pinned_module import PinnedModule  # noqa: E402
+from onediff_comfy.host.weights.residency import StreamedModules  # noqa: E402
 from onediff_comfy.serving.decision import Invocation  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
 
@@ -512,11 +513,11 @@ def in_a_buffer(engine: str) -> dict[str, Any]:
     tensors over the buffer that such weights pass through. Between those something happens to one of them.
     """
     memory.unload_all_models()
-    resolve, asked, found = comfy.ops.resolve_cast_module_with_vbar, [0], dict[str, Any]()
+    resolved, asked, found = StreamedModules._resolved, [0], dict[str, Any]()
 
-    def counted(layer: Any, *args: Any) -> Any:
+    def counted(self: StreamedModules, layer: Any, device: torch.device) -> Any:
         asked[-1] += layer._prefetch["signature"] is None
-        return resolve(layer, *args)
+        return resolved(self, layer, device)
 
     def made(model: Any, room: float, change: Callable[[torch.nn.Module, str], None], of: str = "") -> Any:
         steps, changed = list[int](), [of]
@@ -533,19 +534,20 @@ def in_a_buffer(engine: str) -> dict[str, Any]:
         asked[:] = [0]
         model.set_model_unet_function_wrapper(wrapper)
         memory.load_models_gpu([model])
-        Pages.room = int(pages_at_most(model) * room)
+        of_others = sum(sum(pages.there) for pages in Pages.all)  # of models that are no more
+        Pages.room = of_others + int(pages_at_most(model) * room)
         picture = sampled(model, 1, 6)
         Pages.room = 1 << 20
         memory.unload_all_models()
         return picture, changed[0]
 
-    comfy.ops.resolve_cast_module_with_vbar = counted
+    StreamedModules._resolved = counted  # type: ignore[method-assign]
     for what, change in CHANGES.items():
         ours, of = made(accelerate(loaded(torch.float32), engine), 0.5, change)
         counts = list(asked)
         by_host, _ = made(loaded(torch.float32), 0.0, change, of)
         found[what] = {"off": float((ours - by_host).abs().max()), "asked": counts, "mean": float(by_host.abs().mean())}
-    comfy.ops.resolve_cast_module_with_vbar = resolve
+    StreamedModules._resolved = resolved  # type: ignore[method-assign]
     return found
 
 
@@ -558,10 +560,16 @@ def another_weight(layer: torch.nn.Module, name: str) -> None:
     layer._parameters[name] = type(weight)(weight.data * 2, requires_grad=False)  # type: ignore[union-attr, arg-type]
 
 
+def fewer_bits(layer: torch.nn.Module, name: str) -> None:
+    weight = layer._parameters[name]
+    weight.data = weight.data.to(torch.float16)  # type: ignore[union-attr]
+
+
 CHANGES: dict[str, Callable[[torch.nn.Module, str], None]] = {
     "nothing": lambda _layer, _name: None,
     "other values": lambda layer, name: layer._parameters[name].data.mul_(2),  # type: ignore[union-attr]
     "another weight": another_weight,
+    "fewer bits": fewer_bits,
 }
 """What happens to a weight that passes through a buffer."""
 

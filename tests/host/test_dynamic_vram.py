@@ -107,13 +107,12 @@ def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensors_over_the_buffer_that_weights_pass_through_are_made_once(found: dict[str, Any]) -> None:
-    """Not where the weight is another object by then. Whatever becomes of it, pictures are the host's own."""
+    """Not where the weight is another object by then, or of another dtype. Pictures are the host's own."""
     pictures = found["placed"]["in a buffer"]
-    assert {what: (picture["off"], picture["asked"][1]) for what, picture in pictures.items()} == {
-        "nothing": (0.0, 0),
-        "other values": (0.0, 0),
-        "another weight": (0.0, 1),
-    }
+    assert {what: picture["off"] for what, picture in pictures.items()} == dict.fromkeys(pictures, 0.0)
+    later = {what: picture["asked"][1] for what, picture in pictures.items()}
+    assert later.pop("fewer bits") > 1, "the host converts it in each call"
+    assert later == {"nothing": 0, "other values": 0, "another weight": 1}
     assert min(picture["asked"][0] for picture in pictures.values()) > 10, "nothing passes through a buffer"
     assert pictures["nothing"]["mean"] != pictures["other values"]["mean"] == pictures["another weight"]["mean"]
 

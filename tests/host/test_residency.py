@@ -20,6 +20,20 @@ def test_weights_are_taken_back_as_each_release_wants_it() -> None:
     assert all(result["right"] for result in found.values()), found
 
 
+def test_tensors_over_a_buffer_are_shown_again_where_they_hold_no_memory() -> None:
+    """And in the run in which they were made, over the same address."""
+    found = printed_by("through_a_buffer.py", comfyui_path())
+    assert {case: result["the same"] for case, result in found.items()} == {
+        "as it is": True,
+        "converted": False,
+        "PyTorch's own memory": False,
+        "elsewhere": False,
+        "in fewer bits": False,
+        "in another run": False,
+    }
+    assert all(result["right"] for result in found.values()), found
+
+
 def test_a_model_that_prefetches_its_weights_is_no_other_one_for_what_the_host_notes_of_them() -> None:
     assert printed_by("prefetching_model.py", comfyui_path()) is None
 

@@ -12,9 +12,10 @@ import contextlib
 import functools
 import importlib
 import itertools
+import operator
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_management as memory
 import comfy.ops
@@ -125,16 +126,42 @@ class _Kept:
     shown: dict[str, Any]
 
 
+class _Source(NamedTuple):
+    """A layer's weights in RAM: all that tensors over a copy of their bytes are made by.
+
+    Attributes:
+        objects: its weight and bias, and what these hold, as the parts of a quantised one, the very objects.
+        looks: dtypes and shapes of those that are tensors.
+    """
+
+    objects: list[Any]
+    looks: list[Any]
+
+    @classmethod
+    def of(cls, layer: torch.nn.Module) -> _Source:
+        """Return a layer's, as they are now."""
+        objects = [layer._parameters.get(key) for key in KEYS]
+        for weight in objects[:]:
+            if weight is not None:
+                objects += vars(weight).values()
+        return cls(objects, [(each.dtype, each.shape) for each in objects if isinstance(each, torch.Tensor)])
+
+    def is_same(self, other: _Source) -> bool:
+        """Return True if these are the same objects, and look as they did."""
+        same = len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
+        return same and self.looks == other.looks
+
+
 @dataclass(frozen=True)
 class _Buffered:
     """What an image shows of a layer whose weights were in a buffer of the host's, at one address.
 
     Attributes:
-        own: the layer's weight and bias, the very objects that the bytes were read as.
+        source: what the host had copied there.
         shown: tensors over the buffer, by name. They hold none of its memory.
     """
 
-    own: tuple[Any, Any]
+    source: _Source
     shown: dict[str, Any]
 
 
@@ -153,16 +180,11 @@ class _Seen(SeenLayers):
         self.kept: dict[torch.nn.Module, _Kept] = {}
         self.buffered: dict[tuple[torch.nn.Module, int], _Buffered] = {}
 
-    def note_buffered(self, layer: torch.nn.Module, buffer: torch.Tensor, shown: _Buffered) -> None:
-        """Note what was shown of a layer over the bytes of a buffer, but where tensors over it hold its memory.
-
-        Of what PyTorch has allocated they do, and only of that it can resize a storage.
-        """
-        if buffer.untyped_storage().resizable():
-            return
+    def note_buffered(self, layer: torch.nn.Module, buffer: torch.Tensor, buffered: _Buffered) -> None:
+        """Note what is shown of a layer over the bytes of a buffer."""
         if len(self.buffered) >= _MOST_BUFFERED:
             self.buffered.clear()
-        self.buffered[layer, buffer.data_ptr()] = shown
+        self.buffered[layer, buffer.data_ptr()] = buffered
 
 
 class StreamedModules:
@@ -182,7 +204,7 @@ class StreamedModules:
     """
 
     def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype, bus: BusUse) -> None:
-        self._dtype, self._bus = compute_dtype, bus
+        self._dtype, self._bus, self._kinds = compute_dtype, bus, weight_formats()
         self.structure, self.formats = structure_of(module), formats_of(module, compute_dtype)
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, _Seen] = {}
@@ -297,20 +319,34 @@ class StreamedModules:
         if before is not None and state["_prefetch"]["resident"] and _is_noted(state, before.noted):
             parameters.update(before.shown)
             return
-        buffer, own = None if changed else _buffer_of(state), _own(state)
-        if buffer is not None:
+        buffer = None if changed else _buffer_of(state)
+        source = None if buffer is None else _Source.of(layer)
+        if buffer is not None and source is not None:
             buffered = seen.buffered.get((layer, buffer.data_ptr()))
-            if buffered is not None and own[0] is buffered.own[0] and own[1] is buffered.own[1]:
+            if buffered is not None and buffered.source.is_same(source):
                 parameters.update(buffered.shown)
                 return
         found = self._resolved(layer, device)
         put(parameters, found)
         shown = {key: parameters[key] for key in KEYS if key in parameters}
         seen.kept.pop(layer, None)
-        if buffer is not None:
-            seen.note_buffered(layer, buffer, _Buffered(own, shown))
+        if buffer is not None and source is not None and self._are_in(found, buffer):
+            seen.note_buffered(layer, buffer, _Buffered(source, shown))
         elif not changed and _is_noted(state, found):
             seen.kept[layer] = _Kept(found, shown)
+
+    def _are_in(self, weights: Sequence[Any], buffer: torch.Tensor) -> bool:
+        """Return True if weights are tensors over a buffer's bytes, and hold none of its memory.
+
+        Those that the host has converted are not. Tensors over memory that PyTorch has allocated hold it, and only of
+        that it can resize a storage.
+        """
+        if buffer.untyped_storage().resizable():
+            return False
+        bytes_of = range(buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes)
+        there = [(weight, format_of(weight, self._kinds)) for weight in weights if weight is not None]
+        parts = [[weight] if form is None else form.parts(weight) for weight, form in there]
+        return all(part.data_ptr() in bytes_of for part in itertools.chain.from_iterable(parts))
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
@@ -337,12 +373,6 @@ def _is_in_no_page(layer: torch.nn.Module) -> bool:
     """Return True if the host has brought a layer's weights in Dynamic VRAM to where nothing of them stays."""
     brought = vars(layer).get("_prefetch")
     return brought is not None and brought["signature"] is None
-
-
-def _own(state: dict[str, Any]) -> tuple[Any, Any]:
-    """Return a layer's weight and bias, as they are in RAM."""
-    parameters = state["_parameters"]
-    return parameters.get(KEYS[0]), parameters.get(KEYS[1])
 
 
 def _buffer_of(state: dict[str, Any]) -> torch.Tensor | None:
