@@ -35,7 +35,7 @@ _WAITED = 3 / 4  # of those noted
 # else: for a file that the host reads in the first step, which is seconds.
 _LAUNCHING = 1 / 5
 _NOTED_OF_ALL = 192  # calls, the last of all blocks: three steps of most models
-_FULL = 2 / 3  # of those, whose copies came late: the bus copies for nine tenths of the time, or more
+_FULL = 2 / 3  # of those, whose copies came late: the bus copies for some nine tenths of the time
 _MOST_MET = 256  # names: of each block with its weights at different places
 
 

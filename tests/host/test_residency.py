@@ -28,6 +28,7 @@ def test_tensors_over_a_buffer_are_shown_again_where_they_hold_no_memory() -> No
         "converted": False,
         "PyTorch's own memory": False,
         "elsewhere": False,
+        "another weight": False,
         "in fewer bits": False,
         "in another run": False,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,50 +71,49 @@ class Block:
             weight: Any = in_place.image.get_submodule("0").weight
             return weight, torch.equal(weight, self.layer.weight.data.to(weight.dtype))
 
-    def twice(self) -> dict[str, bool]:
-        """Return what becomes of a second call, for which the weight has other values."""
-        first, _ = self.shown()
-        self.layer.weight.data.mul_(2)
-        second, is_right = self.shown()
-        return {"the same": second is first, "right": is_right}
 
-
-def elsewhere() -> dict[str, bool]:
-    """In the second call the buffer is at another address."""
-    block = Block(foreign())
+def twice(block: Block, between: Callable[[Block], None]) -> dict[str, bool]:
+    """Return what becomes of a second call, before which something happens."""
     first, _ = block.shown()
+    between(block)
+    second, is_right = block.shown()
+    return {"the same": second is first, "right": is_right}
+
+
+def other_values(block: Block) -> None:
+    block.layer.weight.data.mul_(2)
+
+
+def elsewhere(block: Block) -> None:
     before, block.buffer = block.buffer, foreign()
-    second, is_right = block.shown()
     assert before.data_ptr() != block.buffer.data_ptr()
-    return {"the same": second is first, "right": is_right}
 
 
-def in_fewer_bits() -> dict[str, bool]:
-    """In the second call the very weight is of another dtype."""
-    block = Block(foreign())
-    first, _ = block.shown()
+def another_weight(block: Block) -> None:
+    """Another object, which looks the same: what else there is to it may differ."""
+    weight = block.layer._parameters["weight"]
+    block.layer._parameters["weight"] = type(weight)(weight.data, requires_grad=False)
+
+
+def in_fewer_bits(block: Block) -> None:
+    """The very weight is of another dtype."""
     block.layer.weight.data = block.layer.weight.data.half()
-    second, is_right = block.shown()
-    return {"the same": second is first, "right": is_right}
 
 
-def in_another_run() -> dict[str, bool]:
-    block = Block(foreign())
-    first, _ = block.shown()
+def in_another_run(block: Block) -> None:
     block.run = 2
-    second, is_right = block.shown()
-    return {"the same": second is first, "right": is_right}
 
 
 def main() -> None:
     with torch.inference_mode():
         found = {
-            "as it is": Block(foreign()).twice(),
-            "converted": Block(foreign(), torch.float16).twice(),
-            "PyTorch's own memory": Block(torch.empty(1 << 20, dtype=torch.uint8)).twice(),
-            "elsewhere": elsewhere(),
-            "in fewer bits": in_fewer_bits(),
-            "in another run": in_another_run(),
+            "as it is": twice(Block(foreign()), other_values),
+            "converted": twice(Block(foreign(), torch.float16), other_values),
+            "PyTorch's own memory": twice(Block(torch.empty(1 << 20, dtype=torch.uint8)), other_values),
+            "elsewhere": twice(Block(foreign()), elsewhere),
+            "another weight": twice(Block(foreign()), another_weight),
+            "in fewer bits": twice(Block(foreign()), in_fewer_bits),
+            "in another run": twice(Block(foreign()), in_another_run),
         }
     sys.stdout.write(json.dumps(found) + "\n")
 

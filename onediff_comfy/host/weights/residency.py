@@ -126,42 +126,35 @@ class _Kept:
     shown: dict[str, Any]
 
 
-class _Source(NamedTuple):
-    """A layer's weights in RAM: all that tensors over a copy of their bytes are made by.
+class _Copy(NamedTuple):
+    """A layer's weights as the host has copied them to a buffer: all that tensors over it are made by.
 
     Attributes:
-        objects: its weight and bias, and what these hold, as the parts of a quantised one, the very objects.
+        buffer: the bytes.
+        objects: the layer's weight and bias in RAM, and what these hold, as the parts of a quantised one.
         looks: dtypes and shapes of those that are tensors.
     """
 
+    buffer: torch.Tensor
     objects: list[Any]
     looks: list[Any]
 
-    @classmethod
-    def of(cls, layer: torch.nn.Module) -> _Source:
-        """Return a layer's, as they are now."""
-        objects = [layer._parameters.get(key) for key in KEYS]
-        for weight in objects[:]:
-            if weight is not None:
-                objects += vars(weight).values()
-        return cls(objects, [(each.dtype, each.shape) for each in objects if isinstance(each, torch.Tensor)])
-
-    def is_same(self, other: _Source) -> bool:
-        """Return True if these are the same objects, and look as they did."""
+    def is_like(self, other: _Copy) -> bool:
+        """Return True if both are of the very same objects, which look as they did."""
         same = len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
         return same and self.looks == other.looks
 
 
 @dataclass(frozen=True)
 class _Buffered:
-    """What an image shows of a layer whose weights were in a buffer of the host's, at one address.
+    """What an image shows of a layer whose weights were copied to a buffer.
 
     Attributes:
-        source: what the host had copied there.
+        copy: what the host had copied.
         shown: tensors over the buffer, by name. They hold none of its memory.
     """
 
-    source: _Source
+    copy: _Copy
     shown: dict[str, Any]
 
 
@@ -180,11 +173,11 @@ class _Seen(SeenLayers):
         self.kept: dict[torch.nn.Module, _Kept] = {}
         self.buffered: dict[tuple[torch.nn.Module, int], _Buffered] = {}
 
-    def note_buffered(self, layer: torch.nn.Module, buffer: torch.Tensor, buffered: _Buffered) -> None:
+    def note_buffered(self, layer: torch.nn.Module, buffered: _Buffered) -> None:
         """Note what is shown of a layer over the bytes of a buffer."""
         if len(self.buffered) >= _MOST_BUFFERED:
             self.buffered.clear()
-        self.buffered[layer, buffer.data_ptr()] = buffered
+        self.buffered[layer, buffered.copy.buffer.data_ptr()] = buffered
 
 
 class StreamedModules:
@@ -319,19 +312,17 @@ class StreamedModules:
         if before is not None and state["_prefetch"]["resident"] and _is_noted(state, before.noted):
             parameters.update(before.shown)
             return
-        buffer = None if changed else _buffer_of(state)
-        source = None if buffer is None else _Source.of(layer)
-        if buffer is not None and source is not None:
-            buffered = seen.buffered.get((layer, buffer.data_ptr()))
-            if buffered is not None and buffered.source.is_same(source):
-                parameters.update(buffered.shown)
-                return
+        copy = None if changed else _copy_of(layer)
+        buffered = None if copy is None else seen.buffered.get((layer, copy.buffer.data_ptr()))
+        if copy is not None and buffered is not None and copy.is_like(buffered.copy):
+            parameters.update(buffered.shown)
+            return
         found = self._resolved(layer, device)
         put(parameters, found)
         shown = {key: parameters[key] for key in KEYS if key in parameters}
         seen.kept.pop(layer, None)
-        if buffer is not None and source is not None and self._are_in(found, buffer):
-            seen.note_buffered(layer, buffer, _Buffered(source, shown))
+        if copy is not None and self._are_in(found, copy.buffer):
+            seen.note_buffered(layer, _Buffered(copy, shown))
         elif not changed and _is_noted(state, found):
             seen.kept[layer] = _Kept(found, shown)
 
@@ -375,17 +366,23 @@ def _is_in_no_page(layer: torch.nn.Module) -> bool:
     return brought is not None and brought["signature"] is None
 
 
-def _buffer_of(state: dict[str, Any]) -> torch.Tensor | None:
-    """Return the bytes to which the host has copied a layer's weights as they are in RAM, for one call; else None.
+def _copy_of(layer: torch.nn.Module) -> _Copy | None:
+    """Return a layer's weights where the host has copied them to a buffer as they are in RAM, for one call; else None.
 
     None, too, where the host has to note that nothing of them stays.
     """
-    brought: dict[str, Any] = state.get("_prefetch", {})
-    stays = brought.get("signature", brought) is not None or state.get("_v_signature", brought) is not None
-    if stays or brought.get("needs_cast", True):
+    state = vars(layer)
+    if not _is_in_no_page(layer) or state.get("_v_signature", layer) is not None:
         return None
-    buffer: torch.Tensor | None = brought.get("xfer_dest")
-    return buffer
+    brought = state["_prefetch"]
+    buffer = None if brought.get("needs_cast", True) else brought.get("xfer_dest")
+    if buffer is None:
+        return None
+    objects = [layer._parameters.get(key) for key in KEYS]
+    for weight in objects[:]:
+        if weight is not None:
+            objects += vars(weight).values()
+    return _Copy(buffer, objects, [(each.dtype, each.shape) for each in objects if isinstance(each, torch.Tensor)])
 
 
 def _is_noted(state: dict[str, Any], weights: tuple[Any, Any]) -> bool:
