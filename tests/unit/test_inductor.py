@@ -46,6 +46,22 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dispatc
         yield dispatcher, module, library
 
 
+def test_pytorch_has_read_its_own_sources_once_the_engine_is_prepared(fresh_process: Callable[..., Any]) -> None:
+    """A graph is loaded only where they are those that it was made with. Reading them takes a fifth of a second."""
+    code = """
+import torch._inductor.codecache as codecache
+from onediff_comfy.engines.inductor.engine import InductorEngine
+
+def read(*_):
+    raise AssertionError("read once more")
+
+InductorEngine().prepare()
+codecache.build_code_hash = read
+print(len(codecache.torch_key()))
+"""
+    assert fresh_process(code) > 0
+
+
 def test_auto_is_inductor_and_the_graph_proves_itself(compiled: tuple[Dispatcher, Net, GraphLibrary]) -> None:
     snapshot = compiled[2].metrics.snapshot()
     assert snapshot["fallbacks"] == {}

@@ -97,6 +97,10 @@ class InductorEngine(Engine):
         import torch._inductor.standalone_compile  # noqa: F401
 
         _define_operators()
+        with contextlib.suppress(Exception):  # PyTorch does not promise it
+            from torch._inductor.codecache import torch_key
+
+            torch_key()  # reads all of PyTorch's sources, and keeps what it finds: the first load would wait for that
 
     def specialises(self, device: torch.device) -> bool:
         return device.type == "cuda"
