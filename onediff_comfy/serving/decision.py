@@ -169,7 +169,9 @@ class Serve:
         Raises:
             ChangedState: see ``undone``.
         """
-        with options_given(self.options or {}), self.undone() if watched else contextlib.nullcontext():
+        options = self.options or {}
+        own = {**options} if watched else options  # what functions leave in them, the call that answers leaves once
+        with options_given(own), self.undone() if watched else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
     python extended_blocks.py COMFY_DIR CHECKPOINT
 
-Prints as JSON for each of them how far our pictures are off, and how many calls were served.
+Prints as JSON for each of them how far our pictures are off, how many calls were served, and for how many a graph was
+asked for.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import pages_of_cpu  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
+from onediff_comfy.serving.decision import Invocation  # noqa: E402
+from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
 
 Pictures = list[torch.Tensor]
 
 
-def twice(model: Any) -> Pictures:
-    return [sampled(model, 1), sampled(model, 2)]
+def twice(model: Any, steps: int = 2) -> Pictures:
+    return [sampled(model, 1, steps), sampled(model, 2, steps)]
 
 
 def step_skipper(model: Any) -> Pictures:
@@ -177,13 +180,71 @@ def function_of_a_weight(model: Any) -> Pictures:
     return [*twice(model), counted]
 
 
+def attention_that_counts(model: Any) -> Pictures:
+    """An extension's attention notes in the options how often it was called."""
+
+    def attention(host: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        options = named["transformer_options"]
+        options["calls"] = options.get("calls", 0) + 1
+        return host(*given, **named) * (1 + 0.05 * options["calls"])
+
+    model = model.clone()
+    model.model_options["transformer_options"]["optimized_attention_override"] = attention
+    return twice(model, 4)
+
+
+def kept_in_the_options(model: Any) -> Pictures:
+    """Each block finds there what the one before has left, and takes away what the node has put there."""
+    for name in ("double_blocks", "single_blocks"):
+        for block in getattr(model.model.diffusion_model, name):
+            before: Any = type(block)
+
+            class Keeping(before):  # type: ignore[misc, valid-type]
+                def forward(self, *given: Any, transformer_options: Any, **named: Any) -> Any:
+                    left, once = transformer_options.get("left"), transformer_options.pop("once", 0.0)
+                    output = super().forward(*given, **named, transformer_options=transformer_options)
+                    first = output[0] if isinstance(output, tuple) else output
+                    transformer_options["left"] = first.mean()
+                    first = first * (1 + once) + (0 if left is None else left)
+                    return (first, *output[1:]) if isinstance(output, tuple) else first
+
+            block.__class__ = Keeping
+    model = model.clone()
+    model.model_options["transformer_options"]["once"] = 0.3
+    return twice(model)
+
+
+def views_handed_on(model: Any) -> Pictures:
+    """A block that is left out gives views of what it was given. A patch keeps that, and writes to what comes out."""
+    (block,) = model.model.diffusion_model.double_blocks
+
+    class Skipped(type(block)):  # type: ignore[misc]
+        def forward(self, img: Any, txt: Any, *_given: Any, **_named: Any) -> Any:
+            return img.view_as(img), txt[:, :]
+
+    def replace(given: dict[str, Any], extra: dict[str, Any]) -> Any:
+        before, output = given["img"], extra["original_block"](given)
+        output["img"].mul_(1.1)
+        return {**output, "img": output["img"] + 0.5 * before}
+
+    block.__class__ = Skipped
+    model = model.clone()
+    model.set_model_patch_replace(replace, "dit", "double_block", 0)
+    return twice(model)
+
+
 def off(script: Callable[[Any], Pictures]) -> dict[str, Any]:
-    pictures, served = [], 0
+    pictures, served, asked, attempt = [], 0, [0], Dispatcher.attempt
+
+    def counted(self: Dispatcher, invocation: Invocation) -> Any:
+        asked[0] += 1
+        return attempt(self, invocation)
+
     for ours in (False, True):
         model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]
         model = pages_of_cpu.off_device(model)
         model = accelerate(model, "eager") if ours else model
-        with torch.inference_mode():
+        with torch.inference_mode(), patch.object(Dispatcher, "attempt", counted):
             pictures.append(script(model))
         served = find_dispatcher(model).metrics.snapshot()["served"] if ours else 0
         memory.unload_all_models()
@@ -191,6 +252,7 @@ def off(script: Callable[[Any], Pictures]) -> dict[str, Any]:
     return {
         "off": [float((given - expected).abs().max()) / span for expected, given in zip(*pictures, strict=True)],
         "served": served,
+        "asked": asked[0],
     }
 
 
@@ -200,5 +262,6 @@ if __name__ == "__main__":
     scripts = (
         *(step_skipper, counting_patch, another_class, shared_layer, forward_in_a_forward, hook_of_all_modules),
         *(call_of_a_class, table_of_blocks, weights_on_the_device, function_of_a_weight),
+        *(attention_that_counts, kept_in_the_options, views_handed_on),
     )
     sys.stdout.write(json.dumps({script.__name__: off(script) for script in scripts}) + "\n")

@@ -23,9 +23,14 @@ def test_every_picture_is_the_hosts(found: dict[str, Any]) -> None:
 
 
 def test_what_is_still_a_block_is_served(found: dict[str, Any]) -> None:
-    """A forward that is another one in each call is the host's, and what all modules have a hook on."""
-    unserved = {"step_skipper", "hook_of_all_modules"}
-    assert len(found) == 10 and {name for name, result in found.items() if not result["served"]} == unserved
+    """Not a forward that is another one in each call, what all have a hook on, and what leaves options changed."""
+    unserved = {"step_skipper", "hook_of_all_modules", "attention_that_counts", "kept_in_the_options"}
+    assert len(found) == 13 and {name for name, result in found.items() if not result["served"]} == unserved
+
+
+def test_a_block_that_cannot_be_compared_is_tried_twice_in_a_run(found: dict[str, Any]) -> None:
+    """Of two blocks, in two runs of four steps."""
+    assert found["attention_that_counts"]["asked"] == 2 * 2 * 2
 
 
 def test_what_is_called_around_a_forward_without_wrappers_keeps_what_it_keeps() -> None:

@@ -3,11 +3,12 @@
     python through_a_buffer.py COMFY_DIR
 
 Prints as JSON of each case whether a second call was shown the very tensors of the first, and whether what it was shown
-is what the layer has by then.
+is what the layer has by then; and how many weights an image holds after a call that was refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from comfy.memory_management import (  # noqa: E402
     vram_aligned_size,
 )
 
+from onediff_comfy.capture.call import NotCovered  # noqa: E402
 from onediff_comfy.host.weights.residency import StreamedModules  # noqa: E402
 from onediff_comfy.runtime.launch_bound import BusUse  # noqa: E402
 
@@ -104,9 +106,19 @@ def in_another_run(block: Block) -> None:
     block.run = 2
 
 
+def left_of_a_refused_call() -> int:
+    """Return how many weights an image holds of a module that another extension has put on the device."""
+    block = Block(foreign())
+    block.layer._parameters["weight"] = torch.nn.Parameter(torch.empty(SIDE, SIDE), requires_grad=False)
+    with contextlib.suppress(NotCovered):
+        block.shown()
+        raise AssertionError("not refused")
+    return sum(len(layer._parameters) for layer in block.streamed.image.modules())
+
+
 def main() -> None:
     with torch.inference_mode():
-        found = {
+        found: dict[str, Any] = {
             "as it is": twice(Block(foreign()), other_values),
             "converted": twice(Block(foreign(), torch.float16), other_values),
             "PyTorch's own memory": twice(Block(torch.empty(1 << 20, dtype=torch.uint8)), other_values),
@@ -115,6 +127,7 @@ def main() -> None:
             "in fewer bits": twice(Block(foreign()), in_fewer_bits),
             "in another run": twice(Block(foreign()), in_another_run),
         }
+        found["left of a refused call"] = left_of_a_refused_call()
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -624,3 +624,25 @@ def test_a_module_that_is_another_by_now_is_not_traced_under_the_name_of_what_it
         with pytest.raises(KeepsState), target.unchanged():
             pytest.fail("it was traced")
     assert not target.is_current()
+
+
+class Telling(nn.Module):
+    """Leaves a tensor in the options, for whoever called it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, transformer_options: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
+        transformer_options["hidden"] = self.linear(x)
+        return transformer_options["hidden"] * 2
+
+
+def test_a_tensor_that_a_forward_leaves_in_the_options_is_found_there(library: GraphLibrary) -> None:
+    module, x, dispatcher = Telling(), torch.randn(2, 4), Dispatcher("eager", library, HOST)
+    dispatcher.begin_run()
+    for _step in range(3):
+        options = dict[str, Any]()
+        with torch.no_grad():
+            output = dispatcher(module, module.forward, (x,), {"transformer_options": options})
+        torch.testing.assert_close(options["hidden"] * 2, output)

@@ -111,12 +111,12 @@ class Watch(TorchFunctionMode):
         self.held = ()  # what comes now is no code of theirs
         if not all(_holds(each, entries) for each, entries in self._inside):
             raise ChangedState
-        if self.copies is None:
-            return
-        self.copies.check()
         left = {name: value for name, value in self._options.items() if self._handed.get(name) is not value}
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(left)):  # for somebody to find it there
             raise ChangedState
+        if self.copies is None:
+            return
+        self.copies.check()
         for error in self.raised:
             raise error
 

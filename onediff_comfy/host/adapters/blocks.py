@@ -136,18 +136,16 @@ class BlockServer:
         call, image = FunctionalCall(forward, args, kwargs), streamed.image
         if (reason := self._unanswered.reason(self._dispatcher.runs, block, call)) is not None:
             raise NotCovered(reason)
-        with contextlib.ExitStack() as stack:
+        with self._unanswered.noting(block, call), contextlib.ExitStack() as stack:
             try:
                 in_place = stack.enter_context(streamed.in_place(block, model.device))
-            except NotCovered as refusal:
-                self._unanswered.note(block, call, Eager(refusal.reason))
+            except NotCovered:
                 raise
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once
                 log.debug("a block's weights could not be brought", exc_info=True)
                 in_place, failed = None, search_failed(error)
             if in_place is None:  # most likely for want of memory, and the host's own forward may want as much
                 library().recordings.release(ran_out=True)
-                self._unanswered.note(block, call, Eager(failed))
                 raise NotCovered(failed)
             ran = stack.enter_context(contextlib.ExitStack())
             ran.callback(streamed.put_back, block)
@@ -186,6 +184,15 @@ class _Unanswered:
             self._run, self._found = run, {}
         reasons = self._found.get((block, call.form), []) if self._found else []
         return reasons[-1] if len(reasons) >= _ASKED else None
+
+    @contextlib.contextmanager
+    def noting(self, block: torch.nn.Module, call: FunctionalCall) -> Iterator[None]:
+        """Note why a call cannot be answered, if that comes out inside: of bringing weights, or of a comparison."""
+        try:
+            yield
+        except NotCovered as refusal:
+            self.note(block, call, Eager(refusal.reason))
+            raise
 
     def note(self, block: torch.nn.Module, call: FunctionalCall, outcome: Output | Eager) -> None:
         """Note what became of a call. A graph that is on its way is asked for again."""

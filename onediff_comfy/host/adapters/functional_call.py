@@ -73,6 +73,8 @@ class FunctionalCall:
         Where ``forward`` returns what it was given, the caller must be returned that very tensor, too: where the host
         plans what a block allocates, what comes out of one and is kept ends the forward.
 
+        The part is given a bag of options of its own: what it notes there for itself nobody else sees.
+
         The function raises NotCovered where the part gives or leaves something that cannot be told. Its arguments are
         as they were then.
         """
@@ -83,8 +85,8 @@ class FunctionalCall:
                 own = {name: copied(value) if name != OPTIONS else value for name, value in arguments.items()}
                 tensors = _tensors(own)
                 versions = [tensor._version for tensor in tensors]
-                given = {name: value if name == OPTIONS else closed(value) for name, value in own.items()}
-                containers = _containers(given)
+                given = {name: _own_bag(value) if name == OPTIONS else closed(value) for name, value in own.items()}
+                containers = [*_containers(given), given.get(OPTIONS)]
                 lists, dicts = _lists(containers), [each for each in containers if type(each) is dict]
                 before, items = [tuple(each) for each in lists], [tuple(each.items()) for each in dicts]
                 output = forward(*given.pop(variadic), **given) if variadic else forward(**given)
@@ -92,6 +94,9 @@ class FunctionalCall:
             if not all(map(_has_still, dicts, items)):
                 raise NotCovered(message("a part of the model changes an object that it is given"))
             given_back = {id(tensor): {f"{_GIVEN}{index}": ()} for index, tensor in enumerate(tensors)}
+            shared = {storage for storage in map(_storage, tensors) if storage is not None}
+            if any(id(leaf) not in given_back and _storage(leaf) in shared for leaf in pytree.tree_leaves(output)):
+                raise NotCovered(message("a part of the model gives a view of a tensor that it is given"))
             output = pytree.tree_map(lambda leaf: given_back.get(id(leaf)) or _told(leaf), output)
             left = {
                 str(index): _entries(now, was, given_back)
@@ -124,6 +129,20 @@ class FunctionalCall:
             held = self.lists[int(name)]
             held[:] = [_restored(entry, tensors, tuple(held)) for entry in entries]
         return _restored(output, tensors)
+
+
+def _own_bag(options: Any) -> Any:
+    return {**options} if type(options) is dict else options
+
+
+def _storage(leaf: Any) -> int | None:
+    """Return where the memory begins that a tensor is in; None of what is no tensor, or has no memory in a trace."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    try:
+        return leaf.untyped_storage().data_ptr() or None
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def _entries(now: Sequence[Any], was: Sequence[Any], given_back: Mapping[int, Any]) -> list[Any]:

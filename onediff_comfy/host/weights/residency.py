@@ -239,12 +239,12 @@ class StreamedModules:
         else:
             layers = tuple(module.modules())
             seen = self._seen[module] = _Seen(layers, self._images.show(layers))
-        with self._brought(seen, device) as in_place:
-            try:
+        try:
+            with self._brought(seen, device) as in_place:
                 yield in_place
-            finally:
-                for parameters in self._images.parameters:
-                    parameters.clear()
+        finally:  # also where they could not be brought: an image holds no weights of a module that it does not show
+            for parameters in self._images.parameters:
+                parameters.clear()
 
     def put_back(self, module: torch.nn.Module) -> None:
         """Set and delete on ``module`` and its layers what was set and deleted on their images while in place."""
