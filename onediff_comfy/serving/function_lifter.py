@@ -18,7 +18,7 @@ from ..capture.handed_over import Functions, Unliftable
 from ..capture.target.target import Target
 from ..compilation.compile_graph import HostServices
 from ..compilation.library import GraphLibrary
-from ..messages import message
+from ..messages import Message, message
 from ..settings import MOST_IDENTITIES
 
 _MOST_KEPT = 16  # of one run: a batch's positive and negative prompt, each with other functions, on each GPU
@@ -68,7 +68,8 @@ class FunctionLifter:
     def __init__(self, library: GraphLibrary, host: HostServices) -> None:
         self._index, self._host = library.index, host
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
-        self._refused: OrderedDict[Key, tuple[Sequence[Any], Unliftable]] = OrderedDict()
+        # Which, and why; not the exception, which would keep all that runs here, an image's latents among it.
+        self._refused: OrderedDict[Key, tuple[Sequence[Any], int, Message]] = OrderedDict()
         self._given_up: set[str] = set()
         self._digests: dict[str, set[str]] = {}
         library.functions.add(self)
@@ -109,11 +110,12 @@ class FunctionLifter:
             return kept.at(options, assume)
         refused = self._refused.get(key)
         if refused is not None:
-            raise Unliftable(refused[1].index, refused[1].reason)
+            _, index, reason = refused
+            raise Unliftable(index, reason)
         try:
             lifted = self._lifted(target, functions, read)
         except Unliftable as refusal:
-            _keep(self._refused, key, (tuple(functions), refusal))
+            _keep(self._refused, key, (tuple(functions), refusal.index, refusal.reason))
             raise
         if kept is not None and kept.is_like(lifted, target, read):
             kept.looked_at = kept.lifted_twice = True

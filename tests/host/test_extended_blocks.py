@@ -33,6 +33,25 @@ def test_a_block_that_cannot_be_compared_is_tried_twice_in_a_run(found: dict[str
     assert found["attention_that_counts"]["asked"] == 2 * 2 * 2
 
 
+def test_a_lora_that_the_host_multiplies_by_in_full_is_not_rounded() -> None:
+    """It is kept rounded, and served so from the next call on, where it stays; elsewhere each call is the host's."""
+    found = printed_by("lora_on_fp8.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
+    assert {name: result["off"] for name, result in found.items()} == {
+        "all_there": [0.0] * 5,
+        "none_there": [0.0] * 5,
+    }
+    assert [found[name]["served"] for name in ("all_there", "none_there")] == [16, 8], found
+
+
+def test_hooks_and_places_of_layers_are_seen_where_a_model_is_served_whole() -> None:
+    found = printed_by("extended_whole.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
+    assert {name: result["off"] for name, result in found.items()} == {
+        "hook_in_the_middle": [0.0] * 2,
+        "repeated_block": [0.0] * 4,
+    }
+    assert all(result["served"] for result in found.values()), found
+
+
 def test_what_is_called_around_a_forward_without_wrappers_keeps_what_it_keeps() -> None:
     """It is called on an image of the host's model object, which others have, too."""
     found = printed_by("own_apply_model.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))

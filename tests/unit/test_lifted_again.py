@@ -275,3 +275,20 @@ def test_the_host_is_asked_about_layers_in_each_run(library: GraphLibrary) -> No
         lifter.lift(target, [patch], {})
         lifter.end_run()
     assert len(asked) == 4
+
+
+def test_what_ran_when_a_function_was_refused_is_not_kept(library: GraphLibrary) -> None:
+    """A run that is stopped does not end it, and its frames hold latents and prompts."""
+    lifter, target, patch = function_lifter.FunctionLifter(library, HOST), Target(made()), Scaled(torch.rand(4))
+    lifter.begin_run()
+    lifter.give_up(lifter.lift(target, [patch], {}))
+
+    def sampled() -> weakref.ref[torch.Tensor]:
+        latent = torch.rand(4)
+        with pytest.raises(Unliftable):
+            lifter.lift(target, [patch], {})
+        return weakref.ref(latent)
+
+    latent = sampled()
+    gc.collect()
+    assert latent() is None

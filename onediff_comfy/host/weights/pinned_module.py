@@ -62,17 +62,17 @@ class PinnedModule:
         self.is_changed, self.is_first = False, True
         self._dtype = compute_dtype
         self._layers = tuple(module.modules())
+        self._children = _children_of(self._layers)
         self._images = LayerImages(module)
         self._small = SmallWeights()
         self._signature: bytes | None = None  # of the pages with all weights in them
         self._seen: SeenLayers | None = None
-        self._held: list[Any] = []  # notes of the layers' weights and pages, when they were shown
+        self._held: list[Any] = []  # weights, hooks, and notes of these and of pages, when they were shown
         self._pages: _Pages | None = None  # where the weights are, by the last look; None if they cannot be pinned
 
     def is_of(self, module: torch.nn.Module) -> bool:
-        """Return True if it is an image of ``module``, with the layers that it has now."""
-        now = tuple(module.modules())
-        return len(now) == len(self._layers) and all(map(operator.is_, now, self._layers))
+        """Return True if it is an image of ``module``, with the layers that it has now, in their places."""
+        return self._layers[0] is module and _children_of(self._layers) == self._children
 
     def fits(self, device: torch.device, room: float) -> bool:
         """Return True if all weights could be on ``device`` now, as far as the last look at the layers goes.
@@ -120,20 +120,22 @@ class PinnedModule:
         with unplanned():
             self._bring(device)
             self._show(device)
-        self._signature, self._held = signature, self._weights()
+        self._signature, self._held = signature, self._held_now()
         self.is_changed = any(map(is_patched, self._layers))
 
     def _is_current(self) -> bool:
-        """Return True if the layers, their weights, and what the host notes of these are the very same objects."""
-        now, seen = self._weights(), self._seen
+        """Return True if the layers, their weights and hooks, and what the host notes of these are the very same."""
+        now, seen = self._held_now(), self._seen
         same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
         return same and seen is not None and seen.shown is self._images.look and seen.are_same()
 
-    def _weights(self) -> list[Any]:
+    def _held_now(self) -> list[Any]:
         found: list[Any] = []
         for state in map(vars, self._layers):
             found += state["_parameters"].values()
             found += state["_buffers"].values()
+            found += state["_forward_hooks"].values()
+            found += state["_forward_pre_hooks"].values()
             found += map(state.get, NOTES)
         return found
 
@@ -179,6 +181,11 @@ class PinnedModule:
             small += [Place(weights, name, dtype_in_place(layer, name), device) for name in names]
         self._small.stand_in(small)
         self._seen = SeenLayers(self._layers, look)
+
+
+def _children_of(layers: Sequence[torch.nn.Module]) -> list[tuple[tuple[str, Any], ...]]:
+    """Return what each layer consists of. One may be in several places, to be called once more."""
+    return [tuple(layer._modules.items()) for layer in layers]
 
 
 class _Pages(NamedTuple):

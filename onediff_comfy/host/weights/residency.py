@@ -281,6 +281,8 @@ class StreamedModules:
                 copied = stream.record_event()
                 current.wait_event(copied)
                 self._bus.copying(copied)
+            if is_changed and any(map(_is_computed_unrounded, dynamic)):
+                raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
             settled = not (is_changed and any(map(_is_rounded_next, dynamic)))
             moving = MovingWeights(places_of(dynamic), None if stream is None else late, self._bus.is_full)
             for layer, parameters, differs in zip(layers, self._images.parameters, changed, strict=True):
@@ -406,6 +408,17 @@ def _is_rounded_next(layer: Any) -> bool:
     if not _computes_with_more_bits(layer):
         return False
     return not layer._prefetch["resident"] and layer._prefetch["signature"] is not None
+
+
+def _is_computed_unrounded(layer: Any) -> bool:
+    """Return True if the host computes with a quantised weight and a LoRA in full, as it brings them.
+
+    So do layers that do not quantise what they multiply by it, as on cards that have no products of 8 bits. An image
+    would have the sum rounded, as other layers have.
+    """
+    if not (is_patched(layer) and isinstance(layer.weight, comfy.ops.QuantizedTensor)):
+        return False
+    return bool(getattr(layer, "_full_precision_mm", False)) and not layer._prefetch["resident"]
 
 
 def _dtypes_shown(layer: Any, compute_dtype: torch.dtype) -> list[torch.dtype | None]:
