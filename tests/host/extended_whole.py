@@ -11,6 +11,7 @@ import json
 import sys
 from typing import Any
 
+import torch
 from extended_blocks import Pictures, off, pages_of_cpu, twice
 
 
@@ -38,7 +39,22 @@ def repeated_block(model: Any) -> Pictures:
     return [*found, *twice(model)]
 
 
+def outside_of_inference_mode(model: Any) -> Pictures:
+    """A wrapper makes the second call as code does that computes gradients elsewhere."""
+    calls = list[int]()
+
+    def wrapper(apply: Any, given: dict[str, Any]) -> Any:
+        calls.append(1)
+        with torch.inference_mode(len(calls) != 2), torch.no_grad():
+            return apply(given["input"], given["timestep"], **given["c"])
+
+    model = model.clone()
+    model.set_model_unet_function_wrapper(wrapper)
+    return twice(model, 4)
+
+
 if __name__ == "__main__":
     pages_of_cpu.begin()
-    found = {script.__name__: off(script) for script in (hook_in_the_middle, repeated_block)}
+    scripts = hook_in_the_middle, repeated_block, outside_of_inference_mode
+    found = {script.__name__: off(script) for script in scripts}
     sys.stdout.write(json.dumps(found) + "\n")

@@ -48,8 +48,10 @@ def test_hooks_and_places_of_layers_are_seen_where_a_model_is_served_whole() -> 
     assert {name: result["off"] for name, result in found.items()} == {
         "hook_in_the_middle": [0.0] * 2,
         "repeated_block": [0.0] * 4,
+        "outside_of_inference_mode": [0.0] * 2,
     }
     assert all(result["served"] for result in found.values()), found
+    assert found["outside_of_inference_mode"]["served"] <= 8, "in blocks from then on"
 
 
 def test_what_is_called_around_a_forward_without_wrappers_keeps_what_it_keeps() -> None:

@@ -35,8 +35,9 @@ class SmallWeights:
         pairs = list(zip(places, self._theirs, strict=True))
         wanted = [(place.dtype, place.device, weight.shape) for place, weight in pairs]
         if wanted != self._made_for:
-            copies = [weight.to(place.device, place.dtype, copy=True) for place, weight in pairs]
-            self._own = [torch.nn.Parameter(copy, requires_grad=False) for copy in copies]
+            with torch.inference_mode(False):  # a tensor of that mode cannot be written to outside of it
+                copies = [weight.to(place.device, place.dtype, copy=True) for place, weight in pairs]
+                self._own = [torch.nn.Parameter(copy, requires_grad=False) for copy in copies]
             self._made_for = wanted
         for place, own in zip(places, self._own, strict=True):
             place.weights[place.name] = own
