@@ -19,6 +19,7 @@ import comfy.ops
 import torch
 
 from ...capture.call import NotCovered
+from ...capture.target.held_objects import same_content
 from ...messages import message
 from ..compatibility import PINS_WEIGHTS
 from ..process.host_compiler import unplanned
@@ -62,7 +63,7 @@ class PinnedModule:
         self.is_changed, self.is_first = False, True
         self._dtype = compute_dtype
         self._layers = tuple(module.modules())
-        self._children = _children_of(self._layers)
+        self._children = [dict(layer._modules) for layer in self._layers]  # one may be in several places
         self._images = LayerImages(module)
         self._small = SmallWeights()
         self._signature: bytes | None = None  # of the pages with all weights in them
@@ -72,7 +73,8 @@ class PinnedModule:
 
     def is_of(self, module: torch.nn.Module) -> bool:
         """Return True if it is an image of ``module``, with the layers that it has now, in their places."""
-        return self._layers[0] is module and _children_of(self._layers) == self._children
+        children = (layer._modules for layer in self._layers)
+        return self._layers[0] is module and all(map(same_content, children, self._children))
 
     def fits(self, device: torch.device, room: float) -> bool:
         """Return True if all weights could be on ``device`` now, as far as the last look at the layers goes.
@@ -181,11 +183,6 @@ class PinnedModule:
             small += [Place(weights, name, dtype_in_place(layer, name), device) for name in names]
         self._small.stand_in(small)
         self._seen = SeenLayers(self._layers, look)
-
-
-def _children_of(layers: Sequence[torch.nn.Module]) -> list[tuple[tuple[str, Any], ...]]:
-    """Return what each layer consists of. One may be in several places, to be called once more."""
-    return [tuple(layer._modules.items()) for layer in layers]
 
 
 class _Pages(NamedTuple):
