@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -151,7 +151,8 @@ class RecordedGraph(CompiledGraph):
         if seen is None or seen.addresses != call.asked_at or seen.calls < _CALLS_BEFORE_RECORDING:
             return self._launched(call, when)
         call = replace(call, likes=seen.outputs)
-        if not self._worth.recording(when, sizes, call.copied_bytes):
+        # Others of its kind have the memory that a recording takes, and to launch this one takes as much beside it.
+        if _is_first(call, recordings) and not self._worth.recording(when, sizes, call.copied_bytes):
             return self._launched(call, when)
         if seen.needed is None:
             torch.cuda.empty_cache()  # PyTorch may have kept more, of others' calls
@@ -196,8 +197,8 @@ class RecordedGraph(CompiledGraph):
             needed: bytes that the call takes at most beside what it is given and gives.
         """
         if call.moves:  # one of the same sizes has used what another will use
-            is_first = all(sizes != call.sizes for sizes, _ in list(self.by_name))
-            room = needed + max(call.copied_bytes, self._pool.copied(call.device).most) if is_first else 0
+            first = needed + max(call.copied_bytes, self._pool.copied(call.device).most)
+            room = first if _is_first(call, self.by_name) else 0
             return self._pool.host.make_room(call.device, room)
         return self._pool.host.may_record(call.device, needed)
 
@@ -288,6 +289,11 @@ class RecordedGraph(CompiledGraph):
         if alone or self._overflows[sizes] >= _MOST_OVERFLOWS:
             self._plain.add(sizes)
             self._pool.tell_too_large(together)
+
+
+def _is_first(call: RecordedCall, recordings: Iterable[Name]) -> bool:
+    """Return True if there is no recording of a call of these sizes."""
+    return all(sizes != call.sizes for sizes, _ in list(recordings))
 
 
 def _put_off(call: RecordedCall) -> int:

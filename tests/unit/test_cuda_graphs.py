@@ -710,6 +710,29 @@ def test_where_weights_are_for_one_call_alone_is_not_recorded(card: Card, monkey
     assert blocks.run.made == 3
 
 
+def test_the_last_blocks_are_recorded_with_the_others_though_nothing_waits_for_them_any_more(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is launched takes memory beside that of recordings, and as many weights would have to be brought."""
+    blocks = Blocks(card, monkeypatch)
+    for _ in range(4):
+        blocks.call(0)
+    assert blocks.run.made == 1
+    blocks.moving.waits = False
+    for _ in range(3):
+        for block in range(4):
+            blocks.call(block)
+    assert (blocks.run.made, blocks.graph.recordings) == (4, 4)
+    assert len(blocks.moving.taken) == 1, "in the first one's memory"
+    for _ in range(4):
+        blocks.call(0, away=True)
+    assert blocks.run.made == 5, "wherever they stay"
+    blocks.graph.forget_recordings()
+    for _ in range(4):
+        blocks.call(0)
+    assert blocks.graph.recordings == 0, "it is decided anew once they have gone"
+
+
 @pytest.mark.parametrize(("evictable", "stay"), [(8, True), (7, False), (0, False)])
 def test_recordings_stay_where_weights_make_way_for_what_comes_next(
     card: Card, monkeypatch: pytest.MonkeyPatch, evictable: int, stay: bool
