@@ -206,10 +206,12 @@ class Eager:
     Attributes:
         reason: why, for people.
         expected: nothing is wrong: a graph is on its way, and the log need not say so at every call.
+        ran_out: there was too little memory for its graph, beside what is on the device now.
     """
 
     reason: str
     expected: bool = False
+    ran_out: bool = False
 
 
 def search_failed(error: Exception) -> Message:

@@ -159,7 +159,7 @@ class CallServer:
         if isinstance(output, Failed):
             if output.for_good:
                 self.resolver.failed(serve, output.reason)
-            return Eager(output.reason)
+            return Eager(output.reason, ran_out=not output.for_good)
         if due:
             verdict = self.verifier.judge(serve, output.value, run)
             if verdict.reason is not None:

@@ -7,12 +7,14 @@ Prints as JSON what ``extended_blocks.py`` prints.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from extended_blocks import Pictures, off, pages_of_cpu, twice
+from extended_blocks import Pictures, memory, off, pages_of_cpu, twice
 
 
 def hook_in_the_middle(model: Any) -> Pictures:
@@ -53,8 +55,54 @@ def outside_of_inference_mode(model: Any) -> Pictures:
     return twice(model, 4)
 
 
+def room_made_in_a_patch(model: Any) -> Pictures:
+    """As one does that loads another model. Of this one some pages can go, and all else is to stay."""
+    model, calls = model.clone(), list[int]()
+    generator = torch.Generator().manual_seed(4)
+    for name, weight in model.model.diffusion_model.state_dict().items():
+        if name.endswith(("bias", "scale")):  # a LoRA on small weights, which the host takes back with the whole model
+            added = torch.randn(*weight.shape, generator=generator) * 0.3
+            model.add_patches({f"diffusion_model.{name}": ("diff", (added,))}, 1.0)
+
+    def replace(given: dict[str, Any], extra: dict[str, Any]) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            page, left = next(iter(model.model.dynamic_vbars.values())).page, (1 << 20, 1 << 20)
+            with patch.object(
+                memory, "get_free_memory", lambda *_, torch_free_too=False: left if torch_free_too else left[0]
+            ):
+                memory.free_memory((1 << 20) + 3 * page, memory.get_torch_device())
+        return extra["original_block"](given)
+
+    model.set_model_patch_replace(replace, "dit", "double_block", 0)
+    return twice(model, 4)
+
+
+class Stopped(RuntimeError):
+    """An extension's."""
+
+
+def error_of_a_patch(model: Any) -> Pictures:
+    """It ends the image, and is for whoever waits for it. Gives how often the patch was called."""
+    model, calls = model.clone(), list[int]()
+
+    def replace(given: dict[str, Any], extra: dict[str, Any]) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise Stopped
+        return extra["original_block"](given)
+
+    model.set_model_patch_replace(replace, "dit", "double_block", 0)
+    with contextlib.suppress(Stopped):
+        twice(model)
+    return [torch.tensor([0.0, len(calls)])]
+
+
 if __name__ == "__main__":
     pages_of_cpu.begin()
-    scripts = hook_in_the_middle, repeated_block, outside_of_inference_mode
+    scripts = (
+        *(hook_in_the_middle, repeated_block, outside_of_inference_mode),
+        *(room_made_in_a_patch, error_of_a_patch),
+    )
     found = {script.__name__: off(script) for script in scripts}
     sys.stdout.write(json.dumps(found) + "\n")

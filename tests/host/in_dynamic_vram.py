@@ -343,7 +343,7 @@ def short_of_memory(fast: Any, expected: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def out_of_memory(fast: Any, expected: torch.Tensor) -> dict[str, Any]:
-    """A picture where memory runs out with all weights pinned: in a graph, and then in the host's own forward."""
+    """A picture where memory runs out while all weights are pinned: in a graph, and in the host's own forward."""
     sampled(fast, 1)
     call, fault = EagerGraph.__call__, Pages.fault
     (vbar,) = fast.model.dynamic_vbars.values()

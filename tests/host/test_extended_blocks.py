@@ -49,8 +49,10 @@ def test_hooks_and_places_of_layers_are_seen_where_a_model_is_served_whole() -> 
         "hook_in_the_middle": [0.0] * 2,
         "repeated_block": [0.0] * 4,
         "outside_of_inference_mode": [0.0] * 2,
+        "room_made_in_a_patch": [0.0] * 2,
+        "error_of_a_patch": [0.0],
     }
-    assert all(result["served"] for result in found.values()), found
+    assert {name for name, result in found.items() if not result["served"]} == {"error_of_a_patch"}, found
     assert found["outside_of_inference_mode"]["served"] <= 8, "in blocks from then on"
 
 

@@ -20,7 +20,7 @@ import torch.utils._pytree as pytree
 from ...capture.call import NotCovered
 from ...messages import Message, first_line, message
 from ...runtime.device_memory import kept_free
-from ...serving.decision import Invocation, Output
+from ...serving.decision import Eager, Invocation, Output
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
 from ..process.memory_pressure import ReturningWeights, can_limit, kept_by_host
@@ -28,7 +28,7 @@ from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
-from .functional_call import copied, rebuilt
+from .functional_call import copied
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -79,14 +79,9 @@ class ModelServer:
         dynamic = bool(getattr(model, "dynamic_vbars", None))
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         if dynamic and can_pin() and sizes not in self._not_whole:
-            # A forward may use up what it is given, as a UNet takes what a ControlNet gave from lists. Where it fails
-            # half way, it is called again with these.
-            given = rebuilt((args, kwargs))
             answered = self._served_whole(model, forward, args, kwargs, sizes)
             if answered is not None:
                 return answered[0]
-            if sizes in self._not_whole:
-                args, kwargs = given
         if calls_blocks_unplanned(forward):
             self._dispatcher.passed_by(
                 module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
@@ -109,7 +104,10 @@ class ModelServer:
         kwargs: Mapping[str, Any],
         sizes: Sizes,
     ) -> tuple[Any] | None:
-        """Return the output of a call with all weights pinned; None where they do not fit."""
+        """Return the output of a call over weights that are all pinned; None where they do not fit.
+
+        What no graph answers the host runs with nothing pinned: it, and functions in it, may want the memory.
+        """
         module = model.diffusion_model
         if self._check.is_wrong(module):
             return None
@@ -118,35 +116,40 @@ class ModelServer:
         if pinned is not None and self._looked_in == run and not pinned.fits(model.device, room):
             return None  # a look at a thousand layers takes 3 ms, and would find no more room
         self._returning.lift()
-        self._looked_in, began = run, False
-        try:
-            if pinned is None or not pinned.is_of(module):
-                pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
-            with pinned.in_place(model.device, room) as image:
-                if image is None:
-                    return None
-                began = True
-                answer = self._answer(module, image, forward, args, kwargs, sizes)
-            self._room.seen(sizes, model.device)
-            return (answer,)
-        except NotCovered as refusal:
-            self._dispatcher.passed_by(module, refusal.reason)
+        self._looked_in = run
+        refused: str | None = None
+        with contextlib.ExitStack() as stack:
+            try:
+                if pinned is None or not pinned.is_of(module):
+                    pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
+                image = stack.enter_context(pinned.in_place(model.device, room))
+            except NotCovered as refusal:
+                image, refused = None, refusal.reason
+            except memory.InterruptProcessingException:
+                raise
+            except Exception as error:  # of the host's own functions, asked for all weights at once
+                self._give_up_whole(sizes, _of(error))
+                return None
+            outcome = None if image is None else self._answer(module, image, forward, args, kwargs, sizes)
+        if refused is not None:
+            self._dispatcher.passed_by(module, refused)
             return (forward(*args, **kwargs),)
-        except memory.InterruptProcessingException:
-            raise
-        except Exception as error:  # not even eager ran: with all weights pinned, or on an image
-            if began and not isinstance(error, RuntimeError):
-                raise  # of an extension's, which may wait for it; memory that runs out is none of these
-            self._give_up_whole(sizes, error)
+        if outcome is None:
             return None
+        if isinstance(outcome, Output):
+            self._room.seen(sizes, model.device)
+            return (outcome.value,)
+        if outcome.ran_out:
+            self._give_up_whole(sizes, outcome.reason)
+            return None
+        return (forward(*args, **kwargs),)
 
-    def _give_up_whole(self, sizes: Sizes, error: Exception) -> None:
+    def _give_up_whole(self, sizes: Sizes, reason: str) -> None:
         """Serve calls of these sizes block by block from now on."""
         log.warning(
-            "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s: %s). Until "
+            "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s). Until "
             "the node runs anew images of this size are made with a part of them there, which can be slower",
-            type(error).__name__,
-            first_line(error),
+            reason,
         )
         self._not_whole.add(sizes)
 
@@ -171,25 +174,23 @@ class ModelServer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         sizes: Sizes,
-    ) -> Any:
-        """Return what ``forward`` gives, from a graph over the weights of the module's image, or from the host."""
+    ) -> Output | Eager:
+        """Return what a graph gives over the weights of the module's image, or the host where both were compared."""
         assert self._pinned is not None  # whose image it is
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
         is_due = self._check.is_due(module, changed)
         trial = functools.partial(on_image, *copied(args), **copied(kwargs)) if is_due else None
         outcome = self._dispatcher.attempt(Invocation(image, on_image, args, kwargs, is_first=self._pinned.is_first))
-        if not isinstance(outcome, Output):
-            return forward(*args, **kwargs)
-        if trial is None:
-            return outcome.value
+        if not isinstance(outcome, Output) or trial is None:
+            return outcome
         try:
             by_host = forward(*copied(trial.args), **copied(trial.keywords))
             with unplanned():
                 is_right = self._check.agree(module, changed, trial(), by_host)
         except torch.OutOfMemoryError as error:
-            self._give_up_whole(sizes, error)
-            return outcome.value
-        return outcome.value if is_right else by_host
+            self._give_up_whole(sizes, _of(error))
+            return outcome
+        return outcome if is_right else Output(by_host)
 
 
 class _Room:
@@ -212,6 +213,11 @@ class _Room:
         kept = self._kept.setdefault(sizes, []) if device.type == "cuda" else None
         if kept is not None and len(kept) < _LOOKED_AT:
             kept.append(kept_free(device))
+
+
+def _of(error: Exception) -> str:
+    """Return one line on an error, for people."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _why_not_in_blocks(host_is_known: bool) -> Message:
