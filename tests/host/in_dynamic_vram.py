@@ -144,6 +144,7 @@ def main() -> None:
             placed["looks"] = looks(engine)
             placed["returning"] = returning(engine)
             placed["in a buffer"] = in_a_buffer(engine)
+            placed["stopped"] = stopped_in_a_step(expected[0.0], engine)
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart, "placed": placed}) + "\n")
 
 
@@ -311,6 +312,26 @@ def block_by_block(name: str, fast: Any, expected: torch.Tensor) -> dict[str, An
     with free_memory(1024):
         fast.partially_unload(None, 1e30)
         return case(name, fast, expected)
+
+
+def stopped_in_a_step(expected: torch.Tensor, engine: str) -> dict[str, Any]:
+    """A picture of blocks that a person stops while the first one is computed, and then the whole picture."""
+    memory.unload_all_models()
+    fast, call, called = accelerate(loaded(), engine), EagerGraph.__call__, list[bool]()
+
+    def stopping(graph: Any, weights: Any, tensors: Any) -> Any:
+        called.append(True)
+        memory.interrupt_current_processing()
+        return call(graph, weights, tensors)
+
+    with free_memory(1024):
+        sampled(fast, 1)
+        EagerGraph.__call__ = stopping  # type: ignore[method-assign]
+        with contextlib.suppress(memory.InterruptProcessingException):
+            sampled(fast, 1)
+        EagerGraph.__call__ = call  # type: ignore[method-assign]
+        notes = sorted(_notes(fast))
+        return {**case("after it was stopped", fast, expected), "called": len(called), "notes": notes}
 
 
 @contextlib.contextmanager

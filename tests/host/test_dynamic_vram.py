@@ -167,6 +167,13 @@ def test_no_weights_come_back_to_where_there_will_be_no_room_for_them(found: dic
     assert whole[0] == 0
 
 
+def test_a_person_can_stop_an_image_between_two_blocks_of_a_step(found: dict[str, Any]) -> None:
+    """ComfyUI's own forward asks before each layer. A step of a large model on a small card takes a minute."""
+    stopped = found["placed"]["stopped"]
+    assert (stopped["called"], stopped["pinned"], stopped["notes"]) == (1, 0, found["left"]["notes"])
+    assert (stopped["off"], stopped["served"], stopped["eager"]) == (0.0, 4, {})
+
+
 def test_the_device_is_not_waited_for_in_steps_of_a_model_that_does_not_fit(found: dict[str, Any]) -> None:
     """As it is where PyTorch gives back what it keeps, so that weights can be where that was."""
     assert [emptied for *_, emptied in found["placed"]["returning"]][:7] == [0] * 7

@@ -880,10 +880,11 @@ def test_recordings_go_for_want_of_memory_once_nothing_holds_the_one_that_failed
 
 
 def test_an_interruption_while_capturing_comes_out_and_a_later_call_is_served(library: GraphLibrary) -> None:
-    interrupt = [True]
+    interrupt, asked = [True], [0]
 
     def check() -> None:
-        if interrupt[0]:
+        asked[0] += 1
+        if interrupt[0] and asked[0] > 1:  # the first time before the call
             raise Interrupted
 
     served = Served(library, check_interrupted=check)
@@ -894,6 +895,24 @@ def test_an_interruption_while_capturing_comes_out_and_a_later_call_is_served(li
     assert served.matches(*inputs())
     assert served.counts["served"] == 1
     assert served.fallbacks == {}
+
+
+def test_a_call_that_a_graph_would_answer_is_not_begun_once_the_run_is_to_end(library: GraphLibrary) -> None:
+    interrupt = [False]
+
+    def check() -> None:
+        if interrupt[0]:
+            raise Interrupted
+
+    served = Served(library, check_interrupted=check)
+    for _ in range(3):
+        assert served.matches(*inputs())
+    interrupt[0], answered = True, served.counts["served"]
+    with pytest.raises(Interrupted):
+        served(*inputs())
+    interrupt[0] = False
+    assert served.counts["served"] == answered
+    assert served.matches(*inputs())
 
 
 def test_an_interruption_while_compiling_comes_out_and_the_work_is_kept(library: GraphLibrary, install: Any) -> None:
