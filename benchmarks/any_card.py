@@ -79,8 +79,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     print(f"from pinned memory {speed / 1e9:.1f} GB/s", flush=True)
     for form in options.formats:
         for left in options.left:
-            model = _from_file(options, form)
-            with _held(left):
+            model = from_file(options, form)
+            with held(left):
                 cell = _with_memory(options, model) if options.memory else Watched(options, _given(model)).run()
             cell |= {"left_gib": left, "weights_bytes": model.model_size()}
             name = f"{form}, {left:g} GiB left"
@@ -105,7 +105,7 @@ def _with_memory(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     return cell | {"most_mib": found}
 
 
-def _from_file(options: argparse.Namespace, form: str) -> Any:
+def from_file(options: argparse.Namespace, form: str) -> Any:
     """Return a ComfyUI MODEL in Dynamic VRAM, loaded from a file of random weights."""
     import comfy.sd
     import torch
@@ -152,7 +152,7 @@ class Watched(Bench):
         try:
             return super().image(name, seed)
         finally:
-            _end_of_node()
+            end_of_node()
 
     def timed_image(self, name: str) -> None:
         from onediff_comfy.host.adapters.blocks import blocks_of
@@ -171,7 +171,7 @@ class Watched(Bench):
         return self.report() | {"images": self.images}
 
 
-def _end_of_node() -> None:
+def end_of_node() -> None:
     """Give back what the host's executor has given back behind each node: buffers of what was brought, above all."""
     import comfy.model_management
     import comfy.model_prefetch
@@ -199,7 +199,7 @@ def _given(model: Any) -> Callable[[Any, Any], Any]:
 
 
 @contextlib.contextmanager
-def _held(left: float) -> Iterator[None]:
+def held(left: float) -> Iterator[None]:
     """Leave ``left`` GiB of the device's memory free, as far as others are concerned, until the context ends."""
     import torch
 

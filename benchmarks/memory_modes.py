@@ -3,11 +3,11 @@
     python -m benchmarks.memory_modes                       every mode on this machine's GPU, some 15 minutes
     python -m benchmarks.memory_modes --modes default,lowvram --models sdxl --engines inductor
 
-For each memory mode one server is started, and for each model two sequences of the same pictures are made in
-it: without the speedup node, and with it. A sequence changes the seed, puts a LoRA on, changes its strength,
-takes it off, adds it behind the speedup node, unloads all models (the host's /free), and lets another model take
-its turn. Prints one line per picture, and ends with 1 if any is wrong. The models are tiny: what is tested is
-where their weights are, not how fast they are.
+For each memory mode one server is started, and for each model two sequences of the same pictures are made in it:
+without the speedup node, and with it. A sequence changes the seed, puts a LoRA on, changes its strength, takes it
+off, adds it behind the speedup node, unloads all models (the host's /free), lets another model take its turn, and
+follows one that was interrupted. Prints one line per picture, and ends with 1 if any is wrong. The models are tiny:
+what is tested is where their weights are, not how fast they are.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ MODELS = {
 """Checkpoint, conditioning and guidance of the models by name."""
 
 ENGINES = ("eager", "cudagraph", "inductor")
+_MANY_STEPS = 10_000  # of a picture that is interrupted, which takes longer than it is waited for
+_BEGUN_S = 1.0  # after which it is sampled
+_ENDED_S = 60
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Picture:
         behind: whether the LoRA node comes after the speedup node.
         unload: whether all models are unloaded first, and everything kept is thrown away.
         other_first: whether another model makes a picture first.
+        interrupted: whether one of the same model is begun first, and interrupted while it is sampled.
     """
 
     what: str
@@ -77,6 +81,7 @@ class Picture:
     behind: bool = False
     unload: bool = False
     other_first: bool = False
+    interrupted: bool = False
 
 
 SEQUENCE = (
@@ -90,7 +95,8 @@ SEQUENCE = (
     Picture("unloaded, with LoRA", 8, lora=0.3, unload=True),
     Picture("unloaded", 9, unload=True),
     Picture("after another model", 10, other_first=True),
-    Picture("last", 11),
+    Picture("after an interruption", 11, interrupted=True),
+    Picture("last", 12),
 )
 
 
@@ -249,6 +255,28 @@ def _prepare(running: ComfyServer, model: str, engine: str | None, picture: Pict
     if picture.other_first:
         other = next(name for name in MODELS if name != model)
         _latents(running.run(_workflow(other, engine, replace(SEQUENCE[0], seed=1000 + picture.seed))))
+    if picture.interrupted:
+        _interrupt(running, _workflow(model, engine, replace(picture, seed=1000 + picture.seed)))
+
+
+def _interrupt(running: ComfyServer, workflow: Workflow) -> None:
+    """Begin a picture of many steps, and interrupt it.
+
+    Raises:
+        RuntimeError: it did not end for that.
+    """
+    workflow["sampler"]["inputs"]["steps"] = _MANY_STEPS
+    prompt = running.post("/prompt", {"prompt": workflow})["prompt_id"]
+    time.sleep(_BEGUN_S)
+    running.post("/interrupt", {"prompt_id": prompt})
+    ended = time.monotonic() + _ENDED_S
+    while not (history := running.get_json(f"/history/{prompt}")):
+        if time.monotonic() > ended:
+            raise RuntimeError(f"a picture went on for {_ENDED_S} s after it was interrupted")
+        time.sleep(0.1)
+    told = [what for what, _ in history[prompt]["status"]["messages"]]
+    if "execution_interrupted" not in told:
+        raise RuntimeError(f"a picture that was interrupted ended otherwise: {told}")
 
 
 def _make(running: ComfyServer, model: str, engine: str | None, picture: Picture) -> tuple[Any, float]:

@@ -63,12 +63,8 @@ class CallServer:
     teller: Teller
 
     def attempt(self, invocation: Invocation, run: RunContext) -> Output | Eager:
-        """Return what the host's call gives if a graph can answer it; else why the host has to, which is counted.
-
-        Where the person wants the run to end, nothing is answered: the host asks before each layer, and a graph has
-        none. A large model's step takes a minute, and it is called block by block.
-        """
-        self.host.check_interrupted()
+        """Return what the host's call gives if a graph can answer it; else why the host has to, which is counted."""
+        self.host.check_interrupted()  # the host does before each layer, and a graph has none to be stopped at
         for assume in (True, False):
             decision = self.decide(invocation, run, assume)
             answer = self._serve(decision, run) if isinstance(decision, Serve) else decision
