@@ -14,6 +14,7 @@ from benchmarks.hot_path import entries
 from onediff_comfy import engines
 from onediff_comfy.cache.memory import GraphCache
 from onediff_comfy.capture.export import Capture
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.engines.base import CompiledGraph
@@ -28,6 +29,7 @@ HOST = HostServices(
     capture_options={},
     check_interrupted=lambda: None,
     refuse=lambda _layers: None,
+    code=HostCode(__name__.partition(".")[0]),  # what an extension's code reads is looked at in each call besides
 )
 
 

@@ -72,6 +72,13 @@ class CodeOwnership:
         scope = function.__globals__
         return self.is_host(scope) and function.__code__.co_filename == scope.get("__file__")
 
+    def is_of_extension(self, function: types.FunctionType) -> bool:
+        """Return True if this is neither the host's function nor of anything that is installed, walked or not."""
+        scope, written = function.__globals__, function.__code__.co_filename
+        if self.is_host(scope):  # what is made while it is imported, as a data class's methods, is from no file
+            return written != scope.get("__file__") and not written.startswith("<")
+        return not (self.is_library(scope) or _is_installed(str(scope.get("__file__") or "")))
+
     def is_machinery(self, function: types.FunctionType) -> bool:
         """Return True if this is a function of the host's machinery, as the host wrote it."""
         return function.__globals__.get("__name__") in self.host.machinery and self.is_as_written(function)
@@ -117,7 +124,7 @@ class CodeOwnership:
             return _lies_in(file, f"{os.path.dirname(str(_variables_of(package).get('__file__')))}/")
         if package in sys.stdlib_module_names:  # or an extension's module that is called like one of Python's
             return _lies_in(file, *_PYTHONS_FOLDERS)
-        return package not in self._walked and any(f"/{folder}/" in file for folder in _LIBRARY_FOLDERS)
+        return package not in self._walked and _is_installed(file)
 
 
 def is_impostor(scope: dict[str, Any]) -> bool:
@@ -129,6 +136,10 @@ def is_impostor(scope: dict[str, Any]) -> bool:
     package = name.partition(".")[0]
     known = name in sys.modules or package in sys.stdlib_module_names or package in _KNOWN_LIBRARIES
     return known and not scope.get("__file__") and _variables_of(name) is not scope
+
+
+def _is_installed(file: str) -> bool:
+    return any(f"/{folder}/" in file.replace("\\", "/") for folder in _LIBRARY_FOLDERS)
 
 
 def _lies_in(file: str, *folders: str) -> bool:

@@ -59,7 +59,7 @@ class CodeReachability:
         self._describer, self._owner = describer, CodeOwnership(host, walked)
         self.reads, self.identity = Reads(), IdentityLines(describer)
         self._open = OpenVariables(self.reads, describer)
-        self.sources = Sources()
+        self.sources = Sources(self._owner)
         self._described = 0  # of the code that the describer has met, how much was added
         self._to_follow: list[types.FunctionType] = []
         self._layer_classes: set[type] = set()
@@ -167,6 +167,8 @@ class CodeReachability:
             if own and not (name == "__init__" and kind in self._built):
                 if not (of_host and self._owner.is_as_written(function)):
                     self.identity.add(f"{identity(kind)}.{name} is {identity(function)}")
+                if self._owner.is_of_extension(function):
+                    self.sources.extended.add(kind)
                 self.add(function)
                 if name in ("__getattr__", "__getattribute__"):
                     self.reads.add_everything()

@@ -25,6 +25,8 @@ _LEFT = (  # as they are, where other things are put back
     *(property, staticmethod, classmethod),
 )
 _SEQUENCES = (list, set, collections.deque)
+_MAPPINGS = (dict, types.MappingProxyType)
+_NESTED = (*_MAPPINGS, *_SEQUENCES, tuple, frozenset)
 _CONTAINERS = frozenset((dict, collections.OrderedDict, *_SEQUENCES))
 _bases_of, _table_of = operator.attrgetter("__bases__"), operator.attrgetter("__dict__")
 _of_class = operator.attrgetter("__class__")
@@ -89,6 +91,23 @@ class Snapshot:
         elif kind not in _CONTAINERS and kind not in (tuple, frozenset):
             self._others.append(value)
             self.add(getattr(value, "__dict__", None))
+
+    def add_nested(self, value: Any) -> None:
+        """As ``add``; of a container watch what is in it, too, at any depth."""
+        self.add(value)
+        waiting = [value] if isinstance(value, _NESTED) else []
+        while waiting:
+            container = waiting.pop()
+            for part in container.values() if isinstance(container, _MAPPINGS) else container:
+                if type(part) not in PLAIN and not self.knows(part):
+                    self.add(part)
+                    if isinstance(part, _NESTED):
+                        waiting.append(part)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if nothing is watched."""
+        return not self._known
 
     def add_variable(self, scope: dict[Any, Any], name: Any) -> None:
         """Watch one entry of a dict, as a variable is of a Python module's ``__dict__``."""

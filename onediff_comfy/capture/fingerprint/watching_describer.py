@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import torch
 
 from ..values.tensors import has_fake, numbers_restorer
-from ..values.value_text import PLAIN, Describer
+from ..values.value_text import Describer
 from .snapshot import Snapshot
-
-_MAPPINGS = (dict, types.MappingProxyType)
-_CONTAINERS = (*_MAPPINGS, list, tuple, set, frozenset, collections.deque)
 
 
 class WatchingDescriber(Describer):
@@ -71,23 +67,10 @@ class WatchingDescriber(Describer):
         return restore
 
     def _watch(self, value: Any) -> None:
-        self.snapshot.add(value)
+        self.snapshot.add_nested(value)  # a large container is described as a whole, with containers and arrays in it
         if isinstance(value, types.FunctionType):  # a default ``seen=[]`` that is filled meanwhile counts as it is
             for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
                 self.snapshot.add(default)
         elif isinstance(value, torch.nn.Module):  # with weights, or hooks, it would not be described
             for holder in vars(value).values():
                 self.snapshot.add(holder)
-        elif isinstance(value, _CONTAINERS):
-            self._watch_nested(value)
-
-    def _watch_nested(self, container: Any) -> None:
-        """Watch what is in a container: a large one may be described as a whole, with containers and arrays in it."""
-        waiting = [container]
-        while waiting:
-            held = waiting.pop()
-            for value in held.values() if isinstance(held, _MAPPINGS) else held:
-                if type(value) not in PLAIN and not self.snapshot.knows(value):
-                    self.snapshot.add(value)
-                    if isinstance(value, _CONTAINERS):
-                        waiting.append(value)

@@ -66,6 +66,7 @@ class Seen:
 
     Attributes:
         twice: another inspection, which began later, has found the same.
+        of_extensions: what code of extensions reads, if there is any, and what layers with methods of theirs hold.
     """
 
     def __init__(
@@ -80,6 +81,11 @@ class Seen:
         self._kinds, self._attributes = list(map(type, layers.values())), list(map(vars, layers.values()))
         self._classes = list(map(type, _weights_in(layers.values())))
         self._describer, self._sources = describer, sources
+        for layer in layers.values():
+            if not sources.extended.isdisjoint(type(layer).__mro__):
+                for name in vars(layer).keys() - NOT_DESCRIBED:
+                    sources.of_extensions.add_nested(vars(layer)[name])
+        self.of_extensions = None if sources.of_extensions.is_empty else sources.of_extensions
         self.twice = False
         describer.snapshot.take()
         sources.take()

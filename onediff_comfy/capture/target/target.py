@@ -50,8 +50,9 @@ class Target:
         placed_weights: as ``WeightTable.placed``.
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
-        guard_holds: returns True if no attribute, child or hook of a layer is another object than before. What happens
-            inside of an attribute is seen by ``is_current`` alone.
+        guard_holds: returns True if no attribute, child or hook of a layer is another object than before, nor anything
+            that code of extensions reads, or what is in it. What else happens inside of an attribute is seen by
+            ``is_current`` alone.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Target:
         self._host = host
         self._table = WeightTable(module, formats)
         self.placed_weights = self._table.placed
-        self._use(AttributeGuard(self.layers))
+        guard = AttributeGuard(self.layers)
         self._inspected = self._inspect()
+        self._use(guard)
         self.fingerprint, self.refusal = self._inspected.fingerprint, self._inspected.refusal
 
     def weights(self, names: tuple[str, ...], device: torch.device) -> Sequence[torch.Tensor]:
@@ -188,8 +190,10 @@ class Target:
         self._table.forget_addresses()
 
     def _use(self, guard: AttributeGuard) -> None:
-        self._guard = guard
+        self._guard, seen = guard, self._inspected.seen
         self.guard_holds = guard.holds  # asked at every call, so not by way of a method of this class
+        if seen is not None and (read := seen.of_extensions) is not None:
+            self.guard_holds = lambda: guard.holds() and read.holds()
 
     def _inspect(self) -> Inspected:
         return inspect(dict(self.module.named_modules()), self._host, self.formats)
