@@ -128,15 +128,24 @@ def kept_free(device: torch.device) -> int:
     return max(0, torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
+_WANTS_MEMORY = ("out of memory", "alloc_failed", "grow failed")  # the driver; cuBLAS and cuDNN; comfy-aimdo
+
+
+def wants_memory(error: Exception) -> bool:
+    """Return True for an error for want of memory, of PyTorch's or of what is below it."""
+    of_runtime = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _WANTS_MEMORY)
+    return of_runtime or isinstance(error, torch.OutOfMemoryError)
+
+
 @contextlib.contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise the driver's own error for want of memory, which a replay may meet too, as PyTorch's."""
+    """Raise what the driver and its libraries raise for want of memory as PyTorch's own error for that."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if "out of memory" in str(error):
+        if wants_memory(error):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
 

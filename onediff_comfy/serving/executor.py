@@ -21,6 +21,7 @@ from ..compilation.library import GraphLibrary
 from ..engines.base import Outputs
 from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
+from ..runtime.device_memory import wants_memory
 from ..runtime.launch_bound import RecordWhen
 from ..runtime.step_cache import ReusableGraph, StepCache
 from .decision import Output, Serve
@@ -221,6 +222,8 @@ class Executor:
             return Failed(changes_state(serve.request.call.functions))
         except Exception as error:
             log.debug("compiled graph failed", exc_info=True)
+            if wants_memory(error):
+                return Failed(message("the compiled graph ran out of memory"), for_good=False)
             kind, line = type(error).__name__, first_line(error)
             return Failed(message("the compiled graph failed ({kind}: {first_line})", kind=kind, first_line=line))
         return Output(pytree.tree_unflatten(flat, serve.graph.binding.output), serve.was_known and not due)

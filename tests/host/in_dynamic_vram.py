@@ -382,7 +382,8 @@ def out_of_memory(fast: Any, expected: torch.Tensor) -> dict[str, Any]:
     EagerGraph.__call__, Pages.fault = failing(call), failing(fault)  # type: ignore[method-assign]
     found = case("out of memory", fast, expected)
     EagerGraph.__call__, Pages.fault = call, fault  # type: ignore[method-assign]
-    return found | {"limit": vbar.limit, "failed": failed}
+    again = case("memory again", fast, expected)
+    return found | {"limit": vbar.limit, "failed": failed, "again": (again["served"], again["eager"], again["off"])}
 
 
 def room_of_others(fast: Any, expected: torch.Tensor) -> list[dict[str, Any]]:

@@ -128,6 +128,7 @@ def test_a_model_for_which_memory_runs_out_is_let_go_of_and_served_block_by_bloc
     (case,) = (case for case in found["cases"] if case["name"] == "out of memory")
     assert (case["there"], case["pinned"], case["limit"]) == (1, 0, 0), "the host could take nothing back of it"
     assert case["failed"] == ["EagerGraph.__call__"] * 2, "once more in the first step, and in no other"
+    assert case["again"] == [2, {}, 0.0], "in the next image its graph is tried again"
 
 
 def test_a_model_that_ran_without_us_has_its_weights_in_another_order_once_it_is_ours(found: dict[str, Any]) -> None:

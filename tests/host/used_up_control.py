@@ -28,6 +28,7 @@ from pages_of_cpu import Pages  # noqa: E402
 
 from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
+from onediff_comfy.serving.decision import Invocation  # noqa: E402
 
 
 class Ended(Exception):
@@ -72,10 +73,12 @@ def short_of_memory(model: Any, shapes: list[torch.Size], graph_fails: bool) -> 
     memory.load_models_gpu([model])
     (vbar,) = model.model.dynamic_vbars.values()
     call, fault, left, answered = EagerGraph.__call__, Pages.fault, [0 if graph_fails else 20], list[bool]()
+    failed: list[bool] = []
 
     def graph(self: Any, *given: Any) -> Any:
         answered.append(True)
-        if graph_fails and all(vbar.pins):
+        if graph_fails and sum(map(bool, vbar.pins)) == sum(vbar.there):
+            failed.append(True)
             raise torch.OutOfMemoryError
         return call(self, *given)
 
@@ -91,7 +94,28 @@ def short_of_memory(model: Any, shapes: list[torch.Size], graph_fails: bool) -> 
         picture = sampled(controlled(model, shapes))
     finally:
         EagerGraph.__call__, Pages.fault = call, fault  # type: ignore[method-assign]
-    assert answered and not left[0], "memory did not run out"
+    assert not left[0] and bool(failed) is graph_fails, "memory did not run out"
+    return picture
+
+
+def proof_without_memory(model: Any, shapes: list[torch.Size]) -> torch.Tensor:
+    """A picture where memory runs out at the end of the forward that a graph is compared with the first time."""
+    memory.load_models_gpu([model])
+    own, failed = Invocation.eager, list[bool]()
+
+    def eager(invocation: Invocation) -> Any:
+        output = own(invocation)
+        if failed:
+            return output
+        failed.append(True)
+        raise torch.OutOfMemoryError
+
+    Invocation.eager = eager  # type: ignore[method-assign]
+    try:
+        picture = sampled(controlled(model, shapes))
+    finally:
+        Invocation.eager = own  # type: ignore[method-assign]
+    assert failed, "nothing was compared"
     return picture
 
 
@@ -127,6 +151,8 @@ def main() -> None:
         expected, plain = sampled(controlled(base, shapes)), sampled(base)
         span = float(expected.max() - expected.min())
         found = {"effect": float((expected - plain).abs().max()) / span, "ended by the host": ended_forwards(base)}
+        fast = accelerate(loaded(), "eager")
+        found["proof"] = float((proof_without_memory(fast, shapes) - expected).abs().max()) / span
         for name, graph_fails in (("comparing", False), ("graph, then blocks", True)):
             fast = accelerate(loaded(), "eager")
             found[name] = float((short_of_memory(fast, shapes, graph_fails) - expected).abs().max()) / span

@@ -27,7 +27,7 @@ from onediff_comfy.engines.base import CompiledGraph
 from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.runtime import cuda_graphs, device_memory, launch_bound, recording, recording_pool, stream_capture
 from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph
-from onediff_comfy.runtime.device_memory import HostMemory
+from onediff_comfy.runtime.device_memory import HostMemory, memory_errors, wants_memory
 from onediff_comfy.runtime.launch_bound import Idling, Launching, MovingWeights, RecordWhen, When
 from onediff_comfy.runtime.recording_pool import RecordingPool
 
@@ -1380,3 +1380,20 @@ def test_threads_with_streams_of_their_own_replay_one_recording() -> None:
     with ThreadPoolExecutor(2) as threads:
         assert max(threads.map(many, (1, 2))) < 1e-3
     assert run.graph.recordings == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "wants"),
+    [
+        (torch.OutOfMemoryError("Allocation on device"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("VRAM grow failed: 8 bytes"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_the_driver_and_its_libraries_have_their_own_words_for_want_of_memory(error: Exception, wants: bool) -> None:
+    assert wants_memory(error) is wants
+    with pytest.raises(torch.OutOfMemoryError if wants else type(error)), memory_errors():
+        raise error

@@ -13,12 +13,13 @@ import logging
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ...capture.call import NotCovered
-from ...messages import message
+from ...messages import Message, message
+from ...runtime.device_memory import memory_errors
 from ...runtime.launch_bound import BusUse, MovingWeights
 from ...serving.decision import Eager, Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
@@ -32,6 +33,8 @@ from .skeleton import Skeleton
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
@@ -150,12 +153,13 @@ class BlockServer:
             ran = stack.enter_context(contextlib.ExitStack())
             ran.callback(streamed.put_back, block)
             on_image = call.telling(image.forward)
-            outcome = self._dispatcher.attempt(
-                Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
-            )
+            invocation = Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
+            outcome = _unless_memory_is_short(lambda: self._dispatcher.attempt(invocation))
+            if outcome is None:  # for the image's own code, which a graph is compared with the first time
+                raise NotCovered(_too_little_to_compare())
             answered = outcome if isinstance(outcome, Output) and in_place.settled else None
             is_due = answered is not None and self._check.is_due(block, in_place.is_changed)
-            trial = _unless_memory_is_short(on_image, call.arguments) if is_due else None
+            trial = _unless_memory_is_short(lambda: _unplanned(on_image, call)) if is_due else None
             if isinstance(outcome, Output) and outcome.by_graph_alone and not is_due:
                 ran.pop_all()  # no code of the block's has run, which could have left something on its image
         self._unanswered.note(block, call, outcome)
@@ -163,9 +167,9 @@ class BlockServer:
             return forward(*args, **kwargs)
         told = outcome.value
         if is_due:  # by now the host's own forward is free to bring the weights its way
-            by_host = None if trial is None else _unless_memory_is_short(call.telling(forward), call.arguments)
+            by_host = trial and _unless_memory_is_short(lambda: _unplanned(call.telling(forward), call))
             if trial is None or by_host is None:
-                raise NotCovered(message("there is too little memory to compare it with ComfyUI's own"))
+                raise NotCovered(_too_little_to_compare())
             with unplanned():
                 told = told if self._check.agree(block, in_place.is_changed, trial, by_host) else by_host
         return call.completed(told)
@@ -202,19 +206,28 @@ class _Unanswered:
             self._found.pop((block, call.form), None)
 
 
-def _unless_memory_is_short(telling: Callable[..., Told], arguments: Mapping[str, Any]) -> Told | None:
-    """Return what a block gives and leaves; None where memory ran out, after recordings have given theirs back.
+def _unplanned(telling: Callable[..., Told], call: FunctionalCall) -> Told:
+    with unplanned():
+        return telling(**call.arguments)
+
+
+def _unless_memory_is_short(run: Callable[[], T]) -> T | None:
+    """Return what ``run`` does; None where memory ran out, after recordings have given theirs back.
 
     The host's library takes weights for what is allocated, and cannot take that. To compare a block is more than the
     host would do, so that there is no memory for it is nothing for people to see.
     """
-    with unplanned():
-        try:
-            return telling(**arguments)
-        except torch.OutOfMemoryError:
-            pass  # nothing is handled below: an exception would hold what was computed
+    try:
+        with memory_errors():
+            return run()
+    except torch.OutOfMemoryError:
+        pass  # nothing is handled below: an exception would hold what was computed
     library().recordings.release(ran_out=True)
     return None
+
+
+def _too_little_to_compare() -> Message:
+    return message("there is too little memory to compare it with ComfyUI's own")
 
 
 def blocks_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

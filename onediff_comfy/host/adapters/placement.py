@@ -11,7 +11,7 @@ import logging
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_management as memory
 import torch
@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
 from ...messages import Message, first_line, message
-from ...runtime.device_memory import kept_free
+from ...runtime.device_memory import kept_free, memory_errors
 from ...serving.decision import Eager, Invocation, Output
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
@@ -28,7 +28,7 @@ from ..process.process import library
 from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
-from .functional_call import copied
+from .functional_call import copied, rebuilt
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,20 @@ log = logging.getLogger(__name__)
 Sizes = tuple[torch.Size, ...]
 
 _LOOKED_AT = 4  # calls, of the same sizes. What is kept after the first is a capture's, too.
+_MOST_FAILED = 2  # runs in a row; from then on no call of these sizes is served whole
 _SPARE = 1.25  # times what a call takes, for comfy-aimdo counts whole pages
+
+
+class _Failed(NamedTuple):
+    """Runs in a row in which there was too little memory for calls of one size with all weights pinned.
+
+    Attributes:
+        runs: how many.
+        last: the number of the last.
+    """
+
+    runs: int
+    last: int
 
 
 class ModelServer:
@@ -54,7 +67,7 @@ class ModelServer:
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
         self._looked_in: int | None = None  # the run in which its layers were looked at last
-        self._not_whole: set[Sizes] = set()
+        self._failed: dict[Sizes, _Failed] = {}
         self._room, self._returning = _Room(), ReturningWeights()
         self._begun_in: int | None = None  # the run that has been served block by block last
         self._check = WeightsCheck(model, dispatcher, whole=True)
@@ -78,10 +91,19 @@ class ModelServer:
             return forward(*args, **kwargs)
         dynamic = bool(getattr(model, "dynamic_vbars", None))
         sizes = tuple(leaf.shape for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-        if dynamic and can_pin() and sizes not in self._not_whole:
-            answered = self._served_whole(model, forward, args, kwargs, sizes)
-            if answered is not None:
-                return answered[0]
+        if dynamic and can_pin() and self._may_be_whole(sizes):
+            # The first time a graph is compared with the module's own code, which may use up what it is given, as a
+            # UNet takes what a ControlNet gave from lists. Where memory runs out then, another call is given these.
+            given = rebuilt((args, kwargs))
+            outcome = self._served_whole(model, forward, args, kwargs, sizes)
+            if isinstance(outcome, Output):
+                return outcome.value
+            if outcome is not None and not outcome.ran_out:
+                return forward(*args, **kwargs)
+            if outcome is not None:
+                args, kwargs = given
+                if not self._has_blocks():
+                    return forward(*args, **kwargs)
         if calls_blocks_unplanned(forward):
             self._dispatcher.passed_by(
                 module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
@@ -103,10 +125,10 @@ class ModelServer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         sizes: Sizes,
-    ) -> tuple[Any] | None:
-        """Return the output of a call over weights that are all pinned; None where they do not fit.
+    ) -> Output | Eager | None:
+        """Answer a call over weights that are all pinned; None where they do not fit.
 
-        What no graph answers the host runs with nothing pinned: it, and functions in it, may want the memory.
+        What no graph answers the host is to run, with nothing pinned: it, and functions in it, may want the memory.
         """
         module = model.diffusion_model
         if self._check.is_wrong(module):
@@ -117,32 +139,49 @@ class ModelServer:
             return None  # a look at a thousand layers takes 3 ms, and would find no more room
         self._returning.lift()
         self._looked_in = run
-        refused: str | None = None
         with contextlib.ExitStack() as stack:
             try:
                 if pinned is None or not pinned.is_of(module):
                     pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
                 image = stack.enter_context(pinned.in_place(model.device, room))
+                if image is None:
+                    return None
             except NotCovered as refusal:
-                image, refused = None, refusal.reason
+                self._dispatcher.passed_by(module, refusal.reason)
+                return Eager(refusal.reason)
             except memory.InterruptProcessingException:
                 raise
             except Exception as error:  # of the host's own functions, asked for all weights at once
                 self._give_up_whole(sizes, _of(error))
                 return None
-            outcome = None if image is None else self._answer(module, image, forward, args, kwargs, sizes)
-        if refused is not None:
-            self._dispatcher.passed_by(module, refused)
-            return (forward(*args, **kwargs),)
-        if outcome is None:
-            return None
+            try:
+                with memory_errors():
+                    outcome = self._answer(module, image, forward, args, kwargs, sizes)
+            except torch.OutOfMemoryError as error:
+                outcome = Eager(_of(error), ran_out=True)
+        self._note(sizes, outcome, model.device)
+        return outcome
+
+    def _may_be_whole(self, sizes: Sizes) -> bool:
+        failed = self._failed.get(sizes)
+        return failed is None or (failed.runs < _MOST_FAILED and failed.last != self._dispatcher.runs)
+
+    def _note(self, sizes: Sizes, outcome: Output | Eager, device: torch.device) -> None:
+        """Note what came of a call with all weights pinned.
+
+        Where it lacked memory the rest of the run goes without it, and where a second run in a row does, all others.
+        """
         if isinstance(outcome, Output):
-            self._room.seen(sizes, model.device)
-            return (outcome.value,)
-        if outcome.ran_out:
-            self._give_up_whole(sizes, outcome.reason)
-            return None
-        return (forward(*args, **kwargs),)
+            self._failed.pop(sizes, None)
+            self._room.seen(sizes, device)
+        elif outcome.ran_out and self._has_blocks():
+            failed = self._failed.get(sizes, _Failed(0, 0))
+            self._failed[sizes] = _Failed(failed.runs + 1, self._dispatcher.runs)
+            if not failed.runs + 1 < _MOST_FAILED:
+                self._give_up_whole(sizes, outcome.reason)
+
+    def _has_blocks(self) -> bool:
+        return self._blocks is not None and can_bring()
 
     def _give_up_whole(self, sizes: Sizes, reason: str) -> None:
         """Serve calls of these sizes block by block from now on."""
@@ -151,7 +190,7 @@ class ModelServer:
             "the node runs anew images of this size are made with a part of them there, which can be slower",
             reason,
         )
-        self._not_whole.add(sizes)
+        self._failed[sizes] = _Failed(_MOST_FAILED, self._dispatcher.runs)
 
     @contextlib.contextmanager
     def _returned(self, model: Any, sizes: Sizes) -> Iterator[None]:
@@ -184,9 +223,10 @@ class ModelServer:
         if not isinstance(outcome, Output) or trial is None:
             return outcome
         try:
-            by_host = forward(*copied(trial.args), **copied(trial.keywords))
-            with unplanned():
-                is_right = self._check.agree(module, changed, trial(), by_host)
+            with memory_errors():
+                by_host = forward(*copied(trial.args), **copied(trial.keywords))
+                with unplanned():
+                    is_right = self._check.agree(module, changed, trial(), by_host)
         except torch.OutOfMemoryError as error:
             self._give_up_whole(sizes, _of(error))
             return outcome
