@@ -206,7 +206,9 @@ class Executor:
             begun = self.times.begin(device) if stands_for else None
             try:
                 flat = self._outputs(serve, run, reuse, due)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not wants_memory(error):
+                    raise
                 ran_out = True
             if ran_out:  # nothing is handled here: an exception would hold the first try's tensors, and its recording
                 self._make_room(run)

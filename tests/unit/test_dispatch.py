@@ -19,6 +19,7 @@ from torch import nn
 from onediff_comfy import engines
 from onediff_comfy.capture.call import NotCovered
 from onediff_comfy.capture.export import Capture
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.background import Background, Job
 from onediff_comfy.compilation.compile_graph import HostServices
@@ -442,8 +443,8 @@ def events(library: GraphLibrary, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_model_is_looked_at_while_the_first_call_of_a_run_is_computed(
     library: GraphLibrary, changed: bool, events: list[str]
 ) -> None:
-    """And if it is another one than before, what was computed meanwhile is thrown away."""
-    served, x = Served(library, Scaled()), torch.randn(2, 4)
+    """And if it is another one than before, what was computed meanwhile is thrown away. So it is of the host's code."""
+    served, x = Served(library, Scaled(), code=HostCode(__name__.partition(".")[0])), torch.randn(2, 4)
     assert served.matches(x)
     served.dispatcher.begin_run()
     if changed:

@@ -57,9 +57,13 @@ class Snapshot:
 
     ``holds`` runs at every call: it compares by identity, and there is no step in Python for a dict, a list or a
     variable. ``changed`` takes equal plain values for the same, for a number that is calculated anew is another object.
+
+    Args:
+        with_kinds: also watch which classes are registered as kinds of which, anywhere. Whatever is imported may do so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_kinds: bool = True) -> None:
+        self._with_kinds = with_kinds
         self._dicts: list[dict[Any, Any]] = []
         self._sequences: list[Any] = []
         self._classes: list[type] = []
@@ -123,13 +127,13 @@ class Snapshot:
         """Note what is held now."""
         contents = list(map(_contents, chain(self._classes, self._others)))
         members = [*self._members_now(), _MISSING]
-        self._held = _Held(self._sizes(), list(self._now()), contents, members, abc.get_cache_token())
+        self._held = _Held(self._sizes(), list(self._now()), contents, members, self._registered())
 
     def holds(self) -> bool:
         """Return True if everything holds the very objects that it held."""
         held = self._held
         return (
-            held.registered == abc.get_cache_token()
+            held.registered == self._registered()
             and self._sizes() == held.sizes
             and all(map(operator.is_, self._now(), held.values))
             and all(map(operator.is_, chain(self._members_now(), (_MISSING,)), held.members))
@@ -198,6 +202,9 @@ class Snapshot:
                         _put_by_name(each, name, value)
 
         return restore
+
+    def _registered(self) -> object:
+        return abc.get_cache_token() if self._with_kinds else None
 
     def _sizes(self) -> list[int]:
         return [*map(len, self._dicts), *map(len, self._sequences)]

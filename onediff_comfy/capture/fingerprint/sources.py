@@ -35,7 +35,7 @@ class Sources:
         self._owner = owner
         self.met: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
         self.extended = set[type]()
-        self._snapshot, self.of_extensions = Snapshot(), Snapshot()
+        self._snapshot, self.of_extensions = Snapshot(), Snapshot(with_kinds=False)  # the latter in each call
 
     def meet(self, value: Any) -> bool:
         """Watch what may be called, with what it is made of. Return False if it is watched already."""

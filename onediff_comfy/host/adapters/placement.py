@@ -171,13 +171,15 @@ class ModelServer:
 
         Where it lacked memory the rest of the run goes without it, and where a second run in a row does, all others.
         """
+        failed = self._failed.get(sizes, _Failed(0, 0))
+        if failed.runs >= _MOST_FAILED:  # for there was too little to compare the image's weights
+            return
         if isinstance(outcome, Output):
             self._failed.pop(sizes, None)
             self._room.seen(sizes, device)
         elif outcome.ran_out and self._has_blocks():
-            failed = self._failed.get(sizes, _Failed(0, 0))
             self._failed[sizes] = _Failed(failed.runs + 1, self._dispatcher.runs)
-            if not failed.runs + 1 < _MOST_FAILED:
+            if failed.runs + 1 == _MOST_FAILED:
                 self._give_up_whole(sizes, outcome.reason)
 
     def _has_blocks(self) -> bool:
