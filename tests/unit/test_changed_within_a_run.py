@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
+from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -141,11 +143,8 @@ def test_a_variable_that_changes_in_each_step_is_said_to_change(served: Any) -> 
     assert sum(reasons.values()) > 20 and all("again and again" in reason or "changes" in reason for reason in reasons)
 
 
-def test_a_host_s_own_variables_are_looked_at_once_a_run(library: GraphLibrary) -> None:
+def test_what_the_host_s_own_code_reads_is_looked_at_once_a_run() -> None:
     """Of its own code nothing is asked in each call: hundreds of functions, in each of fifty blocks."""
-    from onediff_comfy.capture.fingerprint.code_ownership import HostCode
-    from onediff_comfy.capture.target.target import Target
-
     kind = type("OfHost", (Net,), {"strength": READ["a variable"][0], "__module__": __name__})
     target = Target(kind(), HostCode(__name__.partition(".")[0]))
     assert isinstance(target.guard_holds, types.MethodType), "more than attributes is compared"
