@@ -19,6 +19,7 @@ from torch import nn
 from onediff_comfy import engines
 from onediff_comfy.cache.call_index import CallIndex
 from onediff_comfy.cache.memory import GraphCache
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.compile_graph import HostServices
 from onediff_comfy.compilation.library import GraphLibrary
@@ -403,8 +404,11 @@ def test_nothing_of_a_run_is_left_for_the_next(tmp_path: Path) -> None:
 def test_a_model_is_looked_at_while_the_first_step_is_computed(
     tmp_path: Path, changed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And if it is another one than before, what was computed meanwhile is thrown away, features included."""
-    sampled = Sampled(library_in(tmp_path), "eager")
+    """And if it is another one than before, what was computed meanwhile is thrown away, features included.
+
+    So it is of the host's code. What an extension's code reads is looked at before each call.
+    """
+    sampled = Sampled(library_in(tmp_path), "eager", code=HostCode(Transformer.__module__))
     sampled.module.factors = [1.0]
     for _ in range(2):
         assert sampled.run(0.5)[1] == 5
