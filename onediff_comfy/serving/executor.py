@@ -217,15 +217,13 @@ class Executor:
                 return None
             if begun is not None:
                 self.times.end(begun, serve.route.graph_key, signature, device, stands_for)
-        except torch.OutOfMemoryError:
-            return Failed(message("the compiled graph ran out of memory"), for_good=False)
         except ChangedState:
             assert serve.request.call.functions is not None
             return Failed(changes_state(serve.request.call.functions))
         except Exception as error:
-            log.debug("compiled graph failed", exc_info=True)
             if wants_memory(error):
                 return Failed(message("the compiled graph ran out of memory"), for_good=False)
+            log.debug("compiled graph failed", exc_info=True)
             kind, line = type(error).__name__, first_line(error)
             return Failed(message("the compiled graph failed ({kind}: {first_line})", kind=kind, first_line=line))
         return Output(pytree.tree_unflatten(flat, serve.graph.binding.output), serve.was_known and not due)

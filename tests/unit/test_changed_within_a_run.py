@@ -7,7 +7,7 @@ around the model, or a callback of the sampler, sets for each step.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -106,40 +106,47 @@ def setting(write: Callable[[Net, float], Any], net: Net) -> Callable[[float], A
     return lambda value: write(net, value)
 
 
-def test_what_an_extension_reads_may_change_between_two_steps(served: Any) -> None:
+def run(served: Any, strengths: Sequence[float]) -> None:
+    """Run the model with these strengths, one for each step, and see that each output is its own."""
     net, write, dispatcher = served
     x = torch.randn(2, 4)
+    dispatcher.begin_run()
     with torch.inference_mode():
-        for run in range(2):
-            dispatcher.begin_run()
-            for step, strength in enumerate((1.0, 1.0, 2.0, 2.0, 3.0, 1.0)):
-                write(strength)
-                torch.testing.assert_close(dispatcher(net, net.forward, (x,), {}), net(x), msg=f"{run} {step}")
-    assert dispatcher.metrics.snapshot()["served"] >= 4, "it never was a graph's"
+        for step, strength in enumerate(strengths):
+            write(strength)
+            torch.testing.assert_close(dispatcher(net, net.forward, (x,), {}), net(x), msg=f"step {step}")
+
+
+def test_what_an_extension_reads_may_change_between_two_steps(served: Any) -> None:
+    for _ in range(2):
+        run(served, (1.0, 1.0, 2.0, 2.0, 3.0, 1.0))
+    assert served[2].metrics.snapshot()["served"] >= 4, "it never was a graph's"
 
 
 def test_what_stays_the_same_is_served(served: Any) -> None:
-    net, _, dispatcher = served
-    x = torch.randn(2, 4)
-    with torch.inference_mode():
-        for _ in range(3):
-            dispatcher.begin_run()
-            for _ in range(4):
-                torch.testing.assert_close(dispatcher(net, net.forward, (x,), {}), net(x))
-    found = dispatcher.metrics.snapshot()
+    for _ in range(3):
+        run(served, [1.0] * 4)
+    found = served[2].metrics.snapshot()
     assert (found["served"], found["fallbacks"]) == (12, {})
 
 
+def test_a_number_that_is_set_again_is_no_reason_for_a_look_at_everything(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, is_current = list[Target](), Target.is_current
+    monkeypatch.setattr(Target, "is_current", lambda target: (looks.append(target), is_current(target))[1])
+    for _ in range(3):
+        run(served, [1.0] * 4)
+    looks.clear()
+    run(served, [float(text) for text in ["1.0"] * 8])  # each an object of its own
+    assert len(looks) <= 1, "once a run"
+    assert served[2].metrics.snapshot()["served"] == 20
+
+
 def test_a_variable_that_changes_in_each_step_is_said_to_change(served: Any) -> None:
-    net, write, dispatcher = served
-    x = torch.randn(2, 4)
-    with torch.inference_mode():
-        for run in range(3):
-            dispatcher.begin_run()
-            for step in range(12):
-                write(1.0 + 0.1 * (12 * run + step))
-                torch.testing.assert_close(dispatcher(net, net.forward, (x,), {}), net(x))
-    reasons = dispatcher.metrics.snapshot()["fallbacks"]
+    for number in range(3):
+        run(served, [1.0 + 0.1 * (12 * number + step) for step in range(12)])
+    reasons = served[2].metrics.snapshot()["fallbacks"]
     assert sum(reasons.values()) > 20 and all("again and again" in reason or "changes" in reason for reason in reasons)
 
 

@@ -193,7 +193,8 @@ class Target:
         self._guard, seen = guard, self._inspected.seen
         self.guard_holds = guard.holds  # asked at every call, so not by way of a method of this class
         if seen is not None and (read := seen.of_extensions) is not None:
-            self.guard_holds = lambda: guard.holds() and read.holds()
+            # What a wrapper sets for each step may be the same number as before, in another object.
+            self.guard_holds = lambda: guard.holds() and (read.holds() or not read.changed())
 
     def _inspect(self) -> Inspected:
         return inspect(dict(self.module.named_modules()), self._host, self.formats)

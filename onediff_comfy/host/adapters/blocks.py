@@ -19,7 +19,7 @@ import torch
 
 from ...capture.call import NotCovered
 from ...messages import Message, message
-from ...runtime.device_memory import memory_errors
+from ...runtime.device_memory import wants_memory
 from ...runtime.launch_bound import BusUse, MovingWeights
 from ...serving.decision import Eager, Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
@@ -218,10 +218,11 @@ def _unless_memory_is_short(run: Callable[[], T]) -> T | None:
     host would do, so that there is no memory for it is nothing for people to see.
     """
     try:
-        with memory_errors():
-            return run()
-    except torch.OutOfMemoryError:
-        pass  # nothing is handled below: an exception would hold what was computed
+        return run()
+    except RuntimeError as error:
+        if not wants_memory(error):
+            raise
+    # Nothing is handled here: an exception would hold what was computed.
     library().recordings.release(ran_out=True)
     return None
 
