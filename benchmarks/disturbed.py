@@ -24,6 +24,7 @@ from unittest.mock import patch
 from .any_card import MODELS, end_of_node, from_file, held
 from .checkpoints import FORMATTED
 from .host import reported, start_host
+from .memory_modes import off
 from .sampling import Sampler, counters, environment, when_done
 from .variants import variant
 
@@ -147,8 +148,8 @@ class Images:
         return Row(
             what=what,
             ended=ended,
-            off=_off(image, self._expected),
-            off_before=_off(image, self._before),
+            off=off(image, self._expected),
+            off_before=off(image, self._before),
             served=after["served"] - before["served"],
             eager=after["fallbacks"] - before["fallbacks"],
             pinned=sum(bool(page & _PINNED) for vbar in vbars for page in vbar.get_residency()),
@@ -277,10 +278,6 @@ def _ended(run: Callable[[], None]) -> str | None:
     if ran_out:  # and no exception is handled here, which would hold what was computed
         comfy.model_management.unload_all_models()
     return ended
-
-
-def _off(image: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((image - expected).abs().max() / (expected.max() - expected.min()))
 
 
 def _allocated() -> int:

@@ -220,7 +220,7 @@ def measure(running: ComfyServer, mode: str, model: str, engines: Sequence[str])
         _prepare(running, model, None, picture)
         plain[picture] = _make(running, model, None, picture)[0]
     with_lora = next(picture for picture in SEQUENCE if picture.lora)
-    if _off(_make(running, model, None, replace(with_lora, lora=None))[0], plain[with_lora]) < 5 * allowed:
+    if off(_make(running, model, None, replace(with_lora, lora=None))[0], plain[with_lora]) < 5 * allowed:
         raise RuntimeError(f"the LoRA for {model} does not change the picture")
     for engine in engines:
         for picture, expected in plain.items():
@@ -237,7 +237,7 @@ def measure(running: ComfyServer, mode: str, model: str, engines: Sequence[str])
                 model=model,
                 engine=engine,
                 picture=picture.what,
-                off=_off(actual, expected),
+                off=off(actual, expected),
                 allowed=allowed,
                 eager={reason: count for reason, count in fell_back.items() if count},
                 seconds=round(seconds, 3),
@@ -245,7 +245,8 @@ def measure(running: ComfyServer, mode: str, model: str, engines: Sequence[str])
             )
 
 
-def _off(actual: Any, expected: Any) -> float:
+def off(actual: Any, expected: Any) -> float:
+    """Return how far a latent is from another at most, as a share of the other's range."""
     return float((actual - expected).abs().max() / (expected.max() - expected.min()))
 
 
