@@ -54,6 +54,11 @@ class Binding:
     def weight_names(self) -> tuple[str, ...]:
         return tuple(item.name for item in self.inputs if item.kind == "weight")
 
+    @cached_property
+    def places(self) -> Any:
+        """Return the output as it is put together, with the number of a flat output in the place of each."""
+        return pytree.tree_unflatten(range(self.output.num_leaves), self.output)
+
     def feed(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the graph's inputs in order, from weights (in ``weight_names`` order) and a call's tensors."""
         remaining = iter(weights)

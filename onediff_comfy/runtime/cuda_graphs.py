@@ -30,7 +30,7 @@ import torch
 from ..engines.base import CompiledGraph, Outputs
 from .device_memory import kept_free, trim_graph_memory
 from .launch_bound import MovingWeights, RecordWhen, When, Worth
-from .recording import Copies, Name, RecordedCall, Recording, Sizes
+from .recording import NOWHERE, Copies, Into, Name, RecordedCall, Recording, Sizes
 from .recording_pool import RecordingPool
 from .stream_capture import recorded_on
 
@@ -123,6 +123,7 @@ class RecordedGraph(CompiledGraph):
         tensors: Sequence[torch.Tensor],
         when: When = RecordWhen.ALWAYS,
         confirmed: Callable[[], bool] | None = None,
+        into: Into = NOWHERE,
     ) -> Outputs | None:
         """Return the outputs for ``tensors``; None if they are not wanted.
 
@@ -130,6 +131,7 @@ class RecordedGraph(CompiledGraph):
             addresses: of the weights.
             when: which calls are recorded.
             confirmed: tells whether they are wanted. It may wait for the device, so it is asked as late as can be.
+            into: where a replay leaves outputs. What is launched kernel by kernel gives others.
         """
         sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         plain = self._unrecordable or sizes in self._plain or any(tensor.device.type != "cuda" for tensor in tensors)
@@ -140,7 +142,7 @@ class RecordedGraph(CompiledGraph):
         recording = None if plain else recordings.get(name)
         if recording is not None and recording.addresses == call.addresses:
             recordings.move_to_end(name)
-            return recording.replay(call.tensors, confirmed)
+            return recording.replay(call.tensors, confirmed, into)
         if confirmed is not None and not confirmed():
             return None
         if plain:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +19,9 @@ _COPIED_AT_ONCE = frozenset(
 """PyTorch has such a kernel for these; not for all that there are, as scales of mxfp8."""
 _COPIED_ALONE = 1 << 20  # bytes of a tensor; the device's own copying is faster than a kernel for many
 
+Into = Mapping[int, torch.Tensor]
+"""Tensors of the caller's that outputs are left in, by the number of the output."""
+NOWHERE: Into = MappingProxyType({})
 Sizes = tuple[tuple[int, ...], ...]
 Name = tuple[Sizes, tuple[int, ...]]
 """The sizes of a call; where weights move, the addresses of those that are at their own places, too."""
@@ -106,8 +110,14 @@ class Recording:
     weights_move: bool = False
     replays: int = 0
 
-    def replay(self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None) -> Outputs | None:
-        """Return the outputs for ``tensors``; None if ``confirmed``, asked once these are in place, says no."""
+    def replay(
+        self, tensors: Sequence[torch.Tensor], confirmed: Callable[[], bool] | None = None, into: Into = NOWHERE
+    ) -> Outputs | None:
+        """Return the outputs for ``tensors``; None if ``confirmed``, asked once these are in place, says no.
+
+        Args:
+            into: where to leave outputs; of others there are copies. If memory runs out nothing was left anywhere.
+        """
         with self.pool.replaying():
             self.inputs.fill(tensors)
             if confirmed is not None and not confirmed():
@@ -116,7 +126,14 @@ class Recording:
             with memory_errors():
                 self.graph.replay()
             # The next replay overwrites them, and a caller may keep what it is given.
-            return [None if output is None else output.clone() for output in self.outputs]
+            copies = [None if index in into else _clone(output) for index, output in enumerate(self.outputs)]
+            for index, tensor in into.items():  # last, for this cannot lack memory
+                copies[index] = tensor.copy_(cast("torch.Tensor", self.outputs[index]))
+            return copies
+
+
+def _clone(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.clone()
 
 
 def nbytes(tensors: Outputs) -> int:

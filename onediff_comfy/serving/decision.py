@@ -20,7 +20,11 @@ from ..capture.tracing.trace_scopes import generators_restored
 from ..engines.base import CompiledGraph
 from ..messages import Message, first_line, message
 from ..runtime.launch_bound import MovingWeights
+from ..runtime.recording import Into
 
+Out = Callable[[Any], Into]
+"""Returns the caller's tensors that outputs of a graph may be left in, by their numbers, which are in the places of an
+output as it is put together. A graph that leaves them there copies each once, and not for the caller to copy again."""
 RouteKey = tuple[str, Signature, bool]
 """What a route is for: the target's fingerprint, the call's signature, and whether the run may reuse steps."""
 

@@ -23,7 +23,7 @@ from ..engines.base import CompiledGraph
 from ..engines.eager import EagerEngine
 from ..metrics import Metrics
 from ..runtime.step_cache import StepCache
-from .decision import Eager, Invocation, Output, Request, Serve, Served, search_failed
+from .decision import Eager, Invocation, Out, Output, Request, Serve, Served, search_failed
 from .executor import CallTimes, Executor, Failed
 from .module_guard import ModuleGuard
 from .options import DEFAULTS, Options, Speed
@@ -62,12 +62,15 @@ class CallServer:
     verifier: Verifier
     teller: Teller
 
-    def attempt(self, invocation: Invocation, run: RunContext) -> Output | Eager:
-        """Return what the host's call gives if a graph can answer it; else why the host has to, which is counted."""
+    def attempt(self, invocation: Invocation, run: RunContext, out: Out | None = None) -> Output | Eager:
+        """Return what the host's call gives if a graph can answer it; else why the host has to, which is counted.
+
+        What answers as it is, and is not compared with anything, may be left in the tensors that ``out`` gives.
+        """
         self.host.check_interrupted()  # the host does before each layer, and a graph has none to be stopped at
         for assume in (True, False):
             decision = self.decide(invocation, run, assume)
-            answer = self._serve(decision, run) if isinstance(decision, Serve) else decision
+            answer = self._serve(decision, run, out) if isinstance(decision, Serve) else decision
             if answer is not None:  # or its functions decide in another way than in the call before
                 break
         assert answer is not None
@@ -149,12 +152,12 @@ class CallServer:
         assert serve is not None
         return serve
 
-    def _serve(self, serve: Serve, run: RunContext) -> Output | Eager | None:
+    def _serve(self, serve: Serve, run: RunContext, out: Out | None) -> Output | Eager | None:
         """Run the graph of a decision, and compare it with eager where due; None if it was for a wrong assumption."""
         done = self.verifier.done.get(serve.proof_key)
         due = (done is None or done() is not serve.graph) and self.verifier.is_due(serve, run)
         with self.host.unplanned():
-            output = self.executor.run(serve, run, due)
+            output = self.executor.run(serve, run, due, None if due else out)
         if output is None:
             return None
         if isinstance(output, Failed):
@@ -320,20 +323,17 @@ class Dispatcher:
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return ``forward(*args, **kwargs)``, from a compiled graph where one can serve it.
-
-        Args:
-            module: whose weights ``forward`` uses.
-            forward: the host's own code; also the fallback and the reference.
-        """
+        """Return ``forward(*args, **kwargs)``, from a compiled graph where one can serve it; see ``Invocation``."""
         # No exception is being handled here: meanwhile each attribute that only a __getattr__ finds costs more.
-        invocation = Invocation(module, forward, args, kwargs)
-        outcome = self._server.attempt(invocation, self.run)
+        outcome = self._server.attempt(invocation := Invocation(module, forward, args, kwargs), self.run)
         return outcome.value if isinstance(outcome, Output) else invocation.eager()
 
-    def attempt(self, invocation: Invocation) -> Output | Eager:
-        """Return what an invocation gives from a compiled graph, or why none serves it; the caller has to, then."""
-        return self._server.attempt(invocation, self.run.of_call(invocation))
+    def attempt(self, invocation: Invocation, out: Out | None = None) -> Output | Eager:
+        """Return what an invocation gives from a compiled graph, or why none serves it.
+
+        The caller has to, then, and the tensors that ``out`` gives are as they were.
+        """
+        return self._server.attempt(invocation, self.run.of_call(invocation), out)
 
     def is_held_back(self, invocation: Invocation) -> bool:
         """Return True if a call whose weights move, and need not be there, waits for its graph, and count it then."""

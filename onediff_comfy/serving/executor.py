@@ -23,8 +23,9 @@ from ..messages import first_line, message
 from ..runtime.cuda_graphs import RecordedGraph
 from ..runtime.device_memory import wants_memory
 from ..runtime.launch_bound import RecordWhen
+from ..runtime.recording import NOWHERE
 from ..runtime.step_cache import ReusableGraph, StepCache
-from .decision import Output, Serve
+from .decision import Out, Output, Serve
 from .resolution.variant_policy import VariantPolicy
 from .run import RunContext
 
@@ -183,7 +184,7 @@ class Executor:
         self._record_when = RecordWhen.LAUNCH_BOUND if record_only_launch_bound else RecordWhen.ALWAYS
         self._moving = Counter[str]()  # calls of each graph whose weights move
 
-    def run(self, serve: Serve, run: RunContext, due: bool = False) -> Output | Failed | None:
+    def run(self, serve: Serve, run: RunContext, due: bool = False, out: Out | None = None) -> Output | Failed | None:
         """Return the output of a call, as the host's forward gives it; None if its functions decide not as assumed.
 
         Where memory runs out, give back all that recordings hold, and run the graph once more.
@@ -191,6 +192,7 @@ class Executor:
         Args:
             due: the output is to be compared with eager's: nothing is reused, and functions that the graph calls may
                 not change what they keep, which is put back.
+            out: gives tensors that outputs may be left in. If there is no output, they are as they were.
         """
         reuse = False
         if run.step_cache is not None:
@@ -205,14 +207,14 @@ class Executor:
         try:
             begun = self.times.begin(device) if stands_for else None
             try:
-                flat = self._outputs(serve, run, reuse, due)
+                flat = self._outputs(serve, run, reuse, due, out)
             except RuntimeError as error:
                 if not wants_memory(error):
                     raise
                 ran_out = True
             if ran_out:  # nothing is handled here: an exception would hold the first try's tensors, and its recording
                 self._make_room(run)
-                flat = self._outputs(serve, run, False, due)
+                flat = self._outputs(serve, run, False, due, out)
             if flat is None:
                 return None
             if begun is not None:
@@ -260,14 +262,15 @@ class Executor:
         torch.cuda.empty_cache()
         log.warning("OneDiff: out of memory; released %d MB of CUDA graph recordings and tried again", released >> 20)
 
-    def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool) -> Outputs | None:
+    def _outputs(self, serve: Serve, run: RunContext, reuse: bool, watched: bool, out: Out | None) -> Outputs | None:
         graph, weights, tensors = serve.graph, serve.weights, serve.request.call.tensors
         functions = serve.request.call.functions
         confirmed = None if functions is None else functions.are_as_assumed
         with running(), serve.bringing_options(watched) if serve.options is not None else contextlib.nullcontext():
             if isinstance(graph, RecordedGraph):
                 when = serve.request.invocation.moving or self._record_when
-                return graph.run(weights.tensors, weights.addresses, tensors, when, confirmed)
+                into = NOWHERE if out is None else out(graph.binding.places)
+                return graph.run(weights.tensors, weights.addresses, tensors, when, confirmed, into)
             if confirmed is not None and not confirmed():
                 return None
             if run.step_cache is not None and serve.stream is not None and isinstance(graph, ReusableGraph):

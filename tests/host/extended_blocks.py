@@ -29,7 +29,6 @@ import pages_of_cpu  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
-from onediff_comfy.serving.decision import Invocation  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
 
 Pictures = list[torch.Tensor]
@@ -236,9 +235,9 @@ def views_handed_on(model: Any) -> Pictures:
 def off(script: Callable[[Any], Pictures]) -> dict[str, Any]:
     pictures, served, asked, attempt = [], 0, [0], Dispatcher.attempt
 
-    def counted(self: Dispatcher, invocation: Invocation) -> Any:
+    def counted(self: Dispatcher, *given: Any) -> Any:
         asked[0] += 1
-        return attempt(self, invocation)
+        return attempt(self, *given)
 
     for ours in (False, True):
         model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_vae=False)[0]

@@ -101,6 +101,8 @@ def told() -> dict[str, Any]:
     before = img.tolist()
     first, second = call.completed((output, written, left))
     given_back = [first is img, img.tolist(), second.tolist()]
+    places = "output", {"0": 4}, {}
+    same = [call.out(places).get(4) is img, FunctionalCall(block, (img, img[1:]), {"pair": modulation()}).out(places)]
     gc.collect()
     gc.disable()
     for _ in range(10):
@@ -110,6 +112,7 @@ def told() -> dict[str, Any]:
         "leaves": [type(leaf).__name__ for leaf in pytree.tree_leaves((output, written, left))],
         "before": before,
         "given back": given_back,
+        "out": same,
     }
 
 

@@ -43,6 +43,19 @@ def test_a_lora_that_the_host_multiplies_by_in_full_is_not_rounded() -> None:
     assert [found[name]["served"] for name in ("all_there", "none_there")] == [16, 8], found
 
 
+def test_outputs_are_left_in_what_a_block_is_given_only_where_a_graph_alone_answers() -> None:
+    """Where graphs or weights turn out to be wrong, the host answers on what it was given."""
+    found = printed_by("outputs_left.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
+    assert {name: result["off"] for name, result in found.items()} == {
+        "as_they_are": [0.0] * 2,
+        "wrong_weights": [0.0] * 3,
+        "wrong_graphs": [0.0] * 3,
+    }
+    # A double block writes to two tensors and a single one to one. The first call of each is compared.
+    steps = {"as_they_are": 6, "wrong_weights": 2, "wrong_graphs": 2}
+    assert {name: result["left"] for name, result in found.items()} == {name: 3 * (n - 1) for name, n in steps.items()}
+
+
 def test_hooks_and_places_of_layers_are_seen_where_a_model_is_served_whole() -> None:
     found = printed_by("extended_whole.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint))
     assert {name: result["off"] for name, result in found.items()} == {

@@ -23,6 +23,7 @@ def test_a_compiler_is_given_tensors_alone_and_the_caller_the_very_tensor_that_i
     assert told["leaves"] == ["Tensor", "Tensor"]  # what is returned and new, and what was written
     assert told["before"] == [0.0, 0.0]  # a graph is given copies
     assert told["given back"] == [True, [1.0, 1.0], [2.0, 2.0]]
+    assert told["out"] == [True, {}], "an output may be left in a tensor that overlaps with no other"
 
 
 def test_a_blocks_call_leaves_no_cycles_behind(printed: dict[str, Any]) -> None:

@@ -10,10 +10,10 @@ import comfy.sd
 import torch
 
 
-def sampled(model: Any, seed: int, steps: int = 2) -> torch.Tensor:
+def sampled(model: Any, seed: int, steps: int = 2, side: int = 16) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     prompt = [[torch.randn(1, 77, 64, generator=generator), {"pooled_output": torch.randn(1, 32, generator=generator)}]]
-    latent = torch.zeros(1, 16, 16, 16)
+    latent = torch.zeros(1, 16, side, side)
     noise = torch.randn(latent.shape, generator=generator)
     result = comfy.sample.sample(
         model, noise, steps, 1.0, "euler", "simple", prompt, prompt, latent, disable_pbar=True, seed=seed

@@ -268,8 +268,9 @@ class OnCard:
     def __init__(self, columns: int, dtype: torch.dtype = torch.float16) -> None:
         self.shape, self.dtype, self.nbytes = (1, columns), dtype, columns * dtype.itemsize
 
-    def copy_(self, other: OnCard) -> None:
+    def copy_(self, other: OnCard) -> OnCard:
         self.copied_from = other
+        return self
 
     def clone(self) -> OnCard:
         return OnCard(self.shape[1], self.dtype)
@@ -400,6 +401,26 @@ def test_a_replay_waits_for_what_is_asked_once_its_inputs_are_in_place(card: Car
 
     assert [called() for _ in range(5)] == [False, False, False, True, True], "only a replay has inputs to be copied"
     assert (run.made, run.inner.calls) == (1, 2), "what is not wanted is not launched, nor recorded"
+
+
+def test_a_replay_leaves_outputs_where_they_are_asked_for_once_all_others_are_copied(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory it may be done again, with what it was given."""
+    both = Function(lambda _weight, x: x)
+    monkeypatch.setattr(Function, "__call__", lambda _self, _weights, tensors: [tensors[0], tensors[0]])
+    graph, places = RecordedGraph(both, RecordingPool(lambda: MANY), lambda: None), [OnCard(4) for _ in range(4)]
+
+    def run(place: OnCard) -> Any:
+        return graph.run([OnCard(1)], [0], [OnCard(4)], into={1: place})  # type: ignore[list-item,dict-item]
+
+    *launched, (copy, left) = [run(place) for place in places[:3]]
+    assert all(place not in outputs for place, outputs in zip(places, launched, strict=False))
+    assert left is places[2] and copy is not left
+    monkeypatch.setattr(OnCard, "clone", lambda _self: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):
+        run(places[3])
+    assert [hasattr(place, "copied_from") for place in places] == [False, False, True, False]
 
 
 def test_inputs_of_one_type_are_copied_at_once(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1048,6 +1069,21 @@ def test_weights_that_move_are_replayed_with_those_of_each_call() -> None:
                 torch.testing.assert_close(output, run.inner.function(weight, x))
     assert (small.made, large.made) == (1, 0), "for the large one the device has enough to do"
     assert small.inner.calls < 100
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_output_is_left_in_the_input_that_it_was_computed_from() -> None:
+    run, weight, x = Recorded(many_small), on_gpu(64, 64) / 8, on_gpu(64, 64)
+    for _ in range(6):
+        expected, address = run.inner.function(weight, x), x.data_ptr()
+        (output,) = run.graph.run([weight], [weight.data_ptr()], [x], into={0: x}) or ()
+        torch.testing.assert_close(output, expected)
+        if output is x:
+            assert x.data_ptr() == address
+        else:
+            x.copy_(output)
+    assert run.made == 1 and output is x
 
 
 class TwoWeights(Function):

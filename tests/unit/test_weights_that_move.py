@@ -88,6 +88,7 @@ class Told(RecordedGraph):
         tensors: Sequence[torch.Tensor],
         when: When = RecordWhen.ALWAYS,
         _confirmed: Callable[[], bool] | None = None,
+        _into: object = None,
     ) -> Outputs | None:
         self.when = when
         return self.inner(weights, tensors)

@@ -7,7 +7,8 @@ in a list, what its next piece needs of this one. A graph changes nothing that i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,6 +57,11 @@ class FunctionalCall:
         if len({id(each) for each in self.lists}) < len(self.lists):
             raise NotCovered(message("a part of the model is given one list twice"))
         self.arguments = {name: value if name == OPTIONS else opened(value) for name, value in named.items()}
+
+    @cached_property
+    def _tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that it is given, which ``telling`` counts likewise."""
+        return _tensors(self.arguments)
 
     @property
     def form(self) -> Hashable:
@@ -110,6 +116,20 @@ class FunctionalCall:
         telling.__qualname__ = f"{getattr(forward, '__qualname__', kind.__qualname__)}{OF_A_PART}"
         return telling
 
+    def out(self, places: tuple[Any, Mapping[str, int], Any]) -> Mapping[int, torch.Tensor]:
+        """Return the tensors that the part writes to, by the numbers of the values for them; see ``decision.Out``.
+
+        Only where ``completed`` would put the values there: none overlaps with another tensor.
+        """
+        _, written, _ = places
+        overlapping = bool(written) and self._overlapping(written)
+        return {} if overlapping else {place: self._tensors[int(name)] for name, place in written.items()}
+
+    def _overlapping(self, written: Collection[str]) -> bool:
+        """Return True if a tensor that is written to overlaps with another."""
+        ranges = list(map(_range, self._tensors))
+        return any(_overlap(ranges[i], [*ranges[:i], *ranges[i + 1 :]]) for i in map(int, written))
+
     def completed(self, told: Told) -> Any:
         """Return what the part gives, and leave in the arguments what it leaves there.
 
@@ -118,12 +138,11 @@ class FunctionalCall:
                 Nothing was left anywhere.
         """
         output, written, left = told
-        tensors = _tensors(self.arguments)
-        ranges = list(map(_range, tensors)) if written else []
-        for index in map(int, written):
-            if _overlap(ranges[index], [*ranges[:index], *ranges[index + 1 :]]):
-                raise NotCovered(message("a part of the model writes to a tensor that it is given twice"))
-        for name, value in written.items():
+        tensors = self._tensors
+        missing = {name: value for name, value in written.items() if value is not tensors[int(name)]}
+        if missing and self._overlapping(written):
+            raise NotCovered(message("a part of the model writes to a tensor that it is given twice"))
+        for name, value in missing.items():
             tensors[int(name)].copy_(value)
         for name, entries in left.items():
             held = self.lists[int(name)]
