@@ -32,10 +32,11 @@ import comfy.model_management as memory  # noqa: E402
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
 from comfy.model_patcher import ModelPatcher  # noqa: E402
+from comfy.patcher_extension import WrappersMP  # noqa: E402
 from text_encoders import TinyTextEncoder  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
-from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
+from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 from onediff_comfy.host.adapters.module_proxy import module_behind  # noqa: E402
 from onediff_comfy.host.adapters.text_encoder import accelerate_clip, stacks_of  # noqa: E402
 from onediff_comfy.host.adapters.vae import accelerate_vae  # noqa: E402
@@ -323,6 +324,45 @@ def on_another_gpu() -> dict[str, Any]:
     }
 
 
+def split_behind_the_node() -> dict[str, Any]:
+    """A MODEL that is served in Dynamic VRAM, and is split over GPUs behind our node; then the MODEL as it is.
+
+    What a run is of is noted by a wrapper of another extension's.
+    """
+    dynamic_vram.can_pin = lambda: True
+    loads: Counter[str] = Counter()
+    ran: list[tuple[bool, str | None]] = []
+
+    def noting(executor: Any, *given: Any, **named: Any) -> Any:
+        patcher = executor.class_obj.model_patcher
+        ran.append((patcher.is_dynamic(), patcher.get_attachment("of another extension")))
+        return executor(*given, **named)
+
+    source = dynamic("MODEL", loads)
+    expected = [sampled(with_lora(source, 0.8), seed) for seed in (1, 2)]
+    output = accelerate(with_lora(source, 0.8), "eager")
+    output.set_attachments("of another extension", "kept")
+    output.add_wrapper(WrappersMP.PREDICT_NOISE, noting)
+    split, other = output.clone(), dynamic("MODEL", loads)
+    other.is_multigpu_base_clone = False  # there is no other GPU for a thread
+    next(iter(other.model.diffusion_model.children()))._v = object()
+    split.set_additional_models("multigpu", [other])
+    found: dict[str, Any] = {"loads": []}
+    pictures = []
+    for model in (output, split, split, output):
+        pictures.append(sampled(model, 1 + len(pictures) % 2))
+        found["loads"].append(loads["MODEL"])
+    dynamic_vram.can_pin = lambda: False
+    dispatcher = find_dispatcher(output)
+    assert dispatcher is not None
+    return found | {
+        "ran": ran[::2],
+        "off": [float((now - expected[i % 2]).abs().max()) for i, now in enumerate(pictures)],
+        "served": dispatcher.metrics.snapshot()["served"],
+        "own": [model.is_dynamic() for model in (output, split)],
+    }
+
+
 def one_to_the_host(patcher: Any, another: Any) -> bool:
     """Whether a split over GPUs takes a patcher for another's on a GPU; True where the host knows no such split."""
     known = hasattr(patcher, "clone_base_uuid")
@@ -433,6 +473,7 @@ def main() -> None:
             "the_while_passes": lambda: the_while_passes(None),
             "dynamic_model_goes": dynamic_model_goes,
             "on_another_gpu": on_another_gpu,
+            "split_behind_the_node": split_behind_the_node,
             "clones_to_the_host": clones_to_the_host,
             "leftovers": leftovers,
             "VAE": vaes,

@@ -74,6 +74,18 @@ def test_a_model_on_another_gpu_has_one_too_and_stays_what_the_host_takes_it_for
     assert found["on_another_gpu"] == {"loads": 1, "resident": True, "of_the_split": True, "found_again": True}
 
 
+def test_a_model_in_dynamic_vram_is_loaded_once_more_only_for_a_run_that_is_split_over_gpus(
+    found: dict[str, Any],
+) -> None:
+    """However many GPUs there are. The run is of a clone, with all that is on the MODEL, and the MODEL stays."""
+    split = found["split_behind_the_node"]
+    assert split["loads"] == [0, 2, 2, 2], "the model and the one on another GPU, once each"
+    assert split["ran"] == [[True, "kept"], [False, "kept"], [False, "kept"], [True, "kept"]]
+    assert split["own"] == [True, True]
+    assert max(split["off"]) <= 1e-4
+    assert split["served"] == 8
+
+
 def test_a_split_over_gpus_of_the_dynamic_model_does_not_take_its_resident_form(found: dict[str, Any]) -> None:
     """ComfyUI's thread for prompts ended where one workflow split an accelerated MODEL, and the next one its source."""
     assert found["clones_to_the_host"] == {"accelerated": True, "and_its_source": False}

@@ -6,9 +6,10 @@ called where an extension has put a table of its own wrappers in the place of on
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...runtime.step_cache import StepCache
 from ...serving.dispatcher import Dispatcher
 from ..preparation.latents import latent_ratio
 from ..report.status import status_of
-from ..weights.dynamic_vram import resident_on_other_gpus
+from ..weights.dynamic_vram import resident_over_gpus
 from .attach import KEY
 from .conditioning import keep_on_device
 
@@ -58,7 +59,12 @@ class RunWrapper(SharedWrapper):
         self.dispatcher, self.open = dispatcher, 0
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
-        return self.around(executor.class_obj, functools.partial(executor, *args, **kwargs))
+        guider = executor.class_obj
+        split = resident_over_gpus(guider.model_patcher)
+        if split.others:
+            log.info("OneDiff: a run over %d GPUs; its CUDA graphs are recorded when it is over", split.others + 1)
+        with _running(guider, split.patcher):  # before the host loads what it runs
+            return self.around(guider, functools.partial(executor, *args, **kwargs))
 
     def around(self, guider: Any, sample: Callable[[], Any]) -> Any:
         """Return what ``sample`` gives, in a run of its own."""
@@ -67,9 +73,6 @@ class RunWrapper(SharedWrapper):
         step_cache = StepCache(asked.threshold) if asked is not None and asked.threshold else None
         if step_cache is not None and _strengths_change(guider.conds):
             step_cache.refuse(message("keyframes of a hook change the weights during the run"))
-        on_other_gpus = resident_on_other_gpus(patcher)
-        if on_other_gpus:
-            log.info("OneDiff: a run over %d GPUs; its CUDA graphs are recorded when it is over", on_other_gpus + 1)
         self.dispatcher.begin_run(step_cache)
         self.open += 1
         try:
@@ -94,6 +97,16 @@ class SamplerWrapper(SharedWrapper):
         if self._around_run.open or not args or not hasattr(args[0], "model_patcher"):
             return sample()
         return self._around_run.around(args[0], sample)
+
+
+@contextlib.contextmanager
+def _running(guider: Any, patcher: Any) -> Iterator[None]:
+    """Have a guider of the host's run ``patcher``, a clone of its own or that itself, until the context ends."""
+    own, guider.model_patcher = guider.model_patcher, patcher
+    try:
+        yield
+    finally:
+        guider.model_patcher = own
 
 
 def _strengths_change(conditionings: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,26 +38,43 @@ def is_dynamic(patcher: Any) -> bool:
 def needs_resident_form(patcher: Any) -> bool:
     """Return True for a MODEL in Dynamic VRAM that cannot be served from there.
 
-    So it is where the host has nothing that pins weights, and on several GPUs, for threads of a split run may call it.
+    So it is where the host has nothing that pins weights, and where a run of it is split over GPUs.
     """
-    return is_dynamic(patcher) and not (can_pin() and torch.cuda.device_count() <= 1)
+    return is_dynamic(patcher) and (not can_pin() or bool(_on_other_gpus(patcher)))
 
 
-def resident_on_other_gpus(patcher: Any) -> int:
-    """Have the models on other GPUs, which ComfyUI's MultiGPU CFG Split keeps beside a MODEL, resident too.
+class SplitRun(NamedTuple):
+    """What runs in the place of a MODEL.
 
-    The host makes them from the loader, or takes what another workflow has loaded there, and so in Dynamic VRAM.
+    Attributes:
+        patcher: a clone of the MODEL's; or its own, where the run is not split over GPUs.
+        others: how many models on other GPUs are beside it.
+    """
+
+    patcher: Any
+    others: int
+
+
+def resident_over_gpus(patcher: Any) -> SplitRun:
+    """Have all models of a run resident that ComfyUI's MultiGPU CFG Split has split over GPUs: a thread calls each.
+
+    The host makes those on other GPUs from the loader, or takes what another workflow has loaded there, and so in
+    Dynamic VRAM.
 
     Args:
         patcher: an accelerated MODEL whose run is about to begin.
-
-    Returns:
-        How many there are.
     """
-    others = patcher.get_additional_models_with_key(_ON_OTHER_GPUS)
+    others = _on_other_gpus(patcher)
+    if needs_resident_form(patcher):
+        patcher = resident_clone(patcher, "MODEL") or patcher
     if any(map(_fetches_weights, others)):
         patcher.set_additional_models(_ON_OTHER_GPUS, [_resident_beside(patcher, other) for other in others])
-    return len(others)
+    return SplitRun(patcher, len(others))
+
+
+def _on_other_gpus(patcher: Any) -> list[Any]:
+    """Return the models on other GPUs that a split over them keeps beside a MODEL."""
+    return list(patcher.get_additional_models_with_key(_ON_OTHER_GPUS))
 
 
 def _resident_beside(patcher: Any, other: Any) -> Any:
