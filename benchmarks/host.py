@@ -63,10 +63,6 @@ def _dynamic_vram() -> None:
     import comfy.model_patcher
 
     devices = comfy.model_management.get_all_torch_devices()
-    if len(devices) > 1:
-        raise RuntimeError(
-            "make one GPU visible (CUDA_VISIBLE_DEVICES): where there are more, OneDiff loads a model a second time"
-        )
     if not comfy_aimdo.control.init_devices((device.index, 0) for device in devices):
         raise RuntimeError("Dynamic VRAM cannot be had here: comfy-aimdo found no device that it supports")
     comfy.memory_management.aimdo_enabled = True
