@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 _NAME = "onediff-comfy"
 
+GRAPHS = "graphs"
+"""The folder of compiled graphs within a cache folder."""
+
 
 def cache_folder() -> Path:
     """Return the folder of compiled graphs: large, and may be deleted at any time."""

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..folders import GRAPHS
 from ..settings import GRAPH_SUFFIX
 from .artifact import ArtifactError, Manifest
 from .graph_file import manifests_in
@@ -38,7 +39,7 @@ def described(store: GraphStore) -> list[Description]:
     """
     found = []
     for folder in store.folders:
-        for path in (folder / "graphs").glob(f"*{GRAPH_SUFFIX}"):
+        for path in (folder / GRAPHS).glob(f"*{GRAPH_SUFFIX}"):
             with contextlib.suppress(OSError, ArtifactError):
                 status = path.stat()
                 (manifest,) = manifests_in(path)[:1]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import private_lock, read_regular, write_atomically
+from ..folders import GRAPHS
 from ..settings import GRAPH_SUFFIX
 from .artifact import parse_json
 from .trust import Trust
@@ -24,7 +25,7 @@ PROVED = "proved"
 RETIRED = "retired"
 """The kind of the notes on graphs that were found wrong. They are written, and never written anew: none can be lost."""
 
-_SUFFIXES = {"graphs": GRAPH_SUFFIX, "locks": ".lock"}
+_SUFFIXES = {GRAPHS: GRAPH_SUFFIX, "locks": ".lock"}
 _MAX_NOTE = 64 << 20
 _LOCK_TIMEOUT_S = 2
 """A lock is held for milliseconds: whoever holds it longer was stopped, and nobody is to wait for that."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import TEMPORARY_SUFFIX, file_version, of_version, private_lock, remove_judged, write_atomically
-from ..folders import cache_folder, config_folder, shared_cache_folder, store_role, store_url
+from ..folders import GRAPHS, cache_folder, config_folder, shared_cache_folder, store_role, store_url
 from ..messages import message
 from ..settings import DISK_LIMIT_BYTES, FLEET_PACKAGES
 from ..settings import GRAPH_SUFFIX as SUFFIX
@@ -36,7 +36,6 @@ from .trust import Trust, Untrusted, VerifiedArtifact
 
 log = logging.getLogger(__name__)
 
-_GRAPHS = "graphs"
 
 # A crashed writer's temporary file; no write of ours takes longer.
 _STALE_SECONDS = 3600
@@ -115,7 +114,7 @@ class GraphStore:
     def find(self, key: str) -> VerifiedArtifact | None:
         """Return the artifact for a graph key, sealed or trusted, its parts checked; None if there is none."""
         for folder in self.folders:
-            path = path_in(folder, _GRAPHS, key)
+            path = path_in(folder, GRAPHS, key)
             try:
                 with _graph_in(path) as found:
                     artifact = self.verified(found, path)
@@ -161,7 +160,7 @@ class GraphStore:
             ArtifactError, Untrusted: see ``VerifiedArtifact``.
             OSError: it could not be written.
         """
-        verified = self.verified(artifact, source or path_in(self.folder, _GRAPHS, artifact.manifest.key))
+        verified = self.verified(artifact, source or path_in(self.folder, GRAPHS, artifact.manifest.key))
         path = self._put(verified)
         for call_key in verified.manifest.calls:
             self.notes.add_call(call_key, verified.manifest.key, verified.manifest.shapes)
@@ -170,7 +169,7 @@ class GraphStore:
         return path
 
     def _put(self, artifact: Artifact) -> Path:
-        path = path_in(self.folder, _GRAPHS, artifact.manifest.key)
+        path = path_in(self.folder, GRAPHS, artifact.manifest.key)
         write_atomically(path, pack([artifact]), _later_than_all_beside(path))
         self.prune(keep=path)
         return path
@@ -183,7 +182,7 @@ class GraphStore:
             judged: tells whether an artifact, of which the parts are not read, is the one to be removed: another may
                 have taken its place. None for whatever is there.
         """
-        path = path_in(self.folder, _GRAPHS, key)
+        path = path_in(self.folder, GRAPHS, key)
         with contextlib.suppress(OSError, ArtifactError):
             if judged is not None:
                 return remove_judged(path, lambda file: _are_all(file, judged))
@@ -217,7 +216,7 @@ class GraphStore:
         """Return every graph file, most recently used first."""
         found = []
         for folder in self.folders:
-            for path in (folder / _GRAPHS).glob(f"*{SUFFIX}"):
+            for path in (folder / GRAPHS).glob(f"*{SUFFIX}"):
                 with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
                     found.append(self._entry(path))
         return sorted(found, key=lambda entry: entry.used, reverse=True)
@@ -240,7 +239,7 @@ class GraphStore:
         """
         limit = self.limit if limit is None else limit
         files = []
-        for path in (self.folder / _GRAPHS).glob(f"*{SUFFIX}"):
+        for path in (self.folder / GRAPHS).glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 files.append((file_version(path), path))
         total = sum(size for (_, size, _), _ in files)

@@ -15,7 +15,7 @@ from node_ids import NODE_IDS
 from onediff_comfy.host import versions
 
 ROOT = Path(__file__).resolve().parents[2]
-_LOADED_AT_START = {"buckets", "host", "messages", "once", "settings"}
+_LOADED_AT_START = {"buckets", "folders", "host", "messages", "once", "settings"}
 """Which take 0.04 s of CPU time, in a host that has imported torch. The core would take seconds."""
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
+from ...folders import GRAPHS
 from ...settings import DISK_LIMIT_BYTES
 from ..artifact import Artifact, ArtifactError
 from ..notes import OPTIONS, Notes, path_in
@@ -157,7 +158,7 @@ class TieredStore(GraphStore):
 
     def has(self, key: str) -> bool:
         """Return True if a graph lies on this machine, whether it may be loaded or not."""
-        return path_in(self.folder, "graphs", key).exists()
+        return path_in(self.folder, GRAPHS, key).exists()
 
     def is_made_here(self, artifact: Artifact) -> bool:
         """Return True if this installation compiled a graph, and did not fetch it from the fleet."""
@@ -197,7 +198,7 @@ class TieredStore(GraphStore):
             return None
         if fetched is None:
             return None
-        text, data, source = fetched.artifact.manifest_text, fetched.artifact.data, path_in(self.folder, "graphs", key)
+        text, data, source = fetched.artifact.manifest_text, fetched.artifact.data, path_in(self.folder, GRAPHS, key)
         try:
             sealed = Artifact(text, self._sealed_with.seal_fetched(text, fetched.key_id), data)
             verified = self.verified(sealed, source)

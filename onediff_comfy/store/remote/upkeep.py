@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...folders import GRAPHS
 from ...settings import GRAPH_SUFFIX
 from ..artifact import Artifact, ArtifactError
 from ..graph_file import open_graphs
@@ -195,7 +196,7 @@ def signed_by(folder: Path, trust: Trust, key_id: str) -> list[str]:
         OSError: the key that they are sealed with is damaged.
     """
     found = []
-    for path in sorted((folder / "graphs").glob(f"*{GRAPH_SUFFIX}")):
+    for path in sorted((folder / GRAPHS).glob(f"*{GRAPH_SUFFIX}")):
         if any(trust.fetched_from(artifact) == key_id for artifact in _manifests_of(path)):
             found.append(path.stem)
     return found
