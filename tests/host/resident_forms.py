@@ -347,19 +347,26 @@ def split_behind_the_node() -> dict[str, Any]:
     other.is_multigpu_base_clone = False  # there is no other GPU for a thread
     next(iter(other.model.diffusion_model.children()))._v = object()
     split.set_additional_models("multigpu", [other])
-    found: dict[str, Any] = {"loads": []}
+    found: dict[str, Any] = {"loads": [], "without a patcher": []}
     pictures = []
     for model in (output, split, split, output):
         pictures.append(sampled(model, 1 + len(pictures) % 2))
         found["loads"].append(loads["MODEL"])
+        gc.collect()  # as the host does after each prompt
+        found["without a patcher"] += [entry.model is None for entry in memory.current_loaded_models]
     dynamic_vram.can_pin = lambda: False
     dispatcher = find_dispatcher(output)
     assert dispatcher is not None
+    own = [model.is_dynamic() for model in (output, split)]
+    model = None
+    del source, output, split, other
+    gc.collect()
     return found | {
+        "left": len(memory.current_loaded_models),
         "ran": ran[::2],
         "off": [float((now - expected[i % 2]).abs().max()) for i, now in enumerate(pictures)],
         "served": dispatcher.metrics.snapshot()["served"],
-        "own": [model.is_dynamic() for model in (output, split)],
+        "own": own,
     }
 
 

@@ -84,6 +84,8 @@ def test_a_model_in_dynamic_vram_is_loaded_once_more_only_for_a_run_that_is_spli
     assert split["own"] == [True, True]
     assert max(split["off"]) <= 1e-4
     assert split["served"] == 8
+    assert not any(split["without a patcher"]), "ComfyUI's node that splits a model ends where there is one"
+    assert split["left"] == 0
 
 
 def test_a_split_over_gpus_of_the_dynamic_model_does_not_take_its_resident_form(found: dict[str, Any]) -> None:

@@ -57,14 +57,20 @@ class RunWrapper(SharedWrapper):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher, self.open = dispatcher, 0
+        self._split: Any = None
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         guider = executor.class_obj
         split = resident_over_gpus(guider.model_patcher)
         if split.others:
             log.info("OneDiff: a run over %d GPUs; its CUDA graphs are recorded when it is over", split.others + 1)
-        with _running(guider, split.patcher):  # before the host loads what it runs
-            return self.around(guider, functools.partial(executor, *args, **kwargs))
+        try:
+            with _running(guider, split.patcher):  # before the host loads what it runs
+                return self.around(guider, functools.partial(executor, *args, **kwargs))
+        finally:
+            # The host manages the models' memory by it, and by what it has made of it for other GPUs. The run before
+            # had another one, which was needed until the host had loaded this.
+            self._split = split.patcher if split.others else self._split
 
     def around(self, guider: Any, sample: Callable[[], Any]) -> Any:
         """Return what ``sample`` gives, in a run of its own."""
