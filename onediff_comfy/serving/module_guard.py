@@ -30,6 +30,7 @@ from .function_lifter import FunctionLifter
 from .module_identities import MOST_CHANGES, Identities
 from .run import RunContext
 
+_LOOKS_IN_VAIN = 3  # in a run; then people are told
 _MOST_MODULES = 256  # of one object: blocks, a text encoder's stacks, a GPU's copy each, a ControlLora's pool
 
 
@@ -49,6 +50,19 @@ class _Read:
 
 
 @dataclass
+class _InRun:
+    """What became of a module in this run, beside the first look at it.
+
+    Attributes:
+        changes: how often it had become another.
+        in_vain: how often it seemed to be another, and was not.
+    """
+
+    changes: int = 0
+    in_vain: int = 0
+
+
+@dataclass
 class _Guarded:
     """A module that was seen."""
 
@@ -61,7 +75,7 @@ class _Guarded:
     watched: Sequence[Sized] = ()  # what the host is asked again for, once one of them is not empty
     read_with_functions: _Read | None = None  # by the call before, if it had some
     identities: Identities = field(default_factory=Identities)
-    changes: int = 0  # of its identity, in this run
+    in_run: _InRun = field(default_factory=_InRun)
 
 
 class ModuleGuard:
@@ -81,7 +95,7 @@ class ModuleGuard:
         """Have every module and function looked at again: extensions may have changed them since."""
         self._lifter.begin_run()
         for guarded in list(self._guarded.values()):  # a thread of another GPU may be late with a module of its own
-            guarded.checked, guarded.method, guarded.changes = False, None, 0
+            guarded.checked, guarded.method, guarded.in_run = False, None, _InRun()
             guarded.target.forget_addresses()
 
     def request(self, invocation: Invocation, run: RunContext, assume: bool = False) -> Request:
@@ -106,6 +120,8 @@ class ModuleGuard:
         guarded = self._guarded.get(id(invocation.module))
         if guarded is None or guarded.refused is not None or not guarded.target.guard_holds():
             guarded = self._checked(invocation.module)
+            if guarded.in_run.in_vain == _LOOKS_IN_VAIN:
+                run.report.note(_looked_at_in_vain())
         target = guarded.target
         called, own = invocation.method or invocation.forward, guarded.method
         if type(called) is not types.MethodType or called.__self__ is not target.module or called.__func__ is not own:
@@ -233,19 +249,28 @@ class ModuleGuard:
             guarded = self._guarded[id(module)] = _Guarded(target)
             while len(self._guarded) > _MOST_MODULES:
                 self._guarded.popitem(last=False)
-        elif guarded.changes < MOST_CHANGES and not (guarded.checked and guarded.target.guard_holds()):
+        elif guarded.in_run.changes < MOST_CHANGES and not (guarded.checked and guarded.target.guard_holds()):
             in_run, guarded.accepted, guarded.checked = guarded.checked, False, False
-            if not guarded.target.is_current():
+            if guarded.target.is_current():
+                guarded.in_run.in_vain += in_run
+            else:
                 guarded.target = Target(module, self._host.code, self._host.formats)
-                guarded.changes += in_run
+                guarded.in_run.changes += in_run
         if not guarded.checked:
-            objection = guarded.target.refusal or guarded.identities.objection(guarded.target, guarded.changes)
+            objection = guarded.target.refusal or guarded.identities.objection(guarded.target, guarded.in_run.changes)
             guarded.refused = objection
         guarded.checked = True
         if guarded.refused is not None:
             raise NotCovered(guarded.refused)
         guarded.options_read = self._library.index.options_read(guarded.target.fingerprint)
         return guarded
+
+
+def _looked_at_in_vain() -> Message:
+    return message(
+        "another extension puts equal objects anew into the model, or into what its code reads, in each step: the "
+        "model is looked at in each call, which can be slower"
+    )
 
 
 def _own_method(called: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:

@@ -66,6 +66,11 @@ class RunReport:
                 self._notes[route.note] = None
             return True
 
+    def note(self, text: str) -> None:
+        """Tell people of this once the run is over."""
+        with self._lock:
+            self._notes[text] = None
+
     def eager_answered(self, reason: str) -> None:
         self._eager[reason] += 1
 

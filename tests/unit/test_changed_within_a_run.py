@@ -143,6 +143,24 @@ def test_a_number_that_is_set_again_is_no_reason_for_a_look_at_everything(
     assert served[2].metrics.snapshot()["served"] == 20
 
 
+@pytest.mark.parametrize(("steps", "told"), [(3, False), (12, True)])
+def test_an_equal_list_that_is_put_anew_in_each_step_has_the_model_looked_at_and_people_are_told(
+    steps: int, told: bool, library: GraphLibrary
+) -> None:
+    kind = type("Extended", (Net,), {"strength": READ["a list of its own"][0], "__module__": __name__})
+    net, shown = kind().eval().requires_grad_(False), list[str]()
+    dispatcher = Dispatcher("eager", library, HOST, shown.append)
+    for _ in range(2):
+        shown.clear()
+        dispatcher.begin_run()
+        for _step in range(steps):
+            net.table = [1.0]
+            dispatcher(net, net.forward, (torch.ones(2, 4),), {})
+        dispatcher.end_run(net)
+    assert ["puts equal objects anew" in text for text in shown[-1:]] == [told]
+    assert dispatcher.metrics.snapshot()["served"] == 2 * steps
+
+
 def test_a_variable_that_changes_in_each_step_is_said_to_change(served: Any) -> None:
     for number in range(3):
         run(served, [1.0 + 0.1 * (12 * number + step) for step in range(12)])
