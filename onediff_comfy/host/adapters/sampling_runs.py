@@ -108,7 +108,11 @@ class SamplerWrapper(SharedWrapper):
 @contextlib.contextmanager
 def _running(guider: Any, patcher: Any) -> Iterator[None]:
     """Have a guider of the host's run ``patcher``, a clone of its own or that itself, until the context ends."""
-    own, guider.model_patcher = guider.model_patcher, patcher
+    own = guider.model_patcher
+    if patcher is own:
+        yield
+        return
+    guider.model_patcher = patcher
     try:
         yield
     finally:
