@@ -67,7 +67,7 @@ def resident_over_gpus(patcher: Any) -> SplitRun:
     others = _on_other_gpus(patcher)
     if needs_resident_form(patcher):
         patcher = resident_clone(patcher, "MODEL") or patcher
-    if any(map(_fetches_weights, others)):
+    if not is_dynamic(patcher) and any(map(_fetches_weights, others)):  # beside one that is they have to be, too
         patcher.set_additional_models(_ON_OTHER_GPUS, [_resident_beside(patcher, other) for other in others])
     return SplitRun(patcher, len(others))
 
@@ -82,8 +82,7 @@ def _resident_beside(patcher: Any, other: Any) -> Any:
     resident = resident_clone(other, "MODEL") if _fetches_weights(other) else other
     if resident is None:
         return other
-    if not is_dynamic(patcher):
-        _join_clones(resident, patcher)
+    _join_clones(resident, patcher)
     return resident
 
 
