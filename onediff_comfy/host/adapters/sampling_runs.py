@@ -61,16 +61,16 @@ class RunWrapper(SharedWrapper):
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         guider = executor.class_obj
-        split = resident_over_gpus(guider.model_patcher)
+        own, split = guider.model_patcher, resident_over_gpus(guider.model_patcher)
         if split.others:
             log.info("OneDiff: a run over %d GPUs; its CUDA graphs are recorded when it is over", split.others + 1)
         try:
             with _running(guider, split.patcher):  # before the host loads what it runs
                 return self.around(guider, functools.partial(executor, *args, **kwargs))
         finally:
-            # The host manages the models' memory by it, and by what it has made of it for other GPUs. The run before
-            # had another one, which was needed until the host had loaded this.
-            self._split = split.patcher if split.others else self._split
+            # The host manages models' memory by a clone of ours, and by what it has made of that for other GPUs. The
+            # run before had another, which was needed until the host had loaded this.
+            self._split = self._split if split.patcher is own else split.patcher
 
     def around(self, guider: Any, sample: Callable[[], Any]) -> Any:
         """Return what ``sample`` gives, in a run of its own."""
