@@ -28,6 +28,7 @@ import comfy.model_management  # noqa: E402, F401
 from onediff_comfy.host.preparation.idle_imports import import_when_idle  # noqa: E402
 
 NAME, WAIT = "onediff-idle-imports", 60.0  # seconds after which something is broken, not slow
+LOOKED_FOR = 5.0  # seconds, in which it would have begun: the host is looked at before
 
 
 def imported() -> bool:
@@ -56,7 +57,9 @@ def main() -> None:
         Path(folder, "graphs").mkdir()
         Path(folder, "graphs", "some.graph").touch()
         import_when_idle()
-        time.sleep(1)
+        until = time.monotonic() + LOOKED_FOR
+        while not has_begun() and time.monotonic() < until:
+            time.sleep(0.1)
         found |= {"under way": is_under_way(), "while a prompt runs": has_begun()}
         queue.currently_running = {}
         until = time.monotonic() + WAIT
