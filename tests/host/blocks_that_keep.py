@@ -131,9 +131,9 @@ class Asked(Dispatcher):
     def is_held_back(self, invocation: Any) -> bool:
         return self.waits and self.runs == 1
 
-    def attempt(self, invocation: Any) -> Any:
+    def attempt(self, invocation: Any, out: Any = None) -> Any:
         self.asked += 1
-        return super().attempt(invocation)
+        return super().attempt(invocation, out)
 
 
 def kept(kind: type[Block], waits: bool = False) -> dict[str, Any]:

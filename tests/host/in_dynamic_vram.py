@@ -438,10 +438,10 @@ def first_calls(engine: str) -> list[list[bool]]:
     """Which calls are said to be their module's first: of two steps of a whole model; of two blocks, twice."""
     attempt, is_held_back, found = Dispatcher.attempt, Dispatcher.is_held_back, list[list[bool]]()
 
-    def whole(self: Dispatcher, invocation: Invocation) -> Any:
+    def whole(self: Dispatcher, invocation: Invocation, *out: Any) -> Any:
         if invocation.moving is None:
             found[-1].append(invocation.is_first)
-        return attempt(self, invocation)
+        return attempt(self, invocation, *out)
 
     def of_block(self: Dispatcher, invocation: Invocation) -> bool:
         found[-1].append(invocation.is_first)

@@ -52,7 +52,7 @@ class Recording:
         if self._happens:
             self._happens.pop()()
 
-    def replay(self, _tensors: Any, _confirmed: Any = None) -> list[str]:
+    def replay(self, _tensors: Any, _confirmed: Any, _into: Any) -> list[str]:
         return ["replayed"]
 
 
