@@ -154,13 +154,12 @@ class BlockServer:
             ran.callback(streamed.put_back, block)
             on_image = call.telling(image.forward)
             invocation = Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
-            is_due = self._check.is_due(block, in_place.is_changed)
+            is_due = in_place.settled and self._check.is_due(block, in_place.is_changed)
             out = call.out if in_place.settled and not is_due else None  # else the host may answer on what is given
             outcome = _unless_memory_is_short(lambda: self._dispatcher.attempt(invocation, out))
             if outcome is None:  # for the image's own code, which a graph is compared with the first time
                 raise NotCovered(_too_little_to_compare())
-            answered = outcome if isinstance(outcome, Output) and in_place.settled else None
-            is_due = is_due and answered is not None
+            is_due = is_due and isinstance(outcome, Output)
             trial = _unless_memory_is_short(lambda: _unplanned(on_image, call)) if is_due else None
             if isinstance(outcome, Output) and outcome.by_graph_alone and not is_due:
                 ran.pop_all()  # no code of the block's has run, which could have left something on its image
