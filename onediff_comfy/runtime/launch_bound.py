@@ -35,7 +35,8 @@ _WAITED = 3 / 4  # of those noted
 # else: for a file that the host reads in the first step, which is seconds.
 _LAUNCHING = 1 / 5
 _NOTED_OF_ALL = 192  # calls, the last of all blocks: three steps of most models
-_FULL = 2 / 3  # of those, whose copies came late: the bus copies for some nine tenths of the time
+_PART = 64  # calls of those, about a step
+_FULL = 9 / 10  # of a part: in a step that waits for the CPU some copies come in time, of whichever kind of block
 _MOST_MET = 256  # names: of each block with its weights at different places
 
 
@@ -51,21 +52,20 @@ class BusUse:
     """Notes for how many calls copies of weights came late, whichever blocks of a model they are of.
 
     Some blocks take the CPU longer than others that have as much to bring, so their own copies mostly come in time,
-    however full the bus is. To launch them faster would gain nothing.
+    however full the bus is, and those of the others late, however much of a step it has nothing to do. So it is all
+    calls of a step that say whether the bus has time left: if it has none, or the device, then all of them come late.
     """
 
     def __init__(self) -> None:
         self._copied: torch.Event | None = None  # behind the last copies
         self._late = deque[bool](maxlen=_NOTED_OF_ALL)
 
-    def is_late(self) -> bool:
-        """Return True if what was copied for a call before is not there yet. Ask once for each call, and it is noted.
+    def called(self) -> None:
+        """Note a call, and whether what was copied for a call before is not there yet.
 
-        The bus was busy then, or the device used the buffer that was to be filled.
+        Then the bus is busy, or the device uses the buffer that is to be filled.
         """
-        late = self._copied is not None and not self._copied.query()
-        self._late.append(late)
-        return late
+        self._late.append(self._copied is not None and not self._copied.query())
 
     def copying(self, done: torch.Event) -> None:
         """Note what is copied for a call, and when it will be there."""
@@ -73,8 +73,13 @@ class BusUse:
 
     @property
     def is_full(self) -> bool:
-        """Return True if the bus hardly has time left; False as long as few calls are noted."""
-        return len(self._late) >= _ENOUGH and sum(self._late) > _FULL * len(self._late)
+        """Return True if the bus had hardly time left in one of the last steps; False as long as few calls are noted.
+
+        In one, and not in all: what holds a CPU up for a step is no reason to record.
+        """
+        late = list(self._late)
+        parts = [late[first : first + _PART] for first in range(0, len(late), _PART)]
+        return any(len(part) >= _ENOUGH and sum(part) > _FULL * len(part) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,12 @@ class MovingWeights:
     Attributes:
         kept: addresses that the host has set apart for weights. Each weight that is there has a place of its own, and
             is there in every call for which it need not be copied. Others are wherever there was room.
-        late: whether copies waited, for the bus or for the device, when those for this call were begun; None if there
-            are none for it.
-        bus_is_full: whether copies come late for most blocks; see ``BusUse``.
+        are_copied: whether some were copied for this call.
+        bus_is_full: whether copies come late for all blocks; see ``BusUse``.
     """
 
     kept: range = range(0)
-    late: bool | None = None
+    are_copied: bool = False
     bus_is_full: bool = False
 
     def fixed(self, addresses: Sequence[int]) -> list[int]:
@@ -154,11 +158,10 @@ class Launching:
 class Idling:
     """Notes whether calls wait for the CPU to launch them, where weights move.
 
-    Then launching is a good part of the time between two calls, and the bus has nothing left to copy by the time that a
-    call's weights are asked for. A CPU that is ahead has asked for them while those before were copied, or waited for
-    their buffers, which the device was using. Of calls for which nothing is copied the device itself is asked whether
-    it had something left to do. Elsewhere launching faster would gain nothing, and what a recording takes of the memory
-    would be copied as well.
+    Then launching is a good part of the time between two calls, and the bus has time left. A CPU that is ahead has
+    asked for weights while those before were copied, or waited for their buffers, which the device was using. Of calls
+    for which nothing is copied the device itself is asked whether it had something left to do. Elsewhere launching
+    faster would gain nothing, and what a recording takes of the memory would be copied as well.
     """
 
     _calls: dict[Hashable, int] = field(default_factory=dict)
@@ -175,13 +178,9 @@ class Idling:
         self._last = {kind: deque(list(last)[-_KEPT:], maxlen=_NOTED) for kind, last in self._last.items()}
 
     @contextlib.contextmanager
-    def noted(self, kind: Hashable, device: torch.device, late: bool | None) -> Iterator[None]:
-        """What runs inside is a call of this kind that launches kernels on a GPU.
-
-        Args:
-            late: see ``MovingWeights``.
-        """
-        before = torch.cuda.Event() if late is None else None
+    def noted(self, kind: Hashable, device: torch.device, moving: MovingWeights) -> Iterator[None]:
+        """What runs inside is a call of this kind that launches kernels on a GPU."""
+        before = None if moving.are_copied else torch.cuda.Event()
         if before is not None:
             before.record(torch.cuda.current_stream(device))
         begun = time.perf_counter()
@@ -190,7 +189,7 @@ class Idling:
         self._begun[kind] = begun
         calls = self._calls[kind] = self._calls.get(kind, 0) + 1
         if calls > _NOT_NOTED:
-            waited = not late if before is None else before.query()
+            waited = not moving.bus_is_full if before is None else before.query()
             self._last.setdefault(kind, deque(maxlen=_NOTED)).append(waited and launching >= _LAUNCHING * since)
 
 
@@ -233,5 +232,5 @@ class Worth:
     def noted(self, when: When, kind: Hashable, device: torch.device) -> AbstractContextManager[None]:
         """Return a context for a call of this kind that launches kernels on a GPU."""
         if isinstance(when, MovingWeights):
-            return self._idling.noted(kind, device, when.late)
+            return self._idling.noted(kind, device, when)
         return self._launching.measured(kind, device)

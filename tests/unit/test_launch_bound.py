@@ -112,12 +112,14 @@ def idling(gpu: Gpu, notes: Idling, waited: str) -> bool:
 
     Args:
         waited: ``w`` for each call that the device waits for, ``.`` for one that it does not, ``f`` for one that it
-            waits for, and launching is next to nothing; ``l`` for one whose weights come late, ``t`` in time.
+            waits for, and launching is next to nothing; of those with weights that are copied ``b`` for one while the
+            bus is full, and ``t`` for one while it has time left.
     """
     for each in waited:
         gpu.passed = each in "wf"
         gpu.now += 1 if each == "f" else 0.001
-        with notes.noted("512", torch.device("cuda"), late={"l": True, "t": False}.get(each)):
+        moving = MovingWeights(are_copied=each in "bt", bus_is_full=each == "b")
+        with notes.noted("512", torch.device("cuda"), moving):
             gpu.now += 0.001
     return notes.waits("512")
 
@@ -133,11 +135,11 @@ def test_the_device_waits_where_it_had_nothing_left_to_do_in_most_of_the_last_ca
 
 
 def test_where_the_bus_copies_all_the_time_the_device_waits_for_it_and_not_for_the_cpu(gpu: Gpu) -> None:
-    assert not idling(gpu, Idling(), "wwl" * 50)
-    assert not idling(gpu, Idling(), "l" * 150)
+    assert not idling(gpu, Idling(), "wwb" * 50)
+    assert not idling(gpu, Idling(), "b" * 150)
 
 
-def test_where_the_bus_has_nothing_to_do_the_cpu_is_behind(gpu: Gpu) -> None:
+def test_where_the_bus_has_time_left_the_cpu_is_behind(gpu: Gpu) -> None:
     """The device is not idle then: it computes what the CPU has launched last. But it will be, for weights."""
     assert idling(gpu, Idling(), "t" * 150)
     assert gpu.events == 0, "nobody need ask the device"
@@ -158,13 +160,15 @@ def bus_of(late: str) -> BusUse:
     bus = BusUse()
     for each in late:
         bus.copying(Copies(each == "t"))  # type: ignore[arg-type]
-        assert bus.is_late() is (each == "l")
+        bus.called()
     return bus
 
 
 def test_where_nothing_is_copied_nothing_comes_late() -> None:
     bus = BusUse()
-    assert not any(bus.is_late() for _ in range(100)) and not bus.is_full
+    for _ in range(100):
+        bus.called()
+    assert not bus.is_full
 
 
 @pytest.mark.parametrize(
@@ -172,28 +176,33 @@ def test_where_nothing_is_copied_nothing_comes_late() -> None:
     [
         ("l" * 47, False),  # few
         ("l" * 48, True),
-        ("lt" * 24, False),
-        ("llt" * 16, False),
-        ("llt" * 16 + "l", True),
-        ("l" * 192 + "t" * 64, False),  # the last 192 count
-        ("t" * 192 + "l" * 129, True),
+        ("t" + "l" * 48, True),
+        ("t" * 5 + "l" * 43, False),
+        ("llt" * 64, False),
+        ("l" * 192 + "t" * 128, True),  # what holds a CPU up for two steps is no reason
+        ("l" * 192 + "t" * 192, False),
+        ("t" * 192 + "l" * 57, False),
+        ("t" * 192 + "l" * 58, True),
     ],
 )
-def test_the_bus_is_full_where_two_thirds_of_all_copies_come_late(late: str, full: bool) -> None:
+def test_the_bus_is_full_if_all_copies_of_one_of_the_last_steps_come_late(late: str, full: bool) -> None:
     assert bus_of(late).is_full is full
 
 
-def test_where_the_bus_is_full_blocks_whose_own_copies_come_in_time_are_not_recorded(gpu: Gpu) -> None:
-    """A step of Flux: blocks of one kind take the CPU longer, and have as much to bring as those of the other."""
-    worth = Worth()
+@pytest.mark.parametrize(("in_time", "recorded"), [(0, False), (2, False), (9, True), (57, True)])
+def test_what_all_blocks_of_a_step_show_is_shown_of_each_kind(gpu: Gpu, in_time: int, recorded: bool) -> None:
+    """A step of Flux: blocks of one kind take the CPU longer, and have as much to bring as those of the other.
 
-    def are_recorded(bus: BusUse) -> bool:
-        return worth.recording(MovingWeights(late=False, bus_is_full=bus.is_full), "512", 0)
-
-    for _ in range(150):
-        with worth.noted(MovingWeights(late=False), "512", torch.device("cuda")):
+    The others' copies all come late, where a fifth of a step is left to the bus.
+    """
+    worth, bus = Worth(), BusUse()
+    for call in range(6 * 57):
+        bus.copying(Copies(call % 57 < in_time))  # type: ignore[arg-type]
+        bus.called()
+        moving = MovingWeights(are_copied=True, bus_is_full=bus.is_full)
+        with worth.noted(moving, "double" if call % 57 < 19 else "single", torch.device("cuda")):
             gpu.now += 0.001
-    assert are_recorded(bus_of(57 * "t")) and not are_recorded(bus_of(2 * (17 * "t" + 40 * "l")))
+    assert {worth.recording(moving, kind, 0) for kind in ("double", "single")} == {recorded}
 
 
 def test_what_the_device_waits_for_may_be_a_file_that_the_host_reads(gpu: Gpu) -> None:
@@ -223,5 +232,5 @@ def test_of_many_names_the_last_were_met() -> None:
 
 def test_what_holds_a_cpu_up_for_a_step_is_no_reason(gpu: Gpu) -> None:
     notes = Idling()
-    idling(gpu, notes, "l" * 200)
-    assert not idling(gpu, notes, "w" * 40) and not idling(gpu, notes, "l" * 40)
+    idling(gpu, notes, "b" * 200)
+    assert not idling(gpu, notes, "w" * 40) and not idling(gpu, notes, "b" * 40)

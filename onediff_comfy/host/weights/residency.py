@@ -265,7 +265,7 @@ class StreamedModules:
             self._cast(layers, device)
             yield InPlace(self._images.root, is_changed)
             return
-        late = self._bus.is_late()
+        self._bus.called()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
         missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
         try:
@@ -284,7 +284,7 @@ class StreamedModules:
             if is_changed and any(map(_is_computed_unrounded, dynamic)):
                 raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
             settled = not (is_changed and any(map(_is_rounded_next, dynamic)))
-            moving = MovingWeights(places_of(dynamic), None if stream is None else late, self._bus.is_full)
+            moving = MovingWeights(places_of(dynamic), stream is not None, self._bus.is_full)
             for layer, parameters, differs in zip(layers, self._images.parameters, changed, strict=True):
                 if "_v" in vars(layer):
                     self._put_brought(parameters, layer, seen, differs, device)
