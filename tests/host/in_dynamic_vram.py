@@ -8,12 +8,14 @@ Prints as JSON of each picture how far it is from one of an ordinary model, and 
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
 import json
 import os
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,7 @@ def main() -> None:
             placed["returning"] = returning(engine)
             placed["in a buffer"] = in_a_buffer(engine)
             placed["stopped"] = stopped_in_a_step(expected[0.0], engine)
+            placed["elsewhere"] = put_elsewhere(expected[0.0], engine)
     sys.stdout.write(json.dumps({"cases": cases, "left": left, "apart": apart, "placed": placed}) + "\n")
 
 
@@ -332,6 +335,22 @@ def stopped_in_a_step(expected: torch.Tensor, engine: str) -> dict[str, Any]:
         EagerGraph.__call__ = call  # type: ignore[method-assign]
         notes = sorted(_notes(fast))
         return {**case("after it was stopped", fast, expected), "called": len(called), "notes": notes}
+
+
+def put_elsewhere(expected: torch.Tensor, engine: str) -> dict[str, Any]:
+    """Pictures of what ComfyUI's Select Model Device makes of an accelerated MODEL: a clone with its own model."""
+    memory.unload_all_models()
+    base = loaded()
+    base.cached_patcher_init = (loaded, ())
+    fast = accelerate(base, engine)
+    case("before", fast, expected)
+    moved = fast.deepclone_multigpu(new_load_device=base.load_device)
+    found = {"whole": case("put elsewhere", moved, expected), "blocks": block_by_block("in blocks", moved, expected)}
+    gone = weakref.ref(moved.model.diffusion_model)
+    memory.unload_all_models()
+    del moved
+    gc.collect()
+    return found | {"gone": gone() is None, "before": case("where it was", fast, expected)}
 
 
 @contextlib.contextmanager

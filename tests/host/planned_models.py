@@ -29,7 +29,7 @@ from benchmarks import allocation_plans as plans  # noqa: E402
 from onediff_comfy.cache.memory import GraphCache  # noqa: E402
 from onediff_comfy.compilation.library import GraphLibrary  # noqa: E402
 from onediff_comfy.host.adapters.forward_wrappers import ForwardWrapper  # noqa: E402
-from onediff_comfy.host.adapters.placement import ModelServer  # noqa: E402
+from onediff_comfy.host.adapters.placement import ModelServers  # noqa: E402
 from onediff_comfy.host.adapters.sampling_runs import RunWrapper  # noqa: E402
 from onediff_comfy.host.process.host_compiler import can_pause  # noqa: E402
 from onediff_comfy.host.process.services import host_services  # noqa: E402
@@ -245,7 +245,9 @@ def looked_at(kind: type, opened: plans.Opened, paused: bool, streamed: bool = F
     host_model.model_lowvram = streamed
     around_run = RunWrapper(dispatcher)
     around_run.open += 1  # these calls are of one run
-    around_forward = ForwardWrapper(around_run, ModelServer(host_model, dispatcher, in_blocks=streamed))
+    servers = ModelServers(dispatcher, in_blocks=streamed)
+    servers.add(host_model)
+    around_forward = ForwardWrapper(around_run, servers)
     options = {"wrappers": {WrappersMP.DIFFUSION_MODEL: {"onediff": [around_forward]}}}
     calls = []
     failed = None

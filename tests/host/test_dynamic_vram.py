@@ -180,6 +180,16 @@ def test_the_device_is_not_waited_for_in_steps_of_a_model_that_does_not_fit(foun
     assert [emptied for *_, emptied in found["placed"]["returning"]][:7] == [0] * 7
 
 
+def test_a_model_that_a_node_behind_ours_puts_on_another_gpu_is_served_there(found: dict[str, Any]) -> None:
+    """ComfyUI's Select Model Device loads the file once more, for a clone, with which that model goes."""
+    elsewhere = found["placed"]["elsewhere"]
+    assert elsewhere.pop("gone"), "what serves the MODEL keeps the weights of a clone that is gone"
+    assert {name: (case["off"], case["eager"]) for name, case in elsewhere.items()} == dict.fromkeys(
+        ("whole", "blocks", "before"), (0.0, {})
+    )
+    assert {name: case["served"] for name, case in elsewhere.items()} == {"whole": 2, "blocks": 4, "before": 2}
+
+
 def test_no_other_model_is_loaded_and_no_page_stays_pinned(found: dict[str, Any]) -> None:
     ours = [case for case in found["cases"] if not case["name"].startswith(OF_OTHER_MODELS)]
     assert {case["loaded_models"] for case in ours} == {1}

@@ -17,7 +17,7 @@ from ..report.owners import owners_of
 from .attach import KEY
 from .module_image import ModuleImage
 from .module_proxy import ModuleProxy
-from .placement import ModelServer
+from .placement import ModelServers
 from .sampling_runs import RunWrapper, SharedWrapper
 
 
@@ -29,11 +29,11 @@ class ForwardWrapper(SharedWrapper):
 
     Args:
         around_run: of the dispatcher that answers calls.
-        server: asks it, wherever the weights are.
+        servers: ask it, wherever the weights are.
     """
 
-    def __init__(self, around_run: RunWrapper, server: ModelServer) -> None:
-        self.dispatcher, self._around_run, self._server = around_run.dispatcher, around_run, server
+    def __init__(self, around_run: RunWrapper, servers: ModelServers) -> None:
+        self.dispatcher, self._around_run, self.servers = around_run.dispatcher, around_run, servers
         self.reached_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class ForwardWrapper(SharedWrapper):
         """Return what ``forward`` gives. A call outside of all runs is one of its own: see ``RunWrapper``."""
         if not self._around_run.open:
             self.dispatcher.begin_run()
-        return self._server(module, forward, args, kwargs)
+        return self.servers(module, forward, args, kwargs)
 
 
 class ApplyWrapper(SharedWrapper):
@@ -69,13 +69,15 @@ class ApplyWrapper(SharedWrapper):
 
     def __init__(self, around_forward: ForwardWrapper) -> None:
         self._around_forward = around_forward
-        self._stand_ins: dict[int, ModuleProxy] = {}  # by id of the module, which each of them holds
+        self._stand_ins = weakref.WeakKeyDictionary[Any, dict[int, ModuleProxy]]()  # of a model, by id of the module
 
     def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
         model, method = executor.class_obj, executor.original
         module, reached_by = model.diffusion_model, self._around_forward.reached_by
         if torch.compiler.is_compiling():
             return executor(*args, **kwargs)
+        self._around_forward.servers.add(model)
+        stand_ins = self._stand_ins.setdefault(model, {})  # each holds its module
 
         def apply(*inner_args: Any, **inner_kwargs: Any) -> Any:
             # Another extension's method, or its model for this call, as torch.compile's.
@@ -83,15 +85,15 @@ class ApplyWrapper(SharedWrapper):
                 return self._passed_by(executor, inner_args, inner_kwargs)
             if module in reached_by:
                 return method(*inner_args, **inner_kwargs)
-            if id(module) not in self._stand_ins:
+            if id(module) not in stand_ins:
                 output = _with_first(reached_by, method, inner_args, inner_kwargs)
                 if module not in reached_by:
-                    self._stand_ins[id(module)] = ModuleProxy(module, self._around_forward.serve, ("forward",))
+                    stand_ins[id(module)] = ModuleProxy(module, self._around_forward.serve, ("forward",))
                     first = message("the first call of a model of this kind is ComfyUI's")
                     self._around_forward.dispatcher.passed_by(module, first, expected=True)
                 return output
             # Found before the layer of that name, which is in a dict that the image shares.
-            image = ModuleImage(model, instead={"diffusion_model": self._stand_ins[id(module)]})
+            image = ModuleImage(model, instead={"diffusion_model": stand_ins[id(module)]})
             with image.current() as holding:
                 return method.__func__(holding, *inner_args, **inner_kwargs)
 

@@ -30,7 +30,7 @@ from .adapter import Adapter, module_at
 from .attach import KEY, dispatcher_for, pass_through, release_on_detach, unfit
 from .blocks import blocks_of
 from .forward_wrappers import ApplyWrapper, ForwardWrapper
-from .placement import ModelServer
+from .placement import ModelServers
 from .sampling_runs import STEP_CACHE, RunWrapper, SamplerWrapper, StepCacheRequest
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,9 @@ def _serve_by(clone: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
         in_blocks: see ``ModelServer``.
     """
     around_run = RunWrapper(dispatcher)
-    around_forward = ForwardWrapper(around_run, ModelServer(clone.model, dispatcher, in_blocks))
+    servers = ModelServers(dispatcher, in_blocks)
+    servers.add(clone.model)
+    around_forward = ForwardWrapper(around_run, servers)
     wrappers = {
         WrappersMP.DIFFUSION_MODEL: around_forward,
         WrappersMP.APPLY_MODEL: ApplyWrapper(around_forward),

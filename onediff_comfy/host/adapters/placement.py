@@ -12,6 +12,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import comfy.model_management as memory
 import torch
@@ -52,6 +53,35 @@ class _Failed(NamedTuple):
     last: int
 
 
+class ModelServers:
+    """Answers calls of the forwards of all models that clones of one accelerated MODEL have.
+
+    Mostly that is one. A node that puts a MODEL on another GPU gives a clone that has a model of its own.
+
+    Args:
+        dispatcher: answers calls of a module whose weights are in place.
+        in_blocks: see ``ModelServer``.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, in_blocks: bool) -> None:
+        self._dispatcher, self._in_blocks = dispatcher, in_blocks
+        self._by_model = WeakKeyDictionary[Any, ModelServer]()
+
+    def add(self, model: Any) -> None:
+        """Serve calls of a model, the host's object (a BaseModel), from where its weights are. It may be known."""
+        if model not in self._by_model:
+            self._by_model[model] = ModelServer(model, self._dispatcher, self._in_blocks)
+
+    def __call__(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what ``forward``, of a diffusion model or an image of it, gives."""
+        for model, server in list(self._by_model.items()):
+            if module._modules is model.diffusion_model._modules:
+                return server(module, forward, args, kwargs)
+        return self._dispatcher(module, forward, args, kwargs)
+
+
 class ModelServer:
     """Answers calls of a model's forward.
 
@@ -63,7 +93,7 @@ class ModelServer:
     """
 
     def __init__(self, model: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
-        self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
+        self._model, self._dispatcher = weakref.ref(model), dispatcher  # it lives while it is called
         self._blocks = BlockServer(model, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
         self._looked_in: int | None = None  # the run in which its layers were looked at last
@@ -75,13 +105,13 @@ class ModelServer:
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return what ``forward``, of a diffusion model or an image of it, gives.
+        """Return what ``forward``, of its diffusion model or an image of that, gives.
 
-        In a run over several GPUs there are other models than ours; another extension's forward is none of the model's.
+        Another extension's forward is none of the model's.
         """
         model = self._model()
-        ours = model is not None and module._modules is model.diffusion_model._modules
-        if not (ours and is_streamed(model) and isinstance(forward, types.MethodType) and forward.__self__ is module):
+        assert model is not None  # it is being called
+        if not (is_streamed(model) and isinstance(forward, types.MethodType) and forward.__self__ is module):
             return self._dispatcher(module, forward, args, kwargs)
         if not library().recordings.turns.ours:
             # What such a thread calls is recorded when it is gone, and then other weights are in these places.
