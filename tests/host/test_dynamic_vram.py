@@ -205,3 +205,24 @@ def test_a_call_that_is_answered_once_more_is_given_what_it_was_given_at_first()
     assert found.pop("effect") > 0.05, "it could not be seen"
     assert found.pop("ended") == found.pop("ended by the host"), "an extension's exception is none of memory"
     assert all(off <= 1e-5 for off in found.values()), found
+
+
+def test_text_encoders_are_served_from_dynamic_vram_while_they_fit() -> None:
+    """Of each family one form of the weights is in memory. A LoRA that is added to 8 bits is the host's in one call."""
+    found = printed_by("encoders_in_dynamic_vram.py", comfyui_path())
+    assert set(found["families"]) == {"sd15", "sdxl", "flux", "flux in 8 bits", "z_image"}
+    for family, of_it in found["families"].items():
+        encoders, shared, effect = (of_it.pop(name) for name in ("encoders", "shared", "effect"))
+        assert shared and effect > 0.1, family
+        assert of_it["LoRA"].pop("off") <= ROUNDING_OF_A_LORA, "of a layer behind the stack, which the host computes"
+        assert {(case.get("off", 0.0), case["pinned"], case["models"]) for case in of_it.values()} == {(0.0, 0, 1)}
+        eager = {name: case["eager"] for name, case in of_it.items() if case["eager"]}
+        assert eager.pop("no room") == {"its weights do not all fit, and ComfyUI brings them layer by layer": encoders}
+        assert eager == ({"LoRA": {LORA_ON_8_BITS: 1}} if family == "flux in 8 bits" else {})
+        left = {"no room": encoders, "LoRA": 1 if family == "flux in 8 bits" else 0}
+        assert {name: case["served"] for name, case in of_it.items()} == {
+            name: encoders - left.get(name, 0) for name in of_it
+        }
+        assert sum(case["captured"] for name, case in of_it.items() if name != "first") == 0, "once, ever"
+    assert (found["wrong"]["off"], found["wrong again"]["off"]) == (0.0, 0.0)
+    assert found["wrong again"]["eager"] == {WRONG: 2} and found["wrong again"]["served"] == 0

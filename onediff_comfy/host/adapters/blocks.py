@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import types
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from ..process.process import library
 from ..weights.residency import StreamedModules, attributes_of, formats_of, structure_of
 from .functional_call import FunctionalCall, Told
 from .module_proxy import Serve
+from .part import Part
 from .reused_blocks import ReusedBlocks
 from .skeleton import Skeleton
 from .weights_check import WeightsCheck
@@ -51,13 +51,13 @@ class BlockServer:
     something there, or in a table under the block's name, and the image is of many blocks.
 
     Args:
-        model: the host's model object (a BaseModel).
+        part: of a model of the host's, in which the blocks are.
         dispatcher: answers calls of a module whose weights are in place.
     """
 
-    def __init__(self, model: Any, dispatcher: Dispatcher) -> None:
-        self._model, self._dispatcher = weakref.ref(model), dispatcher  # other clones may have another model
-        self._check = WeightsCheck(model, dispatcher, whole=False)
+    def __init__(self, part: Part, dispatcher: Dispatcher) -> None:
+        self._part, self._dispatcher = part, dispatcher
+        self._check = WeightsCheck(part, dispatcher, whole=False)
         self._kinds: dict[Hashable, list[StreamedModules]] = {}
         self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
         self._called: set[torch.nn.Module] = set()  # blocks
@@ -92,10 +92,9 @@ class BlockServer:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        model, streamed = self._model(), self._streamed.get(block)
-        assert model is not None  # it is being called
+        streamed = self._streamed.get(block)
         if streamed is None or not streamed.knows(block, self._dispatcher.runs):
-            streamed = self._streamed[block] = self._kind_of(block, model.get_dtype_inference())
+            streamed = self._streamed[block] = self._kind_of(block, self._part.compute_dtype)
         image, is_first = streamed.image, block not in self._called
         self._called.add(block)
         if self._dispatcher.is_held_back(Invocation(image, forward, (), {}, None, MovingWeights(), is_first)):
@@ -132,8 +131,6 @@ class BlockServer:
         Raises:
             NotCovered: the host has to run the block itself, for this reason. Nothing has happened to what it is given.
         """
-        model = self._model()
-        assert model is not None  # it is being called
         if self._check.is_wrong(block):
             raise NotCovered(self._check.reason)
         call, image = FunctionalCall(forward, args, kwargs), streamed.image
@@ -141,7 +138,7 @@ class BlockServer:
             raise NotCovered(reason)
         with self._unanswered.noting(block, call), contextlib.ExitStack() as stack:
             try:
-                in_place = stack.enter_context(streamed.in_place(block, model.device))
+                in_place = stack.enter_context(streamed.in_place(block, self._part.device))
             except NotCovered:
                 raise
             except Exception as error:  # of the host's own functions, asked for all of a block's weights at once

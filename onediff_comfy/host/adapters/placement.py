@@ -9,7 +9,6 @@ import contextlib
 import functools
 import logging
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -30,11 +29,14 @@ from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
 from .functional_call import copied, rebuilt
+from .part import Part
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
 
 Sizes = tuple[torch.Size, ...]
+
+_NOT_BROUGHT = message("its weights do not all fit, and this ComfyUI brings them in a way that is not known")
 
 _LOOKED_AT = 4  # calls, of the same sizes. What is kept after the first is a capture's, too.
 _MOST_FAILED = 2  # runs in a row; from then on no call of these sizes is served whole
@@ -70,7 +72,7 @@ class ModelServers:
     def add(self, model: Any) -> None:
         """Serve calls of a model, the host's object (a BaseModel), from where its weights are. It may be known."""
         if model not in self._by_model:
-            self._by_model[model] = ModelServer(model, self._dispatcher, self._in_blocks)
+            self._by_model[model] = ModelServer(Part(model), self._dispatcher, self._in_blocks)
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -83,36 +85,34 @@ class ModelServers:
 
 
 class ModelServer:
-    """Answers calls of a model's forward.
+    """Answers calls of the forward of a part of a model.
 
     Args:
-        model: the host's model object (a BaseModel).
+        part: what is served, in a model of the host's.
         dispatcher: answers calls of a module whose weights are in place.
         in_blocks: also serve it while not all weights fit. Blocks cannot be compiled in another process, for what is
             traced of them is more than a method.
     """
 
-    def __init__(self, model: Any, dispatcher: Dispatcher, in_blocks: bool) -> None:
-        self._model, self._dispatcher = weakref.ref(model), dispatcher  # it lives while it is called
-        self._blocks = BlockServer(model, dispatcher) if in_blocks else None
+    def __init__(self, part: Part, dispatcher: Dispatcher, in_blocks: bool) -> None:
+        self._part, self._dispatcher = part, dispatcher
+        self._blocks = BlockServer(part, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
         self._looked_in: int | None = None  # the run in which its layers were looked at last
         self._failed: dict[Sizes, _Failed] = {}
         self._room, self._returning = _Room(), ReturningWeights()
         self._begun_in: int | None = None  # the run that has been served block by block last
-        self._check = WeightsCheck(model, dispatcher, whole=True)
+        self._check = WeightsCheck(part, dispatcher, whole=True)
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return what ``forward``, of its diffusion model or an image of that, gives.
-
-        Another extension's forward is none of the model's.
-        """
-        model = self._model()
-        assert model is not None  # it is being called
-        if not (is_streamed(model) and isinstance(forward, types.MethodType) and forward.__self__ is module):
+        """Return what ``forward``, of the part or an image of it, gives. Another extension's is none of the model's."""
+        if not (isinstance(forward, types.MethodType) and forward.__self__ is module):
             return self._dispatcher(module, forward, args, kwargs)
+        model = self._part.model
+        if not is_streamed(model):
+            return self._dispatcher(module, self._part.captured(forward), args, kwargs)
         if not library().recordings.turns.ours:
             # What such a thread calls is recorded when it is gone, and then other weights are in these places.
             self._dispatcher.passed_by(
@@ -143,9 +143,9 @@ class ModelServer:
             with self._returned(model, sizes) if dynamic else contextlib.nullcontext():
                 return self._blocks(module, forward, args, kwargs)
         if not dynamic:
-            return self._dispatcher(module, forward, args, kwargs)
+            return self._dispatcher(module, self._part.captured(forward), args, kwargs)
         # Not even to be looked at: what the layers note of pages that are gone cannot be read.
-        self._dispatcher.passed_by(module, _why_not_in_blocks(can_bring()))
+        self._dispatcher.passed_by(module, self._why_left_to_host())
         return forward(*args, **kwargs)
 
     def _served_whole(
@@ -160,10 +160,10 @@ class ModelServer:
 
         What no graph answers the host is to run, with nothing pinned: it, and functions in it, may want the memory.
         """
-        module = model.diffusion_model
+        module = self._part.module
         if self._check.is_wrong(module):
             return None
-        estimate = max((model.memory_required(size) for size in sizes if len(size) > 2), default=0)
+        estimate = max((self._part.memory_required(size) for size in sizes if len(size) > 2), default=0)
         room, run, pinned = self._room.needed(sizes, estimate), self._dispatcher.runs, self._pinned
         if pinned is not None and self._looked_in == run and not pinned.fits(model.device, room):
             return None  # a look at a thousand layers takes 3 ms, and would find no more room
@@ -172,7 +172,7 @@ class ModelServer:
         with contextlib.ExitStack() as stack:
             try:
                 if pinned is None or not pinned.is_of(module):
-                    pinned = self._pinned = PinnedModule(module, model.get_dtype_inference())
+                    pinned = self._pinned = PinnedModule(module, self._part.compute_dtype)
                 image = stack.enter_context(pinned.in_place(model.device, room))
                 if image is None:
                     return None
@@ -211,6 +211,12 @@ class ModelServer:
             self._failed[sizes] = _Failed(failed.runs + 1, self._dispatcher.runs)
             if failed.runs + 1 == _MOST_FAILED:
                 self._give_up_whole(sizes, outcome.reason)
+
+    def _why_left_to_host(self) -> Message:
+        """Return why no graph can be looked for that answers a call from Dynamic VRAM."""
+        if self._check.is_wrong(self._part.module):
+            return self._check.reason
+        return self._part.not_in_blocks if can_bring() else _NOT_BROUGHT
 
     def _has_blocks(self) -> bool:
         return self._blocks is not None and can_bring()
@@ -251,7 +257,8 @@ class ModelServer:
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
         is_due = self._check.is_due(module, changed)
         trial = functools.partial(on_image, *copied(args), **copied(kwargs)) if is_due else None
-        outcome = self._dispatcher.attempt(Invocation(image, on_image, args, kwargs, is_first=self._pinned.is_first))
+        captured = self._part.captured(on_image)
+        outcome = self._dispatcher.attempt(Invocation(image, captured, args, kwargs, is_first=self._pinned.is_first))
         if not isinstance(outcome, Output) or trial is None:
             return outcome
         try:
@@ -290,16 +297,3 @@ class _Room:
 def _of(error: Exception) -> str:
     """Return one line on an error, for people."""
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _why_not_in_blocks(host_is_known: bool) -> Message:
-    """Return why a model in Dynamic VRAM that does not fit is left to the host.
-
-    Args:
-        host_is_known: it has what brings a block's weights.
-    """
-    if host_is_known:
-        return message(
-            "its weights do not all fit, and its blocks are not compiled in the background; choose compile: auto"
-        )
-    return message("its weights do not all fit, and this ComfyUI brings them in a way that is not known")

@@ -27,13 +27,16 @@ from ...capture.values.global_reads import names, strings
 from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options
-from ..weights.dynamic_vram import is_dynamic, resident_clone
+from ..weights.dynamic_vram import needs_resident_form, resident_clone
 from .adapter import Adapter
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ModuleProxy, module_behind, server_behind
+from .part import Part
+from .placement import ModelServer
 
 log = logging.getLogger(__name__)
 
+_TENSORS = 32  # like a prompt's, at most at a time: a layer between has three to four times as many columns
 _CACHES = "past_key_values"  # the host's name for what a text encoder that writes text knows of the tokens before
 
 
@@ -55,9 +58,12 @@ def accelerate_clip(clip: Any, engine: str, node_id: str | None = None, compile:
         reason = unfit("clip", clip, message("a CLIP with layers of a text encoder"))
         return pass_through(clip, reason, node_id)
     dispatcher = dispatcher_for("CLIP", engine, node_id, Options(compile=compile))
-    clone = _resident_clone(clip)
-    serve = _TextEncoderServer(dispatcher)
-    stand_ins = {path: ModuleProxy(stack, serve, ["forward"]) for path, stack in _stacks(clone.cond_stage_model)}
+    clone = _clone_to_serve(clip)
+    model = clone.patcher.model
+    stand_ins = {
+        path: ModuleProxy(stack, _TextEncoderServer(dispatcher, _Stack(model, stack)), ["forward"])
+        for path, stack in _stacks(clone.cond_stage_model)
+    }
     clone.cond_stage_model = _with_replaced(clone.cond_stage_model, stand_ins)
     release_on_detach(clone.patcher)
     return clone
@@ -80,9 +86,9 @@ def stacks_of(clip: Any) -> list[torch.nn.Module]:
     return [stack for _, stack in _stacks(encoders)] if isinstance(encoders, torch.nn.Module) else []
 
 
-def _resident_clone(clip: Any) -> Any:
-    """Return a clone whose weights stay in place while they are used, where there can be one."""
-    patcher = resident_clone(clip.patcher, "CLIP") if is_dynamic(clip.patcher) else None
+def _clone_to_serve(clip: Any) -> Any:
+    """Return a clone; where weights cannot be served from Dynamic VRAM, one whose weights stay, if it can be had."""
+    patcher = resident_clone(clip.patcher, "CLIP") if needs_resident_form(clip.patcher) else None
     clone = clip.clone()
     if patcher is not None:  # the host's clone() takes none that it is to use
         clone.patcher, clone.cond_stage_model = patcher, patcher.model
@@ -159,11 +165,51 @@ def _standing_in(name: str, own: torch.nn.Module | None, stand_in: Any) -> prope
     return property(shown)
 
 
-class _TextEncoderServer:
-    """Hands the calls of stacks to a dispatcher, in a form that says no more than what matters."""
+class _Stack(Part):
+    """A stack of layers in the text encoders of a CLIP.
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    Args:
+        model: all of the encoders, whose weights the host manages together.
+        stack: one of the modules in it.
+    """
+
+    not_in_blocks = message("its weights do not all fit, and ComfyUI brings them layer by layer")
+
+    def __init__(self, model: torch.nn.Module, stack: torch.nn.Module) -> None:
+        super().__init__(model)
+        self._encoders, self._stack = model, stack  # of which the CLIP may have no more than a twin
+        self._largest = max((weight.numel() for weight in stack.parameters()), default=0)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._encoders
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self._stack
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.float32  # the host has all of them compute in it, whatever their weights are
+
+    def memory_required(self, size: torch.Size) -> float:
+        """Return the bytes of a few dozen tensors like the prompt's, and of two weights in 32 bits."""
+        return torch.float32.itemsize * (_TENSORS * size.numel() + 2 * self._largest)
+
+    def captured(self, forward: types.MethodType) -> Callable[..., Any]:
+        """Layers add to their input in place, the first one to what the caller handed in.
+
+        A graph does not, and eager may run on the same input after it.
+        """
+        return OnCopies(forward)
+
+
+class _TextEncoderServer:
+    """Hands the calls of a stack to a dispatcher, in a form that says no more than what matters."""
+
+    def __init__(self, dispatcher: Dispatcher, stack: _Stack) -> None:
         self.dispatcher = dispatcher
+        self._server = ModelServer(stack, dispatcher, in_blocks=False)
 
     def __call__(
         self, module: torch.nn.Module, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -173,9 +219,7 @@ class _TextEncoderServer:
             return method(*args, **kwargs)
         self.dispatcher.begin_run()  # a prompt is one or two calls, with whole images between it and the next
         args, kwargs = _read_arguments(method, args, kwargs)
-        # Layers add to their input in place, the first one to what the caller handed in. A graph does not, and eager
-        # may run on the same input after it.
-        return self.dispatcher(module, OnCopies(method), args, kwargs)
+        return self._server(module, method, args, kwargs)
 
 
 def _read_arguments(

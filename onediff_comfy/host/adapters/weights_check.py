@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils._pytree as pytree
 
-from ...messages import message
+from ...messages import Message, message
 from ...serving.dispatcher import Dispatcher
 from ...serving.verification import numerics
 from ..weights.layer_images import is_changed
+from .part import Part
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ class WeightsCheck:
     two times more.
 
     Args:
-        model: the host's model object (a BaseModel).
+        part: of a model of the host's, in which the modules are.
         dispatcher: told of calls that are left to the host.
         whole: whether it is of images whose weights stay in the host's pages.
     """
 
-    def __init__(self, model: Any, dispatcher: Dispatcher, whole: bool) -> None:
-        self._model, self._dispatcher, self._whole = weakref.ref(model), dispatcher, whole
+    def __init__(self, part: Part, dispatcher: Dispatcher, whole: bool) -> None:
+        self._part, self._dispatcher, self._whole = part, dispatcher, whole
 
     def is_due(self, module: torch.nn.Module, changed: bool) -> bool:
         """Return True if nothing is known of a module.
@@ -56,11 +56,9 @@ class WeightsCheck:
 
     def agree(self, module: torch.nn.Module, changed: bool, on_image: Any, by_host: Any) -> bool:
         """Return True if what both computed is the same but for rounding. It is remembered; ``changed`` as before."""
-        model = self._model()
-        assert model is not None  # it is being called
         error = numerics.difference(on_image, by_host)
         tensors = (leaf for leaf in pytree.tree_leaves(by_host) if isinstance(leaf, torch.Tensor))
-        allowed = numerics.limit({model.get_dtype_inference(), *(leaf.dtype for leaf in tensors)}, model.device)
+        allowed = numerics.limit({self._part.compute_dtype, *(leaf.dtype for leaf in tensors)}, self._part.device)
         is_right = _verdicts().setdefault(module, {})[changed, self._whole] = error <= allowed
         if not is_right:
             log.warning("OneDiff: %s (off by %.2g, at most %.2g)", self.reason, error, allowed)
@@ -68,7 +66,7 @@ class WeightsCheck:
         return is_right
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> Message:
         return message("its weights as they are brought are not what ComfyUI computes with")
 
 
