@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 (comfyui,) = sys.argv[1:]
@@ -21,6 +22,7 @@ from comfy.cli_args import args  # noqa: E402 - the host's path first
 
 args.cpu = args.use_pytorch_cross_attention = True
 import comfy.model_management as memory  # noqa: E402
+import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
 import text_encoders  # noqa: E402
 import torch  # noqa: E402
@@ -31,23 +33,33 @@ from text_encoders import TinyTextEncoder  # noqa: E402
 from onediff_comfy.host.adapters.text_encoder import accelerate_clip, find_clip_dispatcher, stacks_of  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module  # noqa: E402
+from tools.models.formats import checkpoint  # noqa: E402
 
 # Of matrices that the host does not leave on the device.
 _T5 = {"num_layers": 3, "d_model": 128, "d_ff": 256, "d_kv": 32, "num_heads": 4}
 _CLIP_L = {"num_hidden_layers": 3, "intermediate_size": 256}
-FAMILIES = ("sd15", "sdxl", "flux", "flux in 8 bits", "z_image")
+FAMILIES = ("sd15", "sdxl", "flux", "flux in 8 bits", SCALED := "flux in scaled 8 bits", "z_image")
+_PARTS = {"clip_l": _CLIP_L, "t5xxl": _T5}
 for name, dtype in (("flux", torch.float16), ("flux in 8 bits", torch.float8_e4m3fn)):
-    parts = (flux_clip(dtype_t5=dtype), FluxTokenizer, {"clip_l": _CLIP_L, "t5xxl": _T5})
+    parts = (flux_clip(dtype), FluxTokenizer, _PARTS)
     text_encoders._FAMILIES[name] = lambda parts=parts: parts
 PROMPTS = ("a lighthouse on a cliff", "a (lighthouse:1.4) on a long road, " * 9)
 
 
 def loaded(family: str) -> Any:
     """Return a CLIP, in Dynamic VRAM since that has begun, with weights that are not on the device."""
-    clip = TinyTextEncoder.execute(family, 0).args[0]
+    clip = in_scaled_8_bits() if family == SCALED else TinyTextEncoder.execute(family, 0).args[0]
     if clip.patcher.is_dynamic():
         pages_of_cpu.off_device(clip.patcher)
     return clip
+
+
+def in_scaled_8_bits() -> Any:
+    """Return a Flux' CLIP as the host makes it of a file whose T5 has quantised layers."""
+    weights = TinyTextEncoder.execute("flux", 0).args[0].cond_stage_model.state_dict()
+    target = SimpleNamespace(params={}, clip=flux_clip(torch.float16, {"mixed_ops": True}), tokenizer=FluxTokenizer)
+    options = {f"{name}_model_config": config for name, config in _PARTS.items()}
+    return comfy.sd.CLIP(target, state_dict=checkpoint(weights, "fp8"), model_options=options)
 
 
 def encoded(clip: Any, prompt: str) -> list[torch.Tensor]:
@@ -145,6 +157,7 @@ def main() -> None:
             expected[family] = [encoded(plain, prompt) for prompt in PROMPTS]
         memory.unload_all_models()
         pages_of_cpu.begin()
+        pinned_module.is_moved = lambda *_layer: False  # what has scales cannot say that it is on another device
         memory.text_encoder_device = memory.get_torch_device
         pages_of_cpu._Buffer.bytes = 256 << 20  # the host asks for embeddings of all tokens at once
         found = {family: of_family(family, expected[family]) for family in FAMILIES}
