@@ -432,6 +432,22 @@ def test_the_tiny_plan_runs_on_a_cpu(tmp_path: Path, root: Path) -> None:
     assert "s: first image of the second process" in done.stdout
 
 
+def test_prompts_are_compared_with_those_of_another_process(tmp_path: Path, root: Path) -> None:
+    folders = {"ONEDIFF_CACHE_DIR": str(tmp_path / "store"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}
+    environment = {**os.environ, **folders, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    reports = []
+    for variant in ("eager", "onediff-eager"):
+        output = tmp_path / f"{variant}.json"
+        options = f"--model tiny --form fp8 --variant {variant} --folder {tmp_path} --output {output}"
+        command = [sys.executable, "-m", "benchmarks.prompts", *options.split()]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        reports.append(json.loads(output.read_text()))
+    eager, ours = reports
+    assert (eager["served"], ours["served"], ours["fallbacks"]) == (0, 24, {})
+    assert max(ours["off"]) <= 1e-5 and min(map(min, ours["prompts_s"])) > 0
+
+
 @pytest.mark.slow
 def test_scripts_of_no_plan_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
     arguments = {
