@@ -22,7 +22,7 @@ args.cpu = True
 import torch  # noqa: E402
 
 from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
-from onediff_comfy.host.adapters.part import Part  # noqa: E402
+from onediff_comfy.host.adapters.part import DiffusionModel  # noqa: E402
 from onediff_comfy.host.process.process import library  # noqa: E402
 from onediff_comfy.host.process.services import host_services  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
@@ -85,7 +85,7 @@ class Model:
 def served(kind: Callable[[int], torch.nn.Module]) -> dict[str, Any]:
     model, net = Model(), Net(kind)
     dispatcher = Dispatcher("eager", library(), host_services())
-    server = BlockServer(Part(model), dispatcher)
+    server = BlockServer(DiffusionModel(model), dispatcher)
     with torch.inference_mode():
         dispatcher.begin_run()
         right = []

@@ -17,7 +17,7 @@ import torch
 from blocks_of_widths import Model, Net  # which takes the host's path from the command line
 
 from onediff_comfy.host.adapters.blocks import BlockServer
-from onediff_comfy.host.adapters.part import Part
+from onediff_comfy.host.adapters.part import DiffusionModel
 from onediff_comfy.host.process.process import library
 from onediff_comfy.host.process.services import host_services
 from onediff_comfy.serving.dispatcher import Dispatcher
@@ -144,7 +144,7 @@ def kept(kind: type[Block], waits: bool = False) -> dict[str, Any]:
         nets.append(Net(lambda _heads: kind()))
     net, alone = nets
     dispatcher = Asked("eager", library(), host_services())
-    server, right, dispatcher.waits = BlockServer(Part(model), dispatcher), [], waits
+    server, right, dispatcher.waits = BlockServer(DiffusionModel(model), dispatcher), [], waits
     with torch.inference_mode():
         for _run in range(2):
             dispatcher.begin_run()

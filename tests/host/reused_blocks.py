@@ -25,7 +25,7 @@ import comfy.model_management as memory  # noqa: E402
 import torch  # noqa: E402
 
 from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
-from onediff_comfy.host.adapters.part import Part  # noqa: E402
+from onediff_comfy.host.adapters.part import DiffusionModel  # noqa: E402
 from onediff_comfy.host.process.process import library  # noqa: E402
 from onediff_comfy.host.process.services import host_services  # noqa: E402
 from onediff_comfy.runtime.step_cache import StepCache  # noqa: E402
@@ -241,7 +241,7 @@ def images(steps: int = STEPS) -> list[torch.Tensor]:
 def run(net: Net, threshold: float = 0.1, **options: Any) -> dict[str, Any]:
     """What a run of ten steps gives."""
     model, dispatcher = Model(), Dispatcher("eager", library(), host_services())
-    return run_on(net, BlockServer(Part(model), dispatcher), dispatcher, threshold, **options)
+    return run_on(net, BlockServer(DiffusionModel(model), dispatcher), dispatcher, threshold, **options)
 
 
 def run_on(
@@ -332,7 +332,7 @@ def little_memory() -> dict[str, Any]:
 def changed_between_runs() -> dict[str, Any]:
     """The second of two runs, before which the model's code has begun to do something else."""
     model, net, dispatcher = Model(), Changed(), Dispatcher("eager", library(), host_services())
-    server = BlockServer(Part(model), dispatcher)
+    server = BlockServer(DiffusionModel(model), dispatcher)
     assert run_on(net, server, dispatcher)["reused"] == 6
     Changed.sums = True
     return run_on(net, server, dispatcher)

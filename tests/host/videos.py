@@ -28,7 +28,7 @@ from onediff_comfy.capture.call import NotCovered  # noqa: E402
 from onediff_comfy.host.adapters.attach import dispatcher_for  # noqa: E402
 from onediff_comfy.host.adapters.blocks import BlockServer  # noqa: E402
 from onediff_comfy.host.adapters.functional_call import FunctionalCall  # noqa: E402
-from onediff_comfy.host.adapters.part import Part  # noqa: E402
+from onediff_comfy.host.adapters.part import DiffusionModel  # noqa: E402
 from onediff_comfy.host.adapters.vae import ADAPTER, accelerate_vae  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.serving.dispatcher import Dispatcher  # noqa: E402
@@ -155,7 +155,7 @@ def blocks() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for left in (_doubled, _written, _object):
         module, model = Blocks(left), Model()
-        server = BlockServer(Part(model), dispatcher_for("MODEL", "eager", None, DEFAULTS, Dispatcher))
+        server = BlockServer(DiffusionModel(model), dispatcher_for("MODEL", "eager", None, DEFAULTS, Dispatcher))
         given = torch.randn(2, 4)
         found[left.__name__] = compared(module, lambda x, m=module, s=server: s(m, m.forward, (x,), {}), given)
     return found

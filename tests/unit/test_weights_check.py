@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onediff_comfy.host.adapters.part import Part
+from onediff_comfy.host.adapters.part import DiffusionModel
 from onediff_comfy.host.adapters.weights_check import WeightsCheck
 from onediff_comfy.host.weights.layer_images import are_changed, is_changed
 
@@ -34,8 +34,11 @@ ONES = torch.ones(8)
 
 def test_a_verdict_is_kept_for_all_dispatchers_and_a_lora_asks_for_another() -> None:
     module, told = torch.nn.Sequential(torch.nn.Linear(2, 2)), Told()
-    check, other = WeightsCheck(Part(MODEL), told, whole=True), WeightsCheck(Part(MODEL), told, whole=True)
-    in_blocks = WeightsCheck(Part(MODEL), told, whole=False)
+    check, other = (
+        WeightsCheck(DiffusionModel(MODEL), told, whole=True),
+        WeightsCheck(DiffusionModel(MODEL), told, whole=True),
+    )
+    in_blocks = WeightsCheck(DiffusionModel(MODEL), told, whole=False)
     assert check.is_due(module, changed=False) and not check.is_wrong(module)
     assert check.agree(module, False, ONES, ONES)
     assert not other.is_due(module, changed=False) and in_blocks.is_due(module, changed=False)
@@ -51,7 +54,7 @@ def test_a_verdict_is_kept_for_all_dispatchers_and_a_lora_asks_for_another() -> 
 
 
 def test_what_rounding_explains_is_no_difference_and_another_structure_is() -> None:
-    check = WeightsCheck(Part(MODEL), Told(), whole=True)
+    check = WeightsCheck(DiffusionModel(MODEL), Told(), whole=True)
     assert check.agree(torch.nn.Linear(2, 2), False, ONES * (1 + 2**-12), ONES)
     assert not check.agree(torch.nn.Linear(2, 2), False, (ONES,), ONES)
     assert check.agree(torch.nn.Linear(2, 2), False, (ONES, None), (ONES, None)), "None is no tensor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import types
 import weakref
 from collections.abc import Callable
@@ -9,17 +10,53 @@ from typing import Any
 
 import torch
 
-from ...messages import message
+from ...messages import Message, message
 
 
-class Part:
-    """The part of a model of the host's that is served: of a BaseModel its diffusion model.
-
-    Args:
-        model: the host's object, on which it notes where weights are. It is not kept: it lives while it is called.
+class Part(abc.ABC):
+    """A part of a model of the host's that is served.
 
     Attributes:
         not_in_blocks: why it is not served block by block where that is not asked for.
+    """
+
+    not_in_blocks: Message
+
+    @property
+    @abc.abstractmethod
+    def model(self) -> Any:
+        """Return the host's object, on which it notes where weights are."""
+
+    @property
+    @abc.abstractmethod
+    def module(self) -> torch.nn.Module:
+        """Return what is called, and has the layers."""
+
+    @property
+    @abc.abstractmethod
+    def compute_dtype(self) -> torch.dtype:
+        """Return what it computes in; its weights may be of another dtype."""
+
+    @abc.abstractmethod
+    def memory_required(self, size: torch.Size) -> float:
+        """Return an estimate of the bytes that a call takes beside the weights; ``size`` is of a tensor of its."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return where it runs."""
+        device: torch.device = self.model.device
+        return device
+
+    def captured(self, forward: types.MethodType) -> Callable[..., Any]:
+        """Return what is called in the place of ``forward``, of the part or of an image of it, and captured."""
+        return forward
+
+
+class DiffusionModel(Part):
+    """The diffusion model of a BaseModel of the host's.
+
+    Args:
+        model: is not kept: it lives while it is called.
     """
 
     not_in_blocks = message(
@@ -46,15 +83,4 @@ class Part:
         return dtype
 
     def memory_required(self, size: torch.Size) -> float:
-        """Return the bytes that a call takes beside the weights, by the host's estimate; ``size`` is of a tensor."""
         return float(self.model.memory_required(size))
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the part runs."""
-        device: torch.device = self.model.device
-        return device
-
-    def captured(self, forward: types.MethodType) -> Callable[..., Any]:
-        """Return what is called in the place of ``forward``, of the part or of an image of it, and captured."""
-        return forward

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
 from .functional_call import copied, rebuilt
-from .part import Part
+from .part import DiffusionModel, Part
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -67,18 +68,21 @@ class ModelServers:
 
     def __init__(self, dispatcher: Dispatcher, in_blocks: bool) -> None:
         self._dispatcher, self._in_blocks = dispatcher, in_blocks
-        self._by_model = WeakKeyDictionary[Any, ModelServer]()
+        self._by_model, self._lock = WeakKeyDictionary[Any, ModelServer](), threading.Lock()
 
     def add(self, model: Any) -> None:
         """Serve calls of a model, the host's object (a BaseModel), from where its weights are. It may be known."""
-        if model not in self._by_model:
-            self._by_model[model] = ModelServer(Part(model), self._dispatcher, self._in_blocks)
+        with self._lock:  # in a run over several GPUs a thread calls each model
+            if model not in self._by_model:
+                self._by_model[model] = ModelServer(DiffusionModel(model), self._dispatcher, self._in_blocks)
 
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return what ``forward``, of a diffusion model or an image of it, gives."""
-        for model, server in list(self._by_model.items()):
+        with self._lock:
+            known = list(self._by_model.items())
+        for model, server in known:
             if module._modules is model.diffusion_model._modules:
                 return server(module, forward, args, kwargs)
         return self._dispatcher(module, forward, args, kwargs)

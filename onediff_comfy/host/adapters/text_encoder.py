@@ -176,7 +176,6 @@ class _Stack(Part):
     not_in_blocks = message("its weights do not all fit, and ComfyUI brings them layer by layer")
 
     def __init__(self, model: torch.nn.Module, stack: torch.nn.Module) -> None:
-        super().__init__(model)
         self._encoders, self._stack = model, stack  # of which the CLIP may have no more than a twin
         self._largest = max((weight.numel() for weight in stack.parameters()), default=0)
 
@@ -197,7 +196,7 @@ class _Stack(Part):
         return torch.float32.itemsize * (_TENSORS * size.numel() + 2 * self._largest)
 
     def captured(self, forward: types.MethodType) -> Callable[..., Any]:
-        """Layers add to their input in place, the first one to what the caller handed in.
+        """Return a form that gets copies: layers add to their input in place, the first to what the caller handed in.
 
         A graph does not, and eager may run on the same input after it.
         """
