@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +46,7 @@ class Part(abc.ABC):
         device: torch.device = self.model.device
         return device
 
-    def captured(self, forward: types.MethodType) -> Callable[..., Any]:
+    def captured(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called in the place of ``forward``, of the part or of an image of it, and captured."""
         return forward
 

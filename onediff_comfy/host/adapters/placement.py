@@ -112,10 +112,8 @@ class ModelServer:
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return what ``forward``, of the part or an image of it, gives. Another extension's is none of the model's."""
-        if not (isinstance(forward, types.MethodType) and forward.__self__ is module):
-            return self._dispatcher(module, forward, args, kwargs)
         model = self._part.model
-        if not is_streamed(model):
+        if not isinstance(forward, types.MethodType) or forward.__self__ is not module or not is_streamed(model):
             return self._dispatcher(module, self._part.captured(forward), args, kwargs)
         if not library().recordings.turns.ours:
             # What such a thread calls is recorded when it is gone, and then other weights are in these places.

@@ -195,7 +195,7 @@ class _Stack(Part):
         """Return the bytes of a few dozen tensors like the prompt's, and of two weights in 32 bits."""
         return torch.float32.itemsize * (_TENSORS * size.numel() + 2 * self._largest)
 
-    def captured(self, forward: types.MethodType) -> Callable[..., Any]:
+    def captured(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a form that gets copies: layers add to their input in place, the first to what the caller handed in.
 
         A graph does not, and eager may run on the same input after it.
