@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import argparse
 import functools
+import resource
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .any_card import end_of_node
-from .host import reported, start_host
+from .host import reported, seconds_of, start_host
+from .memory_modes import off
 from .sampling import environment
 from .variants import Variant
 
@@ -57,12 +57,14 @@ def main() -> int:
         start_host()
         _make(options)
         return 0
+    is_ours = Variant.parse(options.variant).compiler is not None
+    if is_ours and not _expected(options).exists():
+        parser.error(f"nothing to compare with in {options.folder}; run it with --variant eager first")
     if not all(file.exists() for file in _files(options)):
         subprocess.run([sys.executable, "-m", "benchmarks.prompts", *sys.argv[1:], "--make"], check=True)
     start_host(dynamic_vram=options.model != "tiny")
     report = reported(lambda: _run(options), options.output)
     print(report)
-    is_ours = Variant.parse(options.variant).compiler is not None
     is_served = report["served"] == _STACKS * _ROUNDS * len(_PROMPTS) and not report["fallbacks"]
     return 0 if (is_served or not is_ours) and max(report["off"]) <= _ALLOWED else 1
 
@@ -71,12 +73,19 @@ def _files(options: argparse.Namespace) -> list[Path]:
     return [options.folder / f"{options.model}-{part}.safetensors" for part in ("clip_l", f"t5xxl-{options.form}")]
 
 
-def _target(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+def _expected(options: argparse.Namespace) -> Path:
+    """Return the file of what eager gave."""
+    folder: Path = options.folder
+    return folder / f"{options.model}-prompts-{options.form}.pt"
+
+
+def _target(model: str, form: str) -> tuple[Any, dict[str, Any]]:
+    """Return what the host makes a CLIP of: its classes, and sizes other than the real ones."""
     import torch
     from comfy.text_encoders.flux import FluxTokenizer, flux_clip
 
-    encoders = flux_clip(torch.float16, {"mixed_ops": True} if options.form == "fp8" else None)
-    configs = {f"{name}_model_config": config for name, config in _SIZES[options.model].items()}
+    encoders = flux_clip(torch.float16, {"mixed_ops": True} if form == "fp8" else None)
+    configs = {f"{name}_model_config": config for name, config in _SIZES[model].items()}
     return SimpleNamespace(params={}, clip=encoders, tokenizer=FluxTokenizer), configs
 
 
@@ -90,7 +99,7 @@ def _make(options: argparse.Namespace) -> None:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
-    target, configs = _target(argparse.Namespace(**vars(options) | {"form": "fp16"}))
+    target, configs = _target(options.model, "fp16")
     with torch.device("meta"):
         encoders = target.clip(device="meta", dtype=torch.float16, model_options=configs)
     for part, file in zip(("clip_l", "t5xxl"), _files(options), strict=True):
@@ -107,30 +116,29 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     device = comfy.model_management.text_encoder_device()
-    clip, load_s = _timed(lambda: _loaded(options))
+    clips, seconds, given = list[Any](), list[list[float]](), list[torch.Tensor]()
+    load_s = seconds_of(lambda: clips.append(_loaded(options)))
+    (clip,) = clips
     compiler, dispatcher = Variant.parse(options.variant).compiler, None
     if compiler is not None:
         from onediff_comfy.host.adapters.text_encoder import accelerate_clip, find_clip_dispatcher
 
         clip = accelerate_clip(clip, compiler)
         dispatcher = find_clip_dispatcher(clip)
-    seconds, given = list[list[float]](), list[torch.Tensor]()
     for _ in range(_ROUNDS):
-        encoded = [_timed(functools.partial(_encoded, clip, prompt)) for prompt in _PROMPTS]
-        seconds.append([taken for _, taken in encoded])
-        given = [tensor for tensors, _ in encoded for tensor in tensors]
+        given.clear()
+        seconds.append([seconds_of(functools.partial(_encode, clip, prompt, given)) for prompt in _PROMPTS])
     found = {} if dispatcher is None else dispatcher.metrics.snapshot()
-    expected = options.folder / f"{options.model}-prompts-{options.form}.pt"
     if dispatcher is None:
-        torch.save(given, expected)
-    pairs = zip(given, torch.load(expected), strict=True)
+        torch.save(given, _expected(options))
+    pairs = zip(given, torch.load(_expected(options)), strict=True)
     return {
         "what": {key: str(value) for key, value in vars(options).items() if key not in ("output", "make")},
         "environment": environment(device),
         "is_dynamic": clip.patcher.is_dynamic(),
         "load_s": load_s,
         "prompts_s": seconds,
-        "off": [float((ours - eager).abs().max() / (eager.max() - eager.min())) for ours, eager in pairs],
+        "off": [off(ours, eager) for ours, eager in pairs],
         "most_mib": _memory() | {"device": _of_device(device)},
         "served": found.get("served", 0),
         "fallbacks": found.get("fallbacks", {}),
@@ -142,30 +150,25 @@ def _loaded(options: argparse.Namespace) -> Any:
     import comfy.sd
     import comfy.utils
 
-    target, configs = _target(options)
+    target, configs = _target(options.model, options.form)
     weights = [comfy.utils.load_torch_file(str(file)) for file in _files(options)]
     return comfy.sd.CLIP(target, state_dict=weights, model_options=configs)
 
 
-def _encoded(clip: Any, prompt: str) -> list[torch.Tensor]:
-    """Return what a prompt becomes, on the CPU."""
+def _encode(clip: Any, prompt: str, given: list[torch.Tensor]) -> None:
+    """Add what a prompt becomes, on the CPU, to ``given``."""
     try:
         ((embedding, extras),) = clip.encode_from_tokens_scheduled(clip.tokenize(prompt))
-        return [embedding.float().cpu(), extras["pooled_output"].float().cpu()]
+        given += [embedding.float().cpu(), extras["pooled_output"].float().cpu()]
     finally:
         end_of_node()
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    began = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - began
-
-
 def _memory() -> dict[str, int]:
-    """Return the MiB of RAM that the process had at most, and those that it has which are no file's."""
+    """Return the MiB of RAM that the process had at most, and those that it has of its own, which are no file's."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {what: int(status[name].split()[0]) >> 10 for what, name in (("ram", "VmHWM"), ("anonymous", "RssAnon"))}
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"ram": most >> 10, "anonymous": int(status["RssAnon"].split()[0]) >> 10}
 
 
 def _of_device(device: torch.device) -> int:

@@ -27,6 +27,7 @@ import pages_of_cpu  # noqa: E402
 import text_encoders  # noqa: E402
 import torch  # noqa: E402
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip  # noqa: E402
+from counting import answered  # noqa: E402
 from pages_of_cpu import Pages  # noqa: E402
 from text_encoders import TinyTextEncoder  # noqa: E402
 
@@ -92,12 +93,10 @@ def case(clip: Any, expected: Sequence[torch.Tensor], prompt: str = PROMPTS[0]) 
     before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
     actual = encoded(clip, prompt)
     after = dispatcher.metrics.snapshot()
-    fell = {reason: count - before["fallbacks"].get(reason, 0) for reason, count in after["fallbacks"].items()}
     pages = clip.patcher.model.dynamic_vbars.values()
     return {
         "off": off(actual, expected),
-        "served": after["served"] - before["served"],
-        "eager": {reason: count for reason, count in fell.items() if count},
+        **answered(before, after),
         "captured": metrics().snapshot()["captured"] - captured,
         "pinned": sum(state > 1 for each in pages for state in each.get_residency()),
         "models": len({id(entry.model.model) for entry in memory.current_loaded_models}),

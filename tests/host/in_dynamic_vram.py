@@ -38,6 +38,7 @@ import comfy.model_prefetch as model_prefetch  # noqa: E402
 import comfy.ops  # noqa: E402
 import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
+from counting import answered  # noqa: E402
 from pages_of_cpu import PAGE, Pages  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
@@ -69,12 +70,10 @@ def case(name: str, model: Any, expected: torch.Tensor, seed: int = 1) -> dict[s
     before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
     actual = sampled(model, seed)
     after = dispatcher.metrics.snapshot()
-    fell = {reason: count - before["fallbacks"].get(reason, 0) for reason, count in after["fallbacks"].items()}
     return {
         "name": name,
         "off": float((actual - expected).abs().max() / (expected.max() - expected.min())),
-        "served": after["served"] - before["served"],
-        "eager": {reason: count for reason, count in fell.items() if count},
+        **answered(before, after),
         "captured": metrics().snapshot()["captured"] - captured,
         "pinned": pinned(model),
         "there": pages_there(model) / (pages_at_most(model) or 1),

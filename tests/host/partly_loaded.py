@@ -22,6 +22,7 @@ args.cpu = args.use_pytorch_cross_attention = True
 import comfy.model_management as memory  # noqa: E402
 import comfy.sd  # noqa: E402
 import torch  # noqa: E402
+from counting import answered  # noqa: E402
 from tiny_flux import sampled, with_lora  # noqa: E402
 
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
@@ -109,12 +110,7 @@ def main() -> None:
                     "offloaded": bool(model.model.model_lowvram),
                     "off": float((actual - expected).abs().max() / (expected.max() - expected.min())),
                     "from_no_lora": float((expected - no_lora).abs().max()),
-                    "served": after["served"] - before["served"],
-                    "eager": {
-                        reason: count - before["fallbacks"].get(reason, 0)
-                        for reason, count in after["fallbacks"].items()
-                        if count > before["fallbacks"].get(reason, 0)
-                    },
+                    **answered(before, after),
                 }
             )
         cases += taken_away_meanwhile(plain, models)

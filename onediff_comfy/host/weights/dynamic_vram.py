@@ -36,9 +36,9 @@ def is_dynamic(patcher: Any) -> bool:
 
 
 def needs_resident_form(patcher: Any) -> bool:
-    """Return True for a MODEL in Dynamic VRAM that cannot be served from there.
+    """Return True for a MODEL or a CLIP in Dynamic VRAM that cannot be served from there.
 
-    So it is where the host has nothing that pins weights, and where a run of it is split over GPUs.
+    So it is where the host has nothing that pins weights, and where a run of a MODEL is split over GPUs.
     """
     return is_dynamic(patcher) and (not can_pin() or bool(_on_other_gpus(patcher)))
 
