@@ -22,7 +22,7 @@ from .nodes.warm_up import OneDiffWarmUp
 from .onediff_comfy.host.compatibility import host_changes
 from .onediff_comfy.host.legacy.replacements import register_replacements
 from .onediff_comfy.host.node_api import ComfyExtension, io
-from .onediff_comfy.host.preparation.idle_imports import import_when_idle
+from .onediff_comfy.host.preparation.first_prompt import prepare_when_idle
 from .onediff_comfy.host.process.host_code import take_early
 from .onediff_comfy.host.routes import add_routes
 from .onediff_comfy.host.settings_file import use_cache_settings
@@ -37,7 +37,7 @@ class OneDiffExtension(ComfyExtension):
         host_changes()  # what has changed is said when the host starts
         add_routes()
         await register_replacements()
-        import_when_idle()
+        prepare_when_idle()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [

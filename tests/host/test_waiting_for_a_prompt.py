@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from scripts import printed_by
+from pathlib import Path
+
+import pytest
+from scripts import checkpoint_of, printed_by
 
 from dev.environment import comfyui_path
 
@@ -15,3 +18,21 @@ def test_a_compiler_is_imported_while_no_prompt_runs_where_there_are_graphs_to_l
         "while a prompt runs": False,
         "while none does": True,
     }
+
+
+def test_the_graph_that_was_used_last_is_loaded_before_a_prompt_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that was compiled where PyTorch computes otherwise, nor one that was changed since."""
+    monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ONEDIFF_CONFIG_DIR", str(tmp_path / "config"))
+
+    def done(what: str) -> tuple[dict[str, int], dict[str, int]]:
+        found = printed_by("latest_graph.py", comfyui_path(), checkpoint_of("flux_min"), what)
+        return found["before"], found["after"]
+
+    nothing, one = {"loaded": 0, "compiled": 0}, {"loaded": 1, "compiled": 0}
+    assert done("make") == (nothing, {"loaded": 0, "compiled": 1})
+    assert done("found") == (one, one)
+    assert done("others")[0] == nothing
+    assert done("damaged")[0] == nothing

@@ -25,9 +25,9 @@ from comfy.cli_args import args  # noqa: E402 - the host's path first
 args.cpu = True
 import comfy.model_management  # noqa: E402, F401
 
-from onediff_comfy.host.preparation.idle_imports import import_when_idle  # noqa: E402
+from onediff_comfy.host.preparation.first_prompt import prepare_when_idle  # noqa: E402
 
-NAME, WAIT = "onediff-idle-imports", 60.0  # seconds after which something is broken, not slow
+NAME, WAIT = "onediff-first-prompt", 60.0  # seconds after which something is broken, not slow
 LOOKED_FOR = 5.0  # seconds, in which it would have begun: the host is looked at before
 
 
@@ -52,11 +52,11 @@ def main() -> None:
     sys.modules["server"] = server
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ONEDIFF_CACHE_DIR"] = folder
-        import_when_idle()
+        prepare_when_idle()
         found = {"without graphs": is_under_way()}
         Path(folder, "graphs").mkdir()
         Path(folder, "graphs", "some.graph").touch()
-        import_when_idle()
+        prepare_when_idle()
         until = time.monotonic() + LOOKED_FOR
         while not has_begun() and time.monotonic() < until:
             time.sleep(0.1)

@@ -2,7 +2,8 @@
 
     python bytecode_of_this_python.py FOLDER      which has the package ``capture``, without what needs PyTorch
 
-Prints as JSON, by name of a sample: the paths that it reads, what it sets, and the local variables that it reads.
+Prints as JSON, by name of a sample: the paths that it reads, what it sets, the local variables that it reads, and
+the names that it reads, as they are looked up and as each instruction says it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 
 sys.path.insert(0, sys.argv.pop())
 from capture.functions.writes import types_compared, writes  # type: ignore[import-not-found]
-from capture.values.bytecode import locals_read  # type: ignore[import-not-found]
+from capture.values.bytecode import instructions, locals_read, names_read  # type: ignore[import-not-found]
 from capture.values.global_reads import paths  # type: ignore[import-not-found]
 
 found = {}
@@ -25,5 +26,7 @@ for name, text in json.load(sys.stdin).items():
         "imports": sorted(sets.imported),
         "compares": [None if path is None else path.text(len(path.steps)) for path in types_compared(code)],
         "locals": sorted(locals_read(code)),
+        "names": sorted(names_read(code)),
+        "taken apart": sorted({i.of for i in instructions(code) if i.is_named and not i.name.startswith("STORE_")}),
     }
 json.dump(found, sys.stdout)

@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
-from ..values.bytecode import Instruction, instructions, with_nested
+from ..values.bytecode import Instruction, instructions, may_do, names_read, with_nested
 from ..values.global_reads import absolute_name, module_named
 from ..values.value_text import is_foundation
 
 _LOOKS_UP = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller"))  # by a name that may be put together
 _FINDS_ALL = frozenset(("vars", "dir", "getmembers", "__getattribute__"))
 _RUNS_TEXT = ("eval", "exec")  # as globals; nn.Module has an eval too
+_ALL = _FINDS_ALL.union(_RUNS_TEXT, ("__dict__",))
 _OF_DICT = frozenset(("get", "setdefault", "pop"))
 _DEEPEST = 4  # tables of tables; what is nested deeper is not looked into
 _FIELDS = re.compile(r"%[-+ #0]*[\d.*]*[a-zA-Z]|\{[^{}]*\}")  # of strings that names are formatted by
@@ -195,13 +196,15 @@ def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=8192)
 def _stores(code: types.CodeType) -> frozenset[str]:
+    if not may_do(code, ("STORE_ATTR",)):
+        return frozenset()
     return frozenset(i.of for i in instructions(code) if i.name == "STORE_ATTR")
 
 
 @functools.lru_cache(maxsize=16384)
 def _reads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """Names of attributes that code itself may read, and, where it looks some up, what names may begin or end with."""
-    names = {i.of for i in instructions(code) if i.is_named and not i.name.startswith("STORE_")}
+    names = names_read(code)
     strings = {leaf for leaf in _leaves(code.co_consts) if isinstance(leaf, str)}
     pieces = {piece for text in strings for piece in (text, *_FIELDS.split(text))} if names & _LOOKS_UP else set[str]()
     return frozenset(names.union(*(text.split(".") for text in strings))), frozenset(pieces - {""})
@@ -210,6 +213,8 @@ def _reads(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 @functools.lru_cache(maxsize=8192)
 def _finds_all(code: types.CodeType) -> bool:
     """Whether code may read attributes without their names: all in turn."""
+    if _ALL.isdisjoint(code.co_names):
+        return False
     done = instructions(code)
     for number, instruction in enumerate(done):
         if not instruction.is_named:
@@ -227,6 +232,8 @@ def _imports(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
     Python's and torch's are left out: they know no names of a model's attributes.
     """
+    if not may_do(code, ("IMPORT_NAME",)):
+        return ()
     done = instructions(code)
     found: list[tuple[str, tuple[str, ...]]] = []
     for number, instruction in enumerate(done):

@@ -1,6 +1,6 @@
-"""Import the core and a compiler while the host waits for its first prompt, which would wait for them else.
+"""Prepare for the first prompt while the host waits for it: import the core and a compiler, and load a graph.
 
-They take one to two seconds of Python. While a prompt runs they compete with all that runs; see
+Else that prompt would wait for them, one to three seconds. While a prompt runs they compete with all that runs; see
 ``serving.resolution.pending``.
 """
 
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 _LOOKED_AGAIN_AFTER = 0.25  # seconds
 
 
-def import_when_idle() -> None:
-    """Begin to import once the host waits for a prompt, on a thread of its own. Whoever has no graphs pays nothing."""
+def prepare_when_idle() -> None:
+    """Begin once the host waits for a prompt, on a thread of its own. Whoever has no graphs pays nothing."""
     folders = [folder for folder in (cache_folder(), shared_cache_folder()) if folder is not None]
     if store_url() or any(map(_has_graphs, folders)):
-        threading.Thread(target=_import, name="onediff-idle-imports", daemon=True).start()
+        threading.Thread(target=_prepare, name="onediff-first-prompt", daemon=True).start()
 
 
 def _has_graphs(folder: Path) -> bool:
@@ -36,16 +36,23 @@ def _has_graphs(folder: Path) -> bool:
         return False
 
 
-def _import() -> None:
-    while not _is_idle():
-        time.sleep(_LOOKED_AGAIN_AFTER)
+def _prepare() -> None:
+    _wait_until_idle()
     if torch_too_old() is not None or host_changed("everything") is not None:
         return
     try:
         importlib.import_module("..adapters.model", __package__)
-        importlib.import_module("...engines", __package__).prepare("auto")
+        latest_graph = importlib.import_module("..process.latest_graph", __package__)
+        latest_graph.import_compiler()
+        _wait_until_idle()
+        latest_graph.load()
     except Exception:  # who runs a node is told
-        log.debug("nothing was imported before the first prompt", exc_info=True)
+        log.debug("not all was prepared before the first prompt", exc_info=True)
+
+
+def _wait_until_idle() -> None:
+    while not _is_idle():
+        time.sleep(_LOOKED_AGAIN_AFTER)
 
 
 def _is_idle() -> bool:

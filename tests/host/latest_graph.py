@@ -1,0 +1,56 @@
+"""The graph that was used last, loaded before a prompt asks for it.
+
+    python latest_graph.py COMFY_DIR CHECKPOINT make|found|others|damaged
+
+``make`` leaves a graph in the store. ``found`` loads it as the host waits, ``others`` does so where PyTorch computes
+otherwise, ``damaged`` after a byte of it has changed. Prints as JSON what was loaded before an image and after it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+comfyui, checkpoint, what = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = args.use_pytorch_cross_attention = True
+import comfy.sd  # noqa: E402
+import torch  # noqa: E402
+from tiny_flux import sampled  # noqa: E402
+
+from onediff_comfy.folders import GRAPHS, cache_folder  # noqa: E402
+from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
+from onediff_comfy.host.process import latest_graph  # noqa: E402
+from onediff_comfy.host.process.process import metrics  # noqa: E402
+
+
+def made() -> dict[str, int]:
+    found = metrics().snapshot()
+    return {name: found[name] for name in ("loaded", "compiled")}
+
+
+def main() -> None:
+    if what == "others":
+        torch.set_float32_matmul_precision("high")
+    if what == "damaged":
+        folder = cache_folder()
+        assert folder is not None
+        for file in (folder / GRAPHS).iterdir():
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+    if what != "make":
+        latest_graph.load()
+    before = made()
+    if what in ("make", "found"):
+        model, *_ = comfy.sd.load_checkpoint_guess_config(checkpoint, output_vae=False, output_clip=False)
+        sampled(accelerate(model, "inductor"), 1)
+    sys.stdout.write(json.dumps({"before": before, "after": made()}) + "\n")
+
+
+with torch.inference_mode():
+    main()
