@@ -26,6 +26,7 @@ import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
 import text_encoders  # noqa: E402
 import torch  # noqa: E402
+from comfy.patcher_extension import CallbacksMP  # noqa: E402
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip  # noqa: E402
 from counting import answered  # noqa: E402
 from pages_of_cpu import Pages  # noqa: E402
@@ -81,6 +82,19 @@ def with_lora(clip: Any, strength: float) -> Any:
     return clone
 
 
+def with_norms(clip: Any) -> Any:
+    """Return ``clip`` with other weights in its norms, put there whenever the host has loaded it: small ones alone."""
+
+    def put(patcher: Any, *_: Any) -> None:
+        for name, layer in patcher.model.named_modules():
+            if "norm" in name and layer._parameters.get("weight") is not None:
+                layer.weight = torch.nn.Parameter((layer.weight.float() + 0.2).to(layer.weight.dtype), requires_grad=False)
+
+    clone = clip.clone()
+    clone.patcher.add_callback(CallbacksMP.ON_LOAD, put)
+    return clone
+
+
 def off(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """Return the largest difference, as a share of the range of what was expected."""
     pairs = zip(actual, expected, strict=True)
@@ -90,7 +104,7 @@ def off(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> flo
 def case(clip: Any, expected: Sequence[torch.Tensor], prompt: str = PROMPTS[0]) -> dict[str, Any]:
     dispatcher = find_clip_dispatcher(clip)
     assert dispatcher is not None
-    before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
+    before, captured, faults = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"], Pages.faults
     actual = encoded(clip, prompt)
     after = dispatcher.metrics.snapshot()
     pages = clip.patcher.model.dynamic_vbars.values()
@@ -99,6 +113,7 @@ def case(clip: Any, expected: Sequence[torch.Tensor], prompt: str = PROMPTS[0]) 
         **answered(before, after),
         "captured": metrics().snapshot()["captured"] - captured,
         "pinned": sum(state > 1 for each in pages for state in each.get_residency()),
+        "faults": Pages.faults - faults,
         "models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
     }
 
@@ -114,14 +129,19 @@ def of_family(family: str, expected: list[list[torch.Tensor]]) -> dict[str, Any]
     by_host = with_lora(loaded(family), 0.8)
     stronger = [encoded(by_host, PROMPTS[0]) for _ in range(2)]
     memory.unload_all_models()
+    of_norms = encoded(with_norms(loaded(family)), PROMPTS[0])
+    memory.unload_all_models()
     fast = accelerate_clip(clip, "eager")
     with_it = with_lora(fast, 0.8)
     found: dict[str, Any] = {
         "encoders": len(stacks_of(clip)),
         "shared": fast.patcher.model is clip.patcher.model,
         "effect": off(first, stronger[1]),
+        "effect of norms": off(first, of_norms),
         "first": case(fast, first),
         "another prompt": case(fast, other, PROMPTS[1]),
+        "norms": case(with_norms(fast), of_norms),
+        "norms as they were": case(fast, first),
         "LoRA": case(with_it, [stronger["8 bits" not in family][0], *stronger[1][1:]]),
         "LoRA again": case(with_it, stronger[1]),
         "without it": case(fast, first),

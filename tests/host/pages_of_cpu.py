@@ -30,10 +30,11 @@ class Pages:
     Attributes:
         room: how many pages the device has for all models together.
         taken: how many of them something else has.
+        faults: how often pages of some range were asked for.
         bytes_of_new: bytes of a page, in a range that is made from now on.
     """
 
-    room, taken, bytes_of_new = 1 << 20, 0, PAGE
+    room, taken, faults, bytes_of_new = 1 << 20, 0, 0, PAGE
     all: list[Pages] = []  # noqa: RUF012 - one device
 
     def __init__(self, size: int, device: Any) -> None:
@@ -68,6 +69,7 @@ class Pages:
         return range(first // self.page, -(-(first + size) // self.page))
 
     def fault(self, address: int, size: int) -> Any:
+        Pages.faults += 1
         pages = self._pages(address, size)
         for page in pages:
             while page < self.watermark and not self.there[page] and Pages.free() < 1:

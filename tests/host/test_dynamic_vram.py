@@ -228,7 +228,10 @@ def test_text_encoders_are_served_from_dynamic_vram_while_they_fit(
 ) -> None:
     """One form of their weights is in memory. The call in which a LoRA is added to 8 bits is left to the host."""
     of_it = dict(encoders["families"][family])
-    assert of_it.pop("encoders") == stacks and of_it.pop("shared") and of_it.pop("effect") > 0.1
+    assert of_it.pop("encoders") == stacks and of_it.pop("shared")
+    assert min(of_it.pop("effect"), of_it.pop("effect of norms")) > 0.1
+    for name in ("another prompt", "norms", "norms as they were"):  # only pages as a whole are asked for again
+        assert of_it[name]["faults"] < of_it["taken away and back"]["faults"] / 3, name
     for name, case in of_it.items():  # a layer behind a stack the host computes unrounded in that call
         assert case["off"] <= (ROUNDING_OF_A_LORA if name == "LoRA" else 0.0), name
         assert (case["pinned"], case["models"], case["captured"] * (name != "first")) == (0, 1, 0), name

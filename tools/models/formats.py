@@ -30,6 +30,7 @@ _TWO_IN_A_BYTE = ("nvfp4", "convrot_w4a4")
 # By its columns ComfyUI tells which UNet a checkpoint is of. In forms with two numbers in a byte it has half of them,
 # and ComfyUI knows no such UNet: whoever makes such a file leaves that layer as it is.
 _DETECTED_BY = "attn2.to_k.weight"
+_LOOKED_UP = "relative_attention_bias"  # a table of T5's: ComfyUI asks its scale whether it is 1, which no graph can
 
 
 def is_quantised(name: str, weight: torch.Tensor, form: str) -> bool:
@@ -38,7 +39,8 @@ def is_quantised(name: str, weight: torch.Tensor, form: str) -> bool:
     matrix = name.endswith("weight") and weight.ndim == 2 and weight.shape[1] % columns == 0
     if FORMATS[form]["format"] in _TWO_IN_A_BYTE and name.endswith(_DETECTED_BY):
         return False
-    return matrix and "block" in name and "mod" not in name.rpartition("block")[2]
+    layer = name.rpartition("block")[2]
+    return matrix and "block" in name and "mod" not in layer and _LOOKED_UP not in layer
 
 
 def quantised(name: str, weight: torch.Tensor, form: str) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,9 +37,11 @@ from .layer_images import (
     stored_dtype,
 )
 from .residency import give_up, is_moved
-from .small_weights import Place, SmallWeights
+from .small_weights import PLAIN, Place, SmallWeights
 
 _VBAR = "comfy_aimdo.model_vbar"
+# Of what is noted, what may have come of other weights. A name is noted anew in each run, and there are no functions.
+_NOTED = NOTES - {"seed_key", *(f"{key}_function" for key in KEYS)}
 
 
 @functools.cache
@@ -69,6 +72,7 @@ class PinnedModule:
         self._signature: bytes | None = None  # of the pages with all weights in them
         self._seen: SeenLayers | None = None
         self._held: list[Any] = []  # weights, hooks, and notes of these and of pages, when they were shown
+        self._small_at: list[int] = []  # where in ``_held`` those are that ``_small`` copies
         self._pages: _Pages | None = None  # where the weights are, by the last look; None if they cannot be pinned
 
     def is_of(self, module: torch.nn.Module) -> bool:
@@ -108,7 +112,7 @@ class PinnedModule:
             # Pages that are pinned cannot make way. Where comfy-aimdo finds too little memory meanwhile, by a look at
             # the device that may be two seconds old, it would take all of them back once they are let go.
             with held_weights().of([pages.vbar]):
-                if not current or signature != self._signature:
+                if signature != self._signature or not (current or self._renew_small()):
                     self._show_as_they_are(signature, device)
                 self._small.refresh()
                 yield self._images.root
@@ -127,18 +131,36 @@ class PinnedModule:
 
     def _is_current(self) -> bool:
         """Return True if the layers, their weights and hooks, and what the host notes of these are the very same."""
-        now, seen = self._held_now(), self._seen
-        same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
-        return same and seen is not None and seen.shown is self._images.look and seen.are_same()
+        now = self._held_now()
+        return len(now) == len(self._held) and all(map(operator.is_, now, self._held)) and self._look_the_same()
+
+    def _renew_small(self) -> bool:
+        """Copy small weights from the objects that the layers have now. Return True if all else is the very same.
+
+        So it is in most runs: the host loads the small ones anew, as objects that are alike, and notes the rest again.
+        """
+        now, small = self._held_now(), set(self._small_at)
+        pairs = enumerate(zip(now, self._held, strict=False))
+        if len(now) != len(self._held) or any(new is not old and at not in small for at, (new, old) in pairs):
+            return False
+        if not (self._look_the_same() and self._small.renew([now[at] for at in self._small_at])):
+            return False
+        self._held = now
+        return True
+
+    def _look_the_same(self) -> bool:
+        seen = self._seen
+        return seen is not None and seen.shown is self._images.look and seen.are_same()
 
     def _held_now(self) -> list[Any]:
-        found: list[Any] = []
-        for state in map(vars, self._layers):
-            found += state["_parameters"].values()
+        """Return what the layers hold, weights first, and what is noted on them."""
+        states = list(map(vars, self._layers))
+        found = list(itertools.chain.from_iterable(state["_parameters"].values() for state in states))
+        for state in states:
             found += state["_buffers"].values()
             found += state["_forward_hooks"].values()
             found += state["_forward_pre_hooks"].values()
-            found += map(state.get, NOTES)
+            found += map(state.get, _NOTED)
         return found
 
     def _change_weights(self) -> bool:
@@ -174,13 +196,16 @@ class PinnedModule:
     def _show(self, device: torch.device) -> None:
         look = self._images.show(self._layers)
         small: list[Place] = []
+        at, self._small_at = itertools.count(), []
         for layer, weights in zip(self._layers, self._images.parameters, strict=True):
             theirs = vars(layer)
             if "_v" in theirs:
                 put(weights, (theirs["_v_weight"], theirs["_v_bias"]))
             kept = KEYS if "_v" in theirs else ()
-            names = [name for name in weights if name not in kept and type(weights[name]) in _PLAIN]
-            small += [Place(weights, name, dtype_in_place(layer, name), device) for name in names]
+            for name, number in zip(weights, at):  # noqa: B905 - at goes on
+                if name not in kept and type(weights[name]) in PLAIN:
+                    small.append(Place(weights, name, dtype_in_place(layer, name), device))
+                    self._small_at.append(number)
         self._small.stand_in(small)
         self._seen = SeenLayers(self._layers, look)
 
@@ -236,9 +261,6 @@ class _Pages(NamedTuple):
     def unpin(self) -> None:
         """Let the host take the pages away again."""
         _vbar().vbar_unpin(self)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_changed_when_brought(layer: Any) -> bool:

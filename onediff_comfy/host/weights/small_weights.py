@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Classes of weights that are one tensor."""
+
+
 class Place(NamedTuple):
     """Where an image has a weight, and of what dtype and on which device it is to be there."""
 
@@ -42,7 +46,22 @@ class SmallWeights:
         for place, own in zip(places, self._own, strict=True):
             place.weights[place.name] = own
 
+    def renew(self, theirs: Sequence[Any]) -> bool:
+        """Copy from these from now on. Return False, and change nothing, if one is of another kind than the one before.
+
+        Args:
+            theirs: in the order of the places that were given to ``stand_in``.
+        """
+        if list(map(_kind_of, theirs)) != list(map(_kind_of, self._theirs)):
+            return False
+        self._theirs = list(theirs)
+        return True
+
     def refresh(self) -> None:
         """Copy all of them."""
         if self._own:
             torch._foreach_copy_(self._own, self._theirs)
+
+
+def _kind_of(weight: Any) -> Any:
+    return type(weight), getattr(weight, "dtype", None), getattr(weight, "device", None), getattr(weight, "shape", None)
