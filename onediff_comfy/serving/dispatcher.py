@@ -128,9 +128,8 @@ class CallServer:
         graph: CompiledGraph | None = self.library.cache.get(route.graph_key) if found is None else found.graph
         if graph is None:
             return None
-        if request.invocation.moving is not None:  # others may be where these were
-            request.target.forget_addresses()
-        weights = request.target.placed_weights(graph.binding.weight_names, request.device)
+        moving = request.invocation.moving is not None
+        weights = request.target.placed_weights(graph.binding.weight_names, request.device, moving)
         stream = None
         if run.step_cache is not None:
             prompts = self.host.stream(request.arguments.get(self.host.options_name) or {})

@@ -88,7 +88,8 @@ def with_norms(clip: Any) -> Any:
     def put(patcher: Any, *_: Any) -> None:
         for name, layer in patcher.model.named_modules():
             if "norm" in name and layer._parameters.get("weight") is not None:
-                layer.weight = torch.nn.Parameter((layer.weight.float() + 0.2).to(layer.weight.dtype), requires_grad=False)
+                weight = (layer.weight.float() + 0.2).to(layer.weight.dtype)
+                layer.weight = torch.nn.Parameter(weight, requires_grad=False)
 
     clone = clip.clone()
     clone.patcher.add_callback(CallbacksMP.ON_LOAD, put)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from controls import NET
 from pictures import FAMILIES
 from scripts import checkpoint_of, printed_by
 
-from dev.environment import comfyui_path
+from dev.environment import comfyui_path, repository
+from tools.models.checkpoints import checkpoint_file
+from tools.models.controls import ensure_controls
 
 FLUX = FAMILIES["flux"].checkpoint
 # The host adds a LoRA to a weight in Dynamic VRAM with other roundings than to one that stays.
@@ -51,6 +54,9 @@ EAGER = {
     "wrong comparing": {"there is too little memory to compare it with ComfyUI's own": 4},
     **{name: {"the compiled graph failed (RuntimeError: a kernel of the graph's)": 4} for name in NO_GRAPH},
 }
+NOT_IN_LAYERS = "its weights do not all fit, and ComfyUI brings them layer by layer"
+ROUNDING_OF_A_HINT = 2e-6  # which ours makes one of for each image before the network does
+STEPS_OF_A_CONTROL = 3
 OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong", "room of")
 
 
@@ -207,6 +213,21 @@ def test_a_call_that_is_answered_once_more_is_given_what_it_was_given_at_first()
     assert all(off <= 1e-5 for off in found.values()), found
 
 
+def test_a_controlnet_is_served_from_dynamic_vram_while_it_fits() -> None:
+    """One form of its weights is in memory: a copy of the network was, whose weights did not make way page by page."""
+    made = repository() / ".cache" / "controls"
+    ensure_controls(comfyui_path(), made, [NET])
+    files = checkpoint_of(FAMILIES["sd15"].checkpoint), made / checkpoint_file(NET)
+    for dtype, found in printed_by("control_in_dynamic_vram.py", comfyui_path(), *files).items():
+        assert found.pop("effect") > 0.1 and found.pop("shared") and found.pop("by the host") == 0.0
+        assert max(case["off"] for case in found.values()) < ROUNDING_OF_A_HINT, dtype
+        no_room = found.pop("no room")
+        assert no_room["eager"] == {NOT_IN_LAYERS: STEPS_OF_A_CONTROL} and no_room["served"] == no_room["pinned"] == 0
+        for name, case in found.items():
+            expected = {"eager": {}, "served": STEPS_OF_A_CONTROL, "pinned": 0, "models": 2}
+            assert {key: case[key] for key in expected} == expected and case["captured"] == (name == "first"), name
+
+
 @pytest.fixture(scope="module")
 def encoders() -> Any:
     return printed_by("encoders_in_dynamic_vram.py", comfyui_path())
@@ -235,7 +256,7 @@ def test_text_encoders_are_served_from_dynamic_vram_while_they_fit(
     for name, case in of_it.items():  # a layer behind a stack the host computes unrounded in that call
         assert case["off"] <= (ROUNDING_OF_A_LORA if name == "LoRA" else 0.0), name
         assert (case["pinned"], case["models"], case["captured"] * (name != "first")) == (0, 1, 0), name
-    left = {"no room": {"its weights do not all fit, and ComfyUI brings them layer by layer": stacks}, **left}
+    left = {"no room": {NOT_IN_LAYERS: stacks}, **left}
     assert {name: case["eager"] for name, case in of_it.items()} == {name: left.get(name, {}) for name in of_it}
     assert {name: case["served"] for name, case in of_it.items()} == {
         name: stacks - sum(left.get(name, {}).values()) for name in of_it

@@ -414,6 +414,18 @@ def test_in_another_run_weights_are_looked_at_again_wherever_they_are() -> None:
         target.weights(NAMES, CPU)
 
 
+def test_where_weights_move_another_object_in_the_place_of_one_is_looked_at() -> None:
+    """Blocks of a model that does not fit take turns, and their weights lie where others' did."""
+    net = Net()
+    target, own = Target(net), net.conv.weight
+    target.placed_weights(NAMES, CPU, moving=True)
+    net.conv.weight = torch.nn.Parameter(own.data.as_strided((2, 3, 3, 3), (27, 9, 3, 1)))
+    with pytest.raises(NotCovered, match="shape or dtype"):
+        target.placed_weights(NAMES, CPU, moving=True)
+    net.conv.weight = own
+    assert target.placed_weights(NAMES, CPU, moving=True).tensors[0] is own
+
+
 def test_a_weight_that_was_not_asked_for_may_be_anywhere() -> None:
     net = Net()
     target = Target(net)

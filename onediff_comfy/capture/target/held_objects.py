@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat, starmap
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from .tensor_parts import PLAIN, WeightFormat, format_of, kind_of_file, part_nam
 _DECIDING = frozenset(("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "training"))
 _HOLDERS = frozenset(name for name, held in vars(torch.nn.Module()).items() if isinstance(held, dict))
 _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - _DECIDING
+_MOST_LOOKED_AT = 1024  # of one graph: some blocks, each with a few places that its weights are copied to
 
 
 def holders_of(layer: torch.nn.Module) -> Iterator[dict[str, Any]]:
@@ -159,7 +161,8 @@ class _Wanted:
     """Weights that a graph takes: the dict that holds each, and its name there; dtypes and shapes.
 
     ``found`` is the device and the addresses that they were last looked at with, in the same run. Where some of the
-    weights are parts of others, ``flattening`` says how to take them apart.
+    weights are parts of others, ``flattening`` says how to take them apart. ``looked_at`` are the objects that were
+    weights in this run, by their addresses: blocks of a model that does not fit take turns.
     """
 
     holders: list[dict[str, Any]]
@@ -167,6 +170,18 @@ class _Wanted:
     metadata: list[tuple[torch.dtype, tuple[int, ...]]]
     flattening: _Flattening | None = None
     found: tuple[torch.device, list[int]] | None = None
+    looked_at: dict[tuple[int, ...], list[weakref.ref[Any]]] = field(default_factory=dict)
+
+    def were_looked_at(self, weights: Sequence[Any], addresses: list[int]) -> bool:
+        """Return True if these very objects were looked at, and had what they have where they have it now."""
+        known = self.looked_at.get(tuple(addresses))
+        return known is not None and all(map(operator.is_, (weight() for weight in known), weights))
+
+    def note(self, weights: Sequence[Any], addresses: list[int]) -> None:
+        """Note that these were looked at."""
+        if len(self.looked_at) >= _MOST_LOOKED_AT:
+            self.looked_at.clear()
+        self.looked_at[tuple(addresses)] = list(map(weakref.ref, weights))
 
 
 class _Whole(NamedTuple):
@@ -234,8 +249,11 @@ class WeightTable:
                         self._slots[full] = (holder, name)
                         self._note(full, tensor)
 
-    def placed(self, names: tuple[str, ...], device: torch.device) -> PlacedWeights:
+    def placed(self, names: tuple[str, ...], device: torch.device, moving: bool = False) -> PlacedWeights:
         """Return the named weights as they are in place now, all on ``device``, with their addresses.
+
+        Args:
+            moving: others may be where these were a call ago.
 
         Raises:
             NotCovered: a weight is gone, is on another device, or is of another dtype, shape or class.
@@ -254,21 +272,25 @@ class WeightTable:
         if not set(map(type, tensors)) <= PLAIN:
             raise NotCovered(self._misfit(names, tensors, device))
         addresses = list(map(torch.Tensor.data_ptr, tensors))
-        if wanted.found == (device, addresses):  # where they were a call ago they are what they were
-            return PlacedWeights(tensors, addresses)
+        if wanted.were_looked_at(weights, addresses) if moving else wanted.found == (device, addresses):
+            return PlacedWeights(tensors, addresses)  # where they were a call ago they are what they were
         if {tensor.device for tensor in tensors} - {device} or [
             (tensor.dtype, tensor.shape) for tensor in tensors
         ] != wanted.metadata:
             raise NotCovered(self._misfit(names, tensors, device))
         if wanted.flattening is not None and not wanted.flattening.is_same(weights):
             raise NotCovered(_replaced())
-        wanted.found = device, addresses
+        if moving:
+            wanted.note(weights, addresses)
+        else:
+            wanted.found = device, addresses
         return PlacedWeights(tensors, addresses)
 
     def forget_addresses(self) -> None:
         """Look at every weight again at the next call: what was found by their addresses counts no more."""
         for wanted in self._wanted_of.values():
             wanted.found = None
+            wanted.looked_at.clear()
 
     def _wanted(self, names: tuple[str, ...]) -> _Wanted:
         specs = [self.specs[name] for name in names]

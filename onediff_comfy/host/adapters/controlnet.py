@@ -23,13 +23,17 @@ from ...messages import message
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options
 from ..process.services import host_services
-from ..weights.dynamic_vram import is_dynamic
+from ..weights.dynamic_vram import needs_resident_form
 from ..weights.layer_images import OF_DYNAMIC_VRAM
 from .adapter import Adapter, module_at
 from .attach import StandsFor, dispatcher_for, pass_through, release_on_detach, unfit, with_methods_of
-from .module_proxy import ModuleProxy, module_behind, server_behind
+from .module_proxy import ModuleProxy, Serve, module_behind, server_behind
+from .part import NOT_IN_LAYERS, Part
+from .placement import ModelServer
 
 log = logging.getLogger(__name__)
+
+_LEAST_NEEDED, _NEEDED_FOR_EACH = 1 << 29, 160  # bytes: by what SDXL's takes for images of 1024x1024
 
 
 def accelerate_control(control: Any, engine: str, node_id: str | None = None, compile: str = "wait") -> Any:
@@ -50,13 +54,14 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, co
         reason = unfit("control_net", control, message("a ControlNet whose own network runs at every step"))
         return pass_through(control, reason, node_id)
     dispatcher = dispatcher_for("CONTROL_NET", engine, node_id, Options(compile=compile))
-    server = _ControlNetServer(dispatcher)
     if lora:
-        served = _ServedControlLora.of(control, server)
+        served = _ServedControlLora.of(control, _ControlNetServer(dispatcher, dispatcher))
     else:
         served = control.copy()
-        served.control_model_wrapped = _resident_patcher(control)
-        served.control_model = ModuleProxy(served.control_model_wrapped.model, server, ["forward"])
+        served.control_model_wrapped = patcher = _patcher_to_serve(control)
+        network = ModelServer(_Network(patcher.model, control.manual_cast_dtype), dispatcher, in_blocks=False)
+        server = _ControlNetServer(dispatcher, network)
+        served.control_model = ModuleProxy(patcher.model, server, ["forward"])
         _begin_runs_of(served)
     served.previous_controlnet = control.previous_controlnet
     return served
@@ -70,11 +75,48 @@ def find_control_dispatcher(control: Any) -> Dispatcher | None:
     return server.dispatcher if isinstance(server, _ControlNetServer) else None
 
 
-class _ControlNetServer:
-    """Hands the calls of a network to a dispatcher and its outputs back in the form that the host relies on."""
+class _Network(Part):
+    """The network of a ControlNet, all of whose weights the host manages by themselves.
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
+    Args:
+        network: is the host's object, too.
+        cast_to: what it computes in, where that is not the dtype of its weights.
+    """
+
+    not_in_blocks = NOT_IN_LAYERS
+
+    def __init__(self, network: Any, cast_to: torch.dtype | None) -> None:
+        self._network, self._cast_to = network, cast_to
+
+    @property
+    def model(self) -> Any:
+        return self._network
+
+    @property
+    def module(self) -> torch.nn.Module:
+        network: torch.nn.Module = self._network
+        return network
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self._network.dtype if self._cast_to is None else self._cast_to
+        return dtype
+
+    def memory_required(self, size: torch.Size) -> float:
+        """Return the bytes that a call takes about: half a GB, and for each number of a hint that is an image 160."""
+        return _LEAST_NEEDED + _NEEDED_FOR_EACH * size.numel()
+
+
+class _ControlNetServer:
+    """Hands the calls of a network on and its outputs back in the form that the host relies on.
+
+    Args:
+        dispatcher: of the ControlNet.
+        serve: answers the calls: that dispatcher, or what has weights in place before.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, serve: Serve) -> None:
+        self.dispatcher, self._serve = dispatcher, serve
 
     def __call__(
         self, module: torch.nn.Module, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -82,7 +124,7 @@ class _ControlNetServer:
         hint = kwargs.get("hint")
         if isinstance(hint, torch.Tensor):
             kwargs = {**kwargs, "hint": _for_each_image(hint, kwargs.get("x"))}
-        return _shared(self.dispatcher(module, method, args, kwargs))
+        return _shared(self._serve(module, method, args, kwargs))
 
 
 class _Runs:
@@ -159,10 +201,10 @@ def _shared(output: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, same, output)
 
 
-def _resident_patcher(control: ControlNet) -> ModelPatcher:
-    """Return a new patcher for the network of ``control``, whose weights stay in place while they are used."""
+def _patcher_to_serve(control: ControlNet) -> ModelPatcher:
+    """Return a new patcher for the network of ``control``; where it cannot be served from Dynamic VRAM, of its copy."""
     patcher = control.control_model_wrapped.clone()
-    if is_dynamic(patcher):
+    if needs_resident_form(patcher):
         # The host makes resident forms from a loader, and keeps none for a ControlNet: so from the network itself.
         try:
             network = _own_network(patcher.model)

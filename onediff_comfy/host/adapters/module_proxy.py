@@ -17,7 +17,7 @@ import torch.nn.modules.module as module_hooks
 
 from ...messages import message
 from ..process.process import metrics
-from .module_image import ModuleImage
+from .module_image import NOTES_ON_MODELS, ModuleImage
 
 Serve = Callable[[torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """A dispatcher: called with the module, its bound method, and the call's arguments."""
@@ -41,7 +41,7 @@ class ModuleProxy:
     def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str], as_image: bool = True) -> None:
         own = object.__getattribute__(self, "__dict__")
         own.update(_onediff_module=module, _onediff_serve=serve, _onediff_methods=frozenset(methods))
-        own.update(_onediff_image=ModuleImage(module, hidden=_NOTES) if as_image else None)
+        own.update(_onediff_image=ModuleImage(module, hidden=NOTES_ON_MODELS) if as_image else None)
 
     @property  # type: ignore[misc]  # what isinstance() asks after the type
     def __class__(self) -> type:
@@ -99,16 +99,6 @@ class ModuleProxy:
             return self._onediff_serve(self._onediff_module, getattr(self._onediff_module, name), args, kwargs)
         with self._onediff_image.current() as image:
             return self._onediff_serve(image, getattr(image, name), args, kwargs)
-
-
-# What comfy.model_patcher notes on the module that it moves about. It differs in each process and changes with every
-# load, and some of it cannot be sent to another process; so it must not be part of a graph's identity.
-_NOTES = frozenset(
-    (
-        *("model_loaded_weight_memory", "model_offload_buffer_memory", "model_lowvram", "lowvram_patch_counter"),
-        *("current_weight_patches_uuid", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
-    )
-)
 
 
 _CALL = operator.attrgetter("__call__", "_call_impl")

@@ -11,6 +11,9 @@ import torch
 
 from ...messages import Message, message
 
+NOT_IN_LAYERS = message("its weights do not all fit, and ComfyUI brings them layer by layer")
+"""Why a part is not served that is never served block by block."""
+
 
 class Part(abc.ABC):
     """A part of a model of the host's that is served.

@@ -31,7 +31,7 @@ from ..weights.dynamic_vram import needs_resident_form, resident_clone
 from .adapter import Adapter
 from .attach import dispatcher_for, pass_through, release_on_detach, unfit
 from .module_proxy import ModuleProxy, module_behind, server_behind
-from .part import Part
+from .part import NOT_IN_LAYERS, Part
 from .placement import ModelServer
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class _Stack(Part):
         stack: one of the modules in it.
     """
 
-    not_in_blocks = message("its weights do not all fit, and ComfyUI brings them layer by layer")
+    not_in_blocks = NOT_IN_LAYERS
 
     def __init__(self, model: torch.nn.Module, stack: torch.nn.Module) -> None:
         self._encoders, self._stack = model, stack  # of which the CLIP may have no more than a twin

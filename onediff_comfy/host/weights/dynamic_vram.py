@@ -36,7 +36,7 @@ def is_dynamic(patcher: Any) -> bool:
 
 
 def needs_resident_form(patcher: Any) -> bool:
-    """Return True for a MODEL or a CLIP in Dynamic VRAM that cannot be served from there.
+    """Return True for a model in Dynamic VRAM that cannot be served from there.
 
     So it is where the host has nothing that pins weights, and where a run of a MODEL is split over GPUs.
     """

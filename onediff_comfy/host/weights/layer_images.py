@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..adapters.module_image import ModuleImage
+from ..adapters.module_image import NOTES_ON_MODELS, ModuleImage
 
 KEYS = ("weight", "bias")
 """What a layer's weights are called that the host moves."""
@@ -36,7 +36,8 @@ NOTES = OF_DYNAMIC_VRAM | {
 _HOLDERS = {name: kept for name, kept in vars(torch.nn.Module()).items() if isinstance(kept, dict | set)}
 del _HOLDERS["_modules"]
 _held_by = operator.itemgetter(*_HOLDERS)
-_APART = NOTES | _HOLDERS.keys() | {"_modules"}
+_HIDDEN = NOTES | NOTES_ON_MODELS  # the module may be all that the host moves
+_APART = _HIDDEN | _HOLDERS.keys() | {"_modules"}
 
 
 class LayerImages:
@@ -60,7 +61,7 @@ class LayerImages:
             if layer not in images:
                 children = layer._modules.items()
                 shown = {name: None if child is None else image_of(child).image for name, child in children}
-                images[layer] = ModuleImage(layer, NOTES, {**own[layer], "_modules": shown})
+                images[layer] = ModuleImage(layer, _HIDDEN, {**own[layer], "_modules": shown})
             return images[layer]
 
         self._images = list(map(image_of, layers))

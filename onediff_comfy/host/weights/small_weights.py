@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Classes of weights that are one tensor."""
 
