@@ -221,14 +221,17 @@ class GraphStore:
                     found.append(self._entry(path))
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
-    def latest(self) -> Manifest | None:
-        """Return what is in the graph file that was used last; None where there is none, or it may not be loaded."""
+    def latest(self, most: int) -> list[Manifest]:
+        """Return what is in the graph files that were used last, the last first; none of what may not be loaded."""
         found = []
         for path in (path for folder in self.folders for path in (folder / GRAPHS).glob(f"*{SUFFIX}")):
             with contextlib.suppress(OSError):  # another process may remove it meanwhile
                 found.append((path.lstat().st_mtime_ns, path))
-        entry = self._entry(max(found)[1]) if found else None
-        return entry.manifest if entry is not None and entry.problem is None else None
+        entries = list[Entry]()
+        for _, path in sorted(found, reverse=True)[:most]:
+            with contextlib.suppress(OSError):
+                entries.append(self._entry(path))
+        return [entry.manifest for entry in entries if entry.manifest is not None and entry.problem is None]
 
     def _entry(self, path: Path) -> Entry:
         status = path.lstat()

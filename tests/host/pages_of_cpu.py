@@ -40,7 +40,7 @@ class Pages:
     def __init__(self, size: int, device: Any) -> None:
         self.max_size, self.offset, self.device, self.page = size, 0, device, Pages.bytes_of_new
         count = -(-size // self.page)
-        self.memory = torch.full((count * self.page,), EMPTY, dtype=torch.uint8)
+        self.memory = torch.empty(count * self.page, dtype=torch.uint8)  # most of it is never touched
         self.base_addr = self.memory.data_ptr()
         self.serial, self.pins, self.there = [0] * count, [0] * count, [False] * count
         self.watermark, self.limit = count, 0

@@ -20,19 +20,19 @@ def test_a_compiler_is_imported_while_no_prompt_runs_where_there_are_graphs_to_l
     }
 
 
-def test_the_graph_that_was_used_last_is_loaded_before_a_prompt_asks_for_it(
+def test_graphs_that_were_used_last_are_loaded_before_a_prompt_asks_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one that was compiled where PyTorch computes otherwise, nor one that was changed since."""
+    """None that was compiled where PyTorch computes otherwise, nor one that was changed since."""
     monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("ONEDIFF_CONFIG_DIR", str(tmp_path / "config"))
 
     def done(what: str) -> tuple[dict[str, int], dict[str, int]]:
-        found = printed_by("latest_graph.py", comfyui_path(), checkpoint_of("flux_min"), what)
+        found = printed_by("latest_graphs.py", comfyui_path(), checkpoint_of("flux_min"), what)
         return found["before"], found["after"]
 
-    nothing, one = {"loaded": 0, "compiled": 0}, {"loaded": 1, "compiled": 0}
-    assert done("make") == (nothing, {"loaded": 0, "compiled": 1})
-    assert done("found") == (one, one)
+    nothing, two = {"loaded": 0, "compiled": 0}, {"loaded": 2, "compiled": 0}
+    assert done("make") == (nothing, {"loaded": 0, "compiled": 2})
+    assert done("found") == (two, two)
     assert done("others")[0] == nothing
     assert done("damaged")[0] == nothing

@@ -151,12 +151,12 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
     stored = stored_by(bases) - NOT_DESCRIBED
     lines: list[str] = []
     aside: list[tuple[str, str, Any]] = []
-    weights: dict[int, str] = {}
+    weights, of_classes = dict[int, str](), dict[tuple[type, str], Any]()
     of_weights: list[str] = []
     for path, layer in layers.items():
         apart = {name for name in stored.intersection(layer.__dict__) if is_tensors(layer.__dict__[name])}
         try:
-            lines += _layer_lines(path, layer, describer, apart)
+            lines += _layer_lines(path, layer, describer, apart, of_classes)
             of_layer = list(_weight_lines(path, layer, describer, weights, formats))
         except Exception as error:  # of Indescribable, and of whatever an extension's object does when it is looked at
             return Inspected("", _cannot_be_part(path, error))
@@ -212,12 +212,23 @@ def _is_own_forward(layer: torch.nn.Module) -> bool:
     return getattr(forward, "__self__", None) is layer and getattr(forward, "__func__", None) is type(layer).forward
 
 
-def _layer_lines(path: str, layer: torch.nn.Module, describer: Describer, aside: set[str]) -> Iterator[str]:
-    """Class, attributes and children of one layer, but for attributes of the names in ``aside``."""
+def _layer_lines(
+    path: str,
+    layer: torch.nn.Module,
+    describer: Describer,
+    aside: set[str],
+    of_classes: dict[tuple[type, str], Any],
+) -> Iterator[str]:
+    """Class, attributes and children of one layer, but for attributes of the names in ``aside``.
+
+    ``of_classes`` collects what classes have by these names: a model has hundreds of layers, and few classes.
+    """
     yield f"\nlayer {path} {type(layer).__module__}.{type(layer).__qualname__} {layer.training}"
     attributes = vars(layer)
     for name in sorted(attributes.keys() - NOT_DESCRIBED - aside):
-        if is_equal(attributes[name], inspect_module.getattr_static(type(layer), name, _MISSING)):
+        if (of_class := (type(layer), name)) not in of_classes:
+            of_classes[of_class] = inspect_module.getattr_static(*of_class, _MISSING)
+        if is_equal(attributes[name], of_classes[of_class]):
             continue  # of an object that had none of its own, and was given it back
         yield f"\n  {name} = {describer.describe(attributes[name])}"
     for name, child in layer._modules.items():

@@ -1,4 +1,4 @@
-"""Prepare for the first prompt while the host waits for it: import the core and a compiler, and load a graph.
+"""Prepare for the first prompt while the host waits for it: import the core and a compiler, and load graphs.
 
 Else that prompt would wait for them, one to three seconds. While a prompt runs they compete with all that runs; see
 ``serving.resolution.pending``.
@@ -42,10 +42,9 @@ def _prepare() -> None:
         return
     try:
         importlib.import_module("..adapters.model", __package__)
-        latest_graph = importlib.import_module("..process.latest_graph", __package__)
-        latest_graph.import_compiler()
-        _wait_until_idle()
-        latest_graph.load()
+        latest_graphs = importlib.import_module("..process.latest_graphs", __package__)
+        latest_graphs.import_compiler()
+        latest_graphs.load(before_each=_wait_until_idle)
     except Exception:  # who runs a node is told
         log.debug("not all was prepared before the first prompt", exc_info=True)
 

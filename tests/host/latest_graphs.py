@@ -1,9 +1,9 @@
-"""The graph that was used last, loaded before a prompt asks for it.
+"""Graphs that were used last, loaded before a prompt asks for them.
 
-    python latest_graph.py COMFY_DIR CHECKPOINT make|found|others|damaged
+    python latest_graphs.py COMFY_DIR CHECKPOINT make|found|others|damaged
 
-``make`` leaves a graph in the store. ``found`` loads it as the host waits, ``others`` does so where PyTorch computes
-otherwise, ``damaged`` after a byte of it has changed. Prints as JSON what was loaded before an image and after it.
+``make`` leaves two graphs in the store. ``found`` loads them as the host waits, ``others`` does so where PyTorch
+computes otherwise, ``damaged`` after a byte of each has changed. Prints as JSON what was loaded before an image and after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiny_flux import sampled  # noqa: E402
 
 from onediff_comfy.folders import GRAPHS, cache_folder  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
-from onediff_comfy.host.process import latest_graph  # noqa: E402
+from onediff_comfy.host.process import latest_graphs  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
 
 
@@ -44,11 +44,14 @@ def main() -> None:
             content[len(content) // 2] ^= 1
             file.write_bytes(content)
     if what != "make":
-        latest_graph.load()
+        latest_graphs.load()
     before = made()
     if what in ("make", "found"):
-        model, *_ = comfy.sd.load_checkpoint_guess_config(checkpoint, output_vae=False, output_clip=False)
-        sampled(accelerate(model, "inductor"), 1)
+        for dtype in (torch.float32, torch.bfloat16):
+            model, *_ = comfy.sd.load_checkpoint_guess_config(
+                checkpoint, output_vae=False, output_clip=False, model_options={"dtype": dtype}
+            )
+            sampled(accelerate(model, "inductor"), 1)
     sys.stdout.write(json.dumps({"before": before, "after": made()}) + "\n")
 
 
