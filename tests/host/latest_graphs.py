@@ -3,7 +3,8 @@
     python latest_graphs.py COMFY_DIR CHECKPOINT make|found|others|damaged
 
 ``make`` leaves two graphs in the store. ``found`` loads them as the host waits, ``others`` does so where PyTorch
-computes otherwise, ``damaged`` after a byte of each has changed. Prints as JSON what was loaded before an image and after it.
+computes otherwise, ``damaged`` after a byte of each has changed. Prints as JSON what was loaded before an image and
+after it.
 """
 
 from __future__ import annotations

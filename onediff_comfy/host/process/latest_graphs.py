@@ -27,7 +27,7 @@ def import_compiler() -> None:
 def load(before_each: Callable[[], None] = lambda: None) -> None:
     """Load the few graphs that were used last by any process, those for the host's device as it is now.
 
-    They are the likeliest to be asked for. And most of what a load takes is once in a process, whichever graph it is of.
+    They are the likeliest to be asked for. And most of what a load takes is once in a process, whichever graph it is.
 
     Args:
         before_each: called before a graph is loaded; may wait.
