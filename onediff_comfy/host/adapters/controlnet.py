@@ -59,8 +59,8 @@ def accelerate_control(control: Any, engine: str, node_id: str | None = None, co
     else:
         served = control.copy()
         served.control_model_wrapped = patcher = _patcher_to_serve(control)
-        network = ModelServer(_Network(patcher.model, control.manual_cast_dtype), dispatcher, in_blocks=False)
-        server = _ControlNetServer(dispatcher, network)
+        network = _Network(patcher.model, getattr(control, "manual_cast_dtype", None))
+        server = _ControlNetServer(dispatcher, ModelServer(network, dispatcher, in_blocks=False))
         served.control_model = ModuleProxy(patcher.model, server, ["forward"])
         _begin_runs_of(served)
     served.previous_controlnet = control.previous_controlnet

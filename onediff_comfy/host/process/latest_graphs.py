@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import comfy.model_management
 
-from ...cache.keys import Variant, compiler
+from ...cache.keys import CompilerFingerprint, Variant, compiler
 from ...engines import choose
 from ...engines.base import EngineError
 from ...store.artifact import Manifest
@@ -43,6 +43,6 @@ def _load(manifest: Manifest) -> None:
         engine = choose(manifest.engine, device)
     except EngineError:  # it cannot be had here
         return
-    here = compiler(engine, device, Variant.of(manifest.options))
-    if here.options == manifest.options and here.environment == manifest.environment:
+    theirs = CompilerFingerprint(manifest.engine, manifest.options, manifest.environment)
+    if compiler(engine, device, Variant.of(manifest.options)) == theirs:
         library().builder.loaded(manifest.key, engine, device, while_waiting=lambda _seconds: None)
