@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class GraphBuilder:
         self._recordings = recordings
         self._jobs: Jobs[CompiledGraph | None] = Jobs()
         self._loading: dict[str, Future[CompiledGraph | None]] = {}
+        self._ahead: dict[str, Callable[[], None]] = {}  # by key of what nobody has asked for yet: counts it
 
     def while_no_graph_is_made(
         self, while_waiting: Callable[[Waited], None]
@@ -85,13 +87,26 @@ class GraphBuilder:
         """
         graph = self._cache.get(graph_key)
         if graph is None and self._store is not None and not self._verdicts.is_retired_here(graph_key):
-            return self._jobs.run(graph_key, lambda: self._load(graph_key, engine, device), while_waiting)
+            graph = self._jobs.run(graph_key, lambda: self._load(graph_key, engine, device), while_waiting)
+        self._asked_for(graph_key)
         return graph
+
+    def load_ahead(self, graph_key: str, engine: Engine, device: torch.device) -> None:
+        """Have a graph of the store in the cache before anybody asks for it. It counts as loaded once somebody does."""
+        if self._cache.get(graph_key) is None and not self._verdicts.is_retired_here(graph_key):
+            self._jobs.run(
+                graph_key, lambda: self._load(graph_key, engine, device, ahead=True), while_waiting=lambda _waited: None
+            )
+
+    def _asked_for(self, graph_key: str) -> None:
+        if (count := self._ahead.pop(graph_key, None)) is not None:
+            count()
 
     def loaded_soon(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | Pending | None:
         """Do as ``loaded`` without waiting, for what nobody waits for. It is pending while it is being loaded."""
         graph = self._cache.get(graph_key)
         if graph is not None or self._store is None or self._verdicts.is_retired_here(graph_key):
+            self._asked_for(graph_key)
             return graph
         loading = self._loading.get(graph_key)
         if loading is None:
@@ -120,6 +135,7 @@ class GraphBuilder:
         """
         graph = self._cache.get(key.digest)
         if graph is not None:
+            self._asked_for(key.digest)
             return graph
 
         def load_or_compile() -> CompiledGraph:
@@ -134,7 +150,7 @@ class GraphBuilder:
         # The job that we joined may have been one that only looks into the store.
         return made() or made()  # type: ignore[return-value]
 
-    def _load(self, graph_key: str, engine: Engine, device: torch.device) -> CompiledGraph | None:
+    def _load(self, graph_key: str, engine: Engine, device: torch.device, ahead: bool = False) -> CompiledGraph | None:
         start = time.monotonic()
         artifact = self._store.find(graph_key) if self._store else None
         if artifact is None:
@@ -154,7 +170,12 @@ class GraphBuilder:
             return None
         seconds = time.monotonic() - start
         graph = self._put(graph_key, graph, engine, device, artifact.digest)
-        self._metrics.made("loaded", graph_key, engine.name, manifest.target, seconds)
+        count = functools.partial(self._metrics.made, "loaded", graph_key, engine.name, manifest.target, seconds)
+        if ahead:
+            self._ahead[graph_key] = count
+        else:
+            self._ahead.pop(graph_key, None)  # of a time before it left the cache
+            count()
         log.info(
             "OneDiff: loaded %s in %.1f s (compiled %s, %.0f s)",
             manifest.target,

@@ -3,8 +3,8 @@
     python latest_graphs.py COMFY_DIR CHECKPOINT make|found|others|damaged
 
 ``make`` leaves two graphs in the store. ``found`` loads them as the host waits, ``others`` does so where PyTorch
-computes otherwise, ``damaged`` after a byte of each has changed. Prints as JSON what was loaded before an image and
-after it.
+computes otherwise, ``damaged`` after a byte of each has changed. Prints as JSON how many graphs were
+in memory, and what was counted, before an image and after it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tiny_flux import sampled  # noqa: E402
 from onediff_comfy.folders import GRAPHS, cache_folder  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate  # noqa: E402
 from onediff_comfy.host.process import latest_graphs  # noqa: E402
-from onediff_comfy.host.process.process import metrics  # noqa: E402
+from onediff_comfy.host.process.process import library, metrics  # noqa: E402
 
 
 def made() -> dict[str, int]:
     found = metrics().snapshot()
-    return {name: found[name] for name in ("loaded", "compiled")}
+    return {"there": len(library().cache), **{name: found[name] for name in ("loaded", "compiled")}}
 
 
 def main() -> None:

@@ -45,4 +45,4 @@ def _load(manifest: Manifest) -> None:
         return
     theirs = CompilerFingerprint(manifest.engine, manifest.options, manifest.environment)
     if compiler(engine, device, Variant.of(manifest.options)) == theirs:
-        library().builder.loaded(manifest.key, engine, device, while_waiting=lambda _seconds: None)
+        library().builder.load_ahead(manifest.key, engine, device)
