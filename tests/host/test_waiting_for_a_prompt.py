@@ -23,7 +23,7 @@ def test_a_compiler_is_imported_while_no_prompt_runs_where_there_are_graphs_to_l
 def test_graphs_that_were_used_last_are_loaded_before_a_prompt_asks_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They count once they are asked for. None is that was compiled where PyTorch computes otherwise, or has changed."""
+    """They count once asked for. None is that was compiled where PyTorch computes otherwise, or that changed."""
     monkeypatch.setenv("ONEDIFF_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("ONEDIFF_CONFIG_DIR", str(tmp_path / "config"))
 
