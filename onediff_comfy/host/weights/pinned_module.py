@@ -103,7 +103,7 @@ class PinnedModule:
         """
         pages = self._pages = None if self._change_weights() or self._has_moved(device) else _Pages.of(self._layers)
         fits = self.fits(device, room)
-        current = fits and self._is_current()
+        as_shown = fits and self._is_as_shown()
         signature = pages.pin() if pages is not None and fits else None
         if pages is None or signature is None:
             yield None
@@ -112,7 +112,7 @@ class PinnedModule:
             # Pages that are pinned cannot make way. Where comfy-aimdo finds too little memory meanwhile, by a look at
             # the device that may be two seconds old, it would take all of them back once they are let go.
             with held_weights().of([pages.vbar]):
-                if signature != self._signature or not (current or self._renew_small()):
+                if signature != self._signature or not as_shown:
                     self._show_as_they_are(signature, device)
                 self._small.refresh()
                 yield self._images.root
@@ -129,28 +129,24 @@ class PinnedModule:
         self._signature, self._held = signature, self._held_now()
         self.is_changed = any(map(is_patched, self._layers))
 
-    def _is_current(self) -> bool:
-        """Return True if the layers, their weights and hooks, and what the host notes of these are the very same."""
-        now = self._held_now()
-        return len(now) == len(self._held) and all(map(operator.is_, now, self._held)) and self._look_the_same()
+    def _is_as_shown(self) -> bool:
+        """Return True if the layers, their weights and hooks, and what the host notes of these are the very same.
 
-    def _renew_small(self) -> bool:
-        """Copy small weights from the objects that the layers have now. Return True if all else is the very same.
-
-        So it is in most runs: the host loads the small ones anew, as objects that are alike, and notes the rest again.
+        Small weights may be others: the host loads them anew for each run, as objects that are alike. From now on they
+        are copied from those.
         """
-        now, small = self._held_now(), set(self._small_at)
-        pairs = enumerate(zip(now, self._held, strict=False))
-        if len(now) != len(self._held) or any(new is not old and at not in small for at, (new, old) in pairs):
+        now, seen = self._held_now(), self._seen
+        if len(now) != len(self._held) or seen is None or seen.shown is not self._images.look or not seen.are_same():
             return False
-        if not (self._look_the_same() and self._small.renew([now[at] for at in self._small_at])):
+        if all(map(operator.is_, now, self._held)):
+            return True
+        small, pairs = set(self._small_at), enumerate(zip(now, self._held, strict=True))
+        if any(new is not old and at not in small for at, (new, old) in pairs):
+            return False
+        if not self._small.renew([now[at] for at in self._small_at]):
             return False
         self._held = now
         return True
-
-    def _look_the_same(self) -> bool:
-        seen = self._seen
-        return seen is not None and seen.shown is self._images.look and seen.are_same()
 
     def _held_now(self) -> list[Any]:
         """Return what the layers hold, weights first, and what is noted on them."""
