@@ -116,6 +116,7 @@ class GraphBuilder:
         if not loading.done():
             return Pending(message("a compiled graph is being loaded"))
         del self._loading[graph_key]
+        self._asked_for(graph_key)
         return loading.result()
 
     def compiled(
@@ -148,7 +149,9 @@ class GraphBuilder:
             return self._jobs.run(key.digest, load_or_compile, while_waiting, alone)
 
         # The job that we joined may have been one that only looks into the store.
-        return made() or made()  # type: ignore[return-value]
+        graph = made() or made()
+        self._asked_for(key.digest)
+        return graph  # type: ignore[return-value]
 
     def _load(self, graph_key: str, engine: Engine, device: torch.device, ahead: bool = False) -> CompiledGraph | None:
         start = time.monotonic()
