@@ -29,6 +29,7 @@ from counting import answered  # noqa: E402
 from pages_of_cpu import Pages  # noqa: E402
 
 import nodes  # noqa: E402
+from benchmarks.memory_modes import off  # noqa: E402
 from onediff_comfy.host.adapters.controlnet import accelerate_control, find_control_dispatcher  # noqa: E402
 from onediff_comfy.host.process.process import metrics  # noqa: E402
 
@@ -57,10 +58,6 @@ def sampled(model: Any, control: Any, strength: float = 1.0) -> torch.Tensor:
         model, noise, 3, 3.0, "euler", "simple", *both, latent, disable_pbar=True, seed=1
     )
     return picture
-
-
-def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual - expected).abs().max() / (expected.max() - expected.min()))
 
 
 def case(model: Any, control: Any, expected: torch.Tensor, strength: float = 1.0) -> dict[str, Any]:

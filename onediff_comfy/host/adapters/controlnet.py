@@ -33,7 +33,7 @@ from .placement import ModelServer
 
 log = logging.getLogger(__name__)
 
-_LEAST_NEEDED, _NEEDED_FOR_EACH = 1 << 29, 160  # bytes: by what SDXL's takes for images of 1024x1024
+_LEAST_NEEDED, _NEEDED_FOR_EACH = 1 << 29, 160  # bytes: a guess, until calls have shown what they take
 
 
 def accelerate_control(control: Any, engine: str, node_id: str | None = None, compile: str = "wait") -> Any:
@@ -103,7 +103,7 @@ class _Network(Part):
         return dtype
 
     def memory_required(self, size: torch.Size) -> float:
-        """Return the bytes that a call takes about: half a GB, and for each number of a hint that is an image 160."""
+        """Return a guess of the bytes: some for any call, and some for each number of a hint, the largest tensor."""
         return _LEAST_NEEDED + _NEEDED_FOR_EACH * size.numel()
 
 
