@@ -55,6 +55,7 @@ EAGER = {
     **{name: {"the compiled graph failed (RuntimeError: a kernel of the graph's)": 4} for name in NO_GRAPH},
 }
 NOT_IN_LAYERS = "its weights do not all fit, and ComfyUI brings them layer by layer"
+FIRST_PIECES = "the first pieces of a video are ComfyUI's own; graphs serve those that are like one another"
 ROUNDING_OF_A_HINT = 2e-6  # which ours makes one of for each image before the network does
 STEPS_OF_A_CONTROL = 3
 OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong", "room of")
@@ -226,6 +227,47 @@ def test_a_controlnet_is_served_from_dynamic_vram_while_it_fits() -> None:
         for name, case in found.items():
             expected = {"eager": {}, "served": STEPS_OF_A_CONTROL, "pinned": 0, "models": 2}
             assert {key: case[key] for key in expected} == expected and case["captured"] == (name == "first"), name
+
+
+@pytest.fixture(scope="module")
+def vaes() -> Any:
+    return printed_by("vae_in_dynamic_vram.py", comfyui_path(), checkpoint_of(FLUX))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rounding"),
+    [
+        ("32 bits", 1e-6),  # ComfyUI hands over pixels with channels last, and ours with channels first
+        ("16 bits, computes in 32", 1e-6),
+        ("32 bits, computes in 16", 1e-2),
+        ("videos", 0.0),
+    ],
+)
+def test_a_vae_is_served_from_dynamic_vram(vaes: dict[str, Any], kind: str, rounding: float) -> None:
+    """One form of its weights is in memory, whatever dtype they are in the file."""
+    of_it = dict(vaes[kind])
+    assert of_it.pop("shared") and of_it.pop("by the host") == 0.0
+    assert {name: case["pinned"] for name, case in of_it.items()} == dict.fromkeys(of_it, 0)
+    assert {name: case["models"] for name, case in of_it.items()} == dict.fromkeys(of_it, 1)
+    assert max(case["off"] for name, case in of_it.items() if name != "encoded") == 0.0
+    assert of_it["encoded"]["off"] <= rounding
+    no_room = of_it.pop("no room")
+    assert (no_room["served"], no_room["eager"]) == (0, {NOT_IN_LAYERS: 1})
+    left = {FIRST_PIECES} if kind == "videos" else set()
+    for name, case in of_it.items():
+        assert set(case["eager"]) == left, name
+        assert (case["served"] > 0) == (name != "encoded" or kind != "videos"), name
+    assert not any(of_it[name]["captured"] for name in of_it if name not in ("decoded", "encoded"))
+
+
+@pytest.mark.parametrize("kind", ["32 bits", "videos"])
+def test_a_vae_whose_weights_come_out_wrong_is_left_to_the_host(vaes: dict[str, Any], kind: str) -> None:
+    """Its encoder is looked at, too, whatever is known of the decoder."""
+    wrong = vaes[f"wrong: {kind}"]
+    assert {name: case["off"] for name, case in wrong.items()} == dict.fromkeys(wrong, 0.0)
+    assert {name: case["eager"][WRONG] for name, case in wrong.items()} == dict.fromkeys(wrong, 1)
+    assert wrong["decoded again"]["served"] == 0
+    assert (vaes[f"replaced: {kind}"]["off"], vaes[f"replaced: {kind}"]["served"]) == (0.0, 0)
 
 
 @pytest.fixture(scope="module")

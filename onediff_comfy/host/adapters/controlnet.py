@@ -28,7 +28,7 @@ from ..weights.layer_images import OF_DYNAMIC_VRAM
 from .adapter import Adapter, module_at
 from .attach import StandsFor, dispatcher_for, pass_through, release_on_detach, unfit, with_methods_of
 from .module_proxy import ModuleProxy, Serve, module_behind, server_behind
-from .part import NOT_IN_LAYERS, Part
+from .part import WholeModule
 from .placement import ModelServer
 
 log = logging.getLogger(__name__)
@@ -75,31 +75,21 @@ def find_control_dispatcher(control: Any) -> Dispatcher | None:
     return server.dispatcher if isinstance(server, _ControlNetServer) else None
 
 
-class _Network(Part):
-    """The network of a ControlNet, all of whose weights the host manages by themselves.
+class _Network(WholeModule):
+    """The network of a ControlNet.
 
     Args:
-        network: is the host's object, too.
+        network: this one.
         cast_to: what it computes in, where that is not the dtype of its weights.
     """
 
-    not_in_blocks = NOT_IN_LAYERS
-
     def __init__(self, network: Any, cast_to: torch.dtype | None) -> None:
-        self._network, self._cast_to = network, cast_to
-
-    @property
-    def model(self) -> Any:
-        return self._network
-
-    @property
-    def module(self) -> torch.nn.Module:
-        network: torch.nn.Module = self._network
-        return network
+        super().__init__(network)
+        self._cast_to = cast_to
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self._network.dtype if self._cast_to is None else self._cast_to
+        dtype: torch.dtype = self.model.dtype if self._cast_to is None else self._cast_to
         return dtype
 
     def memory_required(self, size: torch.Size) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...messages import Message, message
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+"""Of a call: by position, and by name."""
 
 NOT_IN_LAYERS = message("its weights do not all fit, and ComfyUI brings them layer by layer")
 """Why a part is not served that is never served block by block."""
@@ -52,6 +55,35 @@ class Part(abc.ABC):
     def captured(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called in the place of ``forward``, of the part or of an image of it, and captured."""
         return forward
+
+    def shown_by(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
+        """Return arguments of a smaller call by which the host shows what its weights compute.
+
+        None where only the call itself does, whose arguments these are.
+        """
+        return None
+
+
+class WholeModule(Part):
+    """A module all of whose weights the host manages by themselves: the host's object, too.
+
+    Args:
+        module: this one.
+    """
+
+    not_in_blocks = NOT_IN_LAYERS
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    @property
+    def model(self) -> Any:
+        return self._module
+
+    @property
+    def module(self) -> torch.nn.Module:
+        module: torch.nn.Module = self._module
+        return module
 
 
 class DiffusionModel(Part):

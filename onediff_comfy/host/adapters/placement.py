@@ -6,7 +6,6 @@ The host may change where they are between two calls, so each call asks.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 import types
@@ -96,10 +95,13 @@ class ModelServer:
         dispatcher: answers calls of a module whose weights are in place.
         in_blocks: also serve it while not all weights fit. Blocks cannot be compiled in another process, for what is
             traced of them is more than a method.
+
+    Attributes:
+        dispatcher: as above.
     """
 
     def __init__(self, part: Part, dispatcher: Dispatcher, in_blocks: bool) -> None:
-        self._part, self._dispatcher = part, dispatcher
+        self._part, self.dispatcher = part, dispatcher
         self._blocks = BlockServer(part, dispatcher) if in_blocks else None
         self._pinned: PinnedModule | None = None
         self._looked_in: int | None = None  # the run in which its layers were looked at last
@@ -108,16 +110,20 @@ class ModelServer:
         self._begun_in: int | None = None  # the run that has been served block by block last
         self._check = WeightsCheck(part, dispatcher, whole=True)
 
+    def preparing(self, exact: bool = False) -> ModelServer:
+        """Return one for the same part whose calls wait for graphs; see ``Dispatcher.preparing``."""
+        return ModelServer(self._part, self.dispatcher.preparing(exact), self._blocks is not None)
+
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return what ``forward``, of the part or an image of it, gives. Another extension's is none of the model's."""
         model = self._part.model
         if not isinstance(forward, types.MethodType) or forward.__self__ is not module or not is_streamed(model):
-            return self._dispatcher(module, self._part.captured(forward), args, kwargs)
+            return self.dispatcher(module, self._part.captured(forward), args, kwargs)
         if not library().recordings.turns.ours:
             # What such a thread calls is recorded when it is gone, and then other weights are in these places.
-            self._dispatcher.passed_by(
+            self.dispatcher.passed_by(
                 module, message("its weights move, and a run over several GPUs needs weights that stay on each of them")
             )
             return forward(*args, **kwargs)
@@ -137,7 +143,7 @@ class ModelServer:
                 if not self._has_blocks():
                     return forward(*args, **kwargs)
         if calls_blocks_unplanned(forward):
-            self._dispatcher.passed_by(
+            self.dispatcher.passed_by(
                 module, message("ComfyUI's own compiler is paused around some of its blocks, and would not stay so")
             )
             return forward(*args, **kwargs)
@@ -145,9 +151,9 @@ class ModelServer:
             with self._returned(model, sizes) if dynamic else contextlib.nullcontext():
                 return self._blocks(module, forward, args, kwargs)
         if not dynamic:
-            return self._dispatcher(module, self._part.captured(forward), args, kwargs)
+            return self.dispatcher(module, self._part.captured(forward), args, kwargs)
         # Not even to be looked at: what the layers note of pages that are gone cannot be read.
-        self._dispatcher.passed_by(module, self._why_left_to_host())
+        self.dispatcher.passed_by(module, self._why_left_to_host(forward))
         return forward(*args, **kwargs)
 
     def _served_whole(
@@ -163,10 +169,10 @@ class ModelServer:
         What no graph answers the host is to run, with nothing pinned: it, and functions in it, may want the memory.
         """
         module = self._part.module
-        if self._check.is_wrong(module):
+        if self._check.is_wrong(module, forward.__name__):
             return None
         estimate = max((self._part.memory_required(size) for size in sizes if len(size) > 2), default=0)
-        room, run, pinned = self._room.needed(sizes, estimate), self._dispatcher.runs, self._pinned
+        room, run, pinned = self._room.needed(sizes, estimate), self.dispatcher.runs, self._pinned
         if pinned is not None and self._looked_in == run and not pinned.fits(model.device, room):
             return None  # a look at a thousand layers takes 3 ms, and would find no more room
         self._returning.lift()
@@ -179,7 +185,7 @@ class ModelServer:
                 if image is None:
                     return None
             except NotCovered as refusal:
-                self._dispatcher.passed_by(module, refusal.reason)
+                self.dispatcher.passed_by(module, refusal.reason)
                 return Eager(refusal.reason)
             except memory.InterruptProcessingException:
                 raise
@@ -196,7 +202,7 @@ class ModelServer:
 
     def _may_be_whole(self, sizes: Sizes) -> bool:
         failed = self._failed.get(sizes)
-        return failed is None or (failed.runs < _MOST_FAILED and failed.last != self._dispatcher.runs)
+        return failed is None or (failed.runs < _MOST_FAILED and failed.last != self.dispatcher.runs)
 
     def _note(self, sizes: Sizes, outcome: Output | Eager, device: torch.device) -> None:
         """Note what came of a call with all weights pinned.
@@ -210,13 +216,13 @@ class ModelServer:
             self._failed.pop(sizes, None)
             self._room.seen(sizes, device)
         elif outcome.ran_out and self._has_blocks():
-            self._failed[sizes] = _Failed(failed.runs + 1, self._dispatcher.runs)
+            self._failed[sizes] = _Failed(failed.runs + 1, self.dispatcher.runs)
             if failed.runs + 1 == _MOST_FAILED:
                 self._give_up_whole(sizes, outcome.reason)
 
-    def _why_left_to_host(self) -> Message:
+    def _why_left_to_host(self, forward: types.MethodType) -> Message:
         """Return why no graph can be looked for that answers a call from Dynamic VRAM."""
-        if self._check.is_wrong(self._part.module):
+        if self._check.is_wrong(self._part.module, forward.__name__):
             return self._check.reason
         return self._part.not_in_blocks if can_bring() else _NOT_BROUGHT
 
@@ -230,12 +236,12 @@ class ModelServer:
             "the node runs anew images of this size are made with a part of them there, which can be slower",
             reason,
         )
-        self._failed[sizes] = _Failed(_MOST_FAILED, self._dispatcher.runs)
+        self._failed[sizes] = _Failed(_MOST_FAILED, self.dispatcher.runs)
 
     @contextlib.contextmanager
     def _returned(self, model: Any, sizes: Sizes) -> Iterator[None]:
         """Have no more weights come back than stay, in a run's first call. What runs inside is a call in blocks."""
-        run, vbars = self._dispatcher.runs, list(model.dynamic_vbars.values())
+        run, vbars = self.dispatcher.runs, list(model.dynamic_vbars.values())
         if len(vbars) != 1 or not can_limit():
             yield
             return
@@ -257,21 +263,26 @@ class ModelServer:
         """Return what a graph gives over the weights of the module's image, or the host where both were compared."""
         assert self._pinned is not None  # whose image it is
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
-        is_due = self._check.is_due(module, changed)
-        trial = functools.partial(on_image, *copied(args), **copied(kwargs)) if is_due else None
+        is_due = self._check.is_due(module, changed, forward.__name__)
+        less = self._part.shown_by(args, kwargs) if is_due else None
+        shown_by = copied(less or (args, kwargs)) if is_due else None
         captured = self._part.captured(on_image)
-        outcome = self._dispatcher.attempt(Invocation(image, captured, args, kwargs, is_first=self._pinned.is_first))
-        if not isinstance(outcome, Output) or trial is None:
+        outcome = self.dispatcher.attempt(Invocation(image, captured, args, kwargs, is_first=self._pinned.is_first))
+        if not isinstance(outcome, Output) or shown_by is None:
             return outcome
         try:
             with memory_errors():
-                by_host = forward(*copied(trial.args), **copied(trial.keywords))
+                given, named = copied(shown_by)
+                by_host = forward(*given, **named)
+                given, named = shown_by
                 with unplanned():
-                    is_right = self._check.agree(module, changed, trial(), by_host)
+                    is_right = self._check.agree(module, changed, on_image(*given, **named), by_host, forward.__name__)
         except torch.OutOfMemoryError as error:
             self._give_up_whole(sizes, _of(error))
             return outcome
-        return outcome if is_right else Output(by_host)
+        if is_right:
+            return outcome
+        return Output(by_host if less is None else forward(*args, **kwargs))
 
 
 class _Room:

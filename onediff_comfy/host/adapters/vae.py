@@ -19,14 +19,17 @@ from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
+from ...serving.decision import Eager, Invocation, Out, Output
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options, no_sizes
 from ...store.artifact import Manifest
 from ..process.process import metrics
-from ..weights.dynamic_vram import is_dynamic, resident_clone
+from ..weights.dynamic_vram import needs_resident_form, resident_clone
 from .adapter import Adapter, module_at
 from .attach import dispatcher_for, pass_through, unfit, with_methods_of
 from .module_proxy import ModuleProxy, module_behind, served_instead, server_behind, serves
+from .part import Arguments, WholeModule
+from .placement import ModelServer
 from .video_pieces import PieceServer
 
 log = logging.getLogger(__name__)
@@ -69,8 +72,9 @@ def accelerate_vae(
     kind: type = type(vae)
     copy: Any = object.__new__(with_methods_of(_Runs, kind))
     vars(copy).update(vars(vae))
-    copy.patcher, module = _resident(vae, module)
-    copy.first_stage_model = ModuleProxy(module, dispatcher, methods)
+    copy.patcher, module = _to_serve(vae, module)
+    server = ModelServer(_Module(module, vae.vae_dtype), dispatcher, in_blocks=False)
+    copy.first_stage_model = ModuleProxy(module, server, methods)
     return copy
 
 
@@ -81,19 +85,24 @@ def preparing(vae: Any, exact: bool = False) -> Any:
         vae: what ``accelerate_vae`` gave. A VAE that is not accelerated comes back as it is.
         exact: wait for the graph of one size too, if the size is in the node's buckets.
     """
-    dispatcher = find_vae_dispatcher(vae)
-    if dispatcher is None:
+    server = _server_of(vae)
+    if server is None:
         return vae
     copy: Any = object.__new__(type(vae))
     vars(copy).update(vars(vae))
-    copy.first_stage_model = served_instead(vae.first_stage_model, dispatcher.preparing(exact))
+    copy.first_stage_model = served_instead(vae.first_stage_model, server.preparing(exact))
     return copy
 
 
 def find_vae_dispatcher(vae: Any) -> Dispatcher | None:
     """Return what serves the calls of an accelerated VAE; None if it is not accelerated."""
+    server = _server_of(vae)
+    return None if server is None else server.dispatcher
+
+
+def _server_of(vae: Any) -> ModelServer | None:
     server = server_behind(getattr(vae, "first_stage_model", None))
-    return server if isinstance(server, Dispatcher) else None
+    return server if isinstance(server, ModelServer) else None
 
 
 def _impossible(vae: Any, module: Any) -> Message | None:
@@ -129,10 +138,20 @@ class _VAEDispatcher(Dispatcher):
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        data = args[0] if args else None
-        is_video = isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1
-        if not is_video:
-            return super().__call__(module, forward, args, kwargs)
+        if _is_video(args):
+            return self._in_pieces(module, forward, args, kwargs)
+        return super().__call__(module, forward, args, kwargs)
+
+    def attempt(self, invocation: Invocation, out: Out | None = None) -> Output | Eager:
+        if _is_video(invocation.args):
+            call = invocation.module, invocation.forward, invocation.args, invocation.kwargs
+            return Output(self._in_pieces(*call))
+        return super().attempt(invocation, out)
+
+    def _in_pieces(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what ``forward`` gives of a video: the host runs it, and graphs answer pieces where they can."""
         if not isinstance(forward, types.MethodType):
             self.passed_by(module, message("another extension has replaced how this VAE decodes or encodes videos"))
             return forward(*args, **kwargs)
@@ -147,12 +166,56 @@ class _VAEDispatcher(Dispatcher):
 _VIDEO_AXES = 5  # batch, channels, frames, height, width
 
 
-def _resident(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
-    """Return the patcher and the module of a VAE in a form whose weights stay in place while it is loaded.
+def _is_video(args: Sequence[Any]) -> bool:
+    data = args[0] if args else None
+    return isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1
 
-    The host's loaders can load a VAE anew, which then is moved as a whole; a VAE from elsewhere stays dynamic.
+
+class _Module(WholeModule):
+    """The module of a VAE.
+
+    Args:
+        module: this one.
+        dtype: what it computes in.
     """
-    patcher = resident_clone(vae.patcher, "VAE") if is_dynamic(vae.patcher) else None
+
+    def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(module)
+        self._dtype = dtype
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return self._dtype
+
+    def memory_required(self, size: torch.Size) -> float:
+        """Return 0: beside what a call takes, the weights are little, and it needs each of them however they come.
+
+        Where memory runs out with them there, it most likely does without. Then the host goes on in tiles.
+        """
+        return 0
+
+    def shown_by(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
+        """Return a corner of an image, or of a video's first frames, as the call: all of a large one takes seconds."""
+        data = args[0] if args else None
+        if not isinstance(data, torch.Tensor) or data.ndim < _IMAGE_AXES:
+            return None
+        height, width = (max(1, side // (_PART * _CORNER)) * _CORNER for side in data.shape[-2:])
+        corner = data[..., :height, :width]
+        return (corner[:, :, :_FIRST] if data.ndim >= _VIDEO_AXES else corner, *args[1:]), kwargs
+
+
+_IMAGE_AXES = 4
+_PART, _CORNER = 4, 64  # a fourth of each side, in multiples that each VAE takes of pixels
+_FIRST = 5  # frames: those of two pieces of pixels
+
+
+def _to_serve(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
+    """Return the patcher and the module of a VAE that are served: its own, where that can be.
+
+    Where it cannot be served from Dynamic VRAM, the host's loaders load it anew in a form whose weights stay in place
+    while it is loaded, and which is moved as a whole. A VAE from elsewhere stays dynamic.
+    """
+    patcher = resident_clone(vae.patcher, "VAE") if needs_resident_form(vae.patcher) else None
     if patcher is None:
         return vae.patcher, module
     # Loaded for Dynamic VRAM its weights have the file's dtype, and layers cast them; whole, they need the VAE's.
@@ -183,8 +246,7 @@ class _Runs:
 
     @contextlib.contextmanager
     def _run(self, method: str) -> Iterator[None]:
-        module = self.first_stage_model
-        dispatcher = server_behind(module)
+        module, dispatcher = self.first_stage_model, find_vae_dispatcher(self)
         if dispatcher is None:
             metrics().fell_back(message("a node behind OneDiff VAE Speedup has given the VAE another module"))
         elif serves(module, method):

@@ -22,12 +22,16 @@ from .part import Part
 
 log = logging.getLogger(__name__)
 
-Kind = tuple[bool, bool]
-"""With a LoRA or without; in whose image: of a module that is served whole, or of a block."""
+_FORWARD = "forward"
+
+Kind = tuple[str, bool, bool]
+"""By which method; with a LoRA or without; in whose image: of a module that is served whole, or of a block."""
 
 
 class WeightsCheck:
-    """Compares what a module's image computes with what the module does: in a process once, and once with a LoRA.
+    """Compares what a module's image computes with what the module does.
+
+    That is once in a process for each method of the module's, and once more with a LoRA.
 
     It is due when a graph has answered a call. Code that a graph can stand for leaves nothing behind, and may be run
     two times more.
@@ -41,25 +45,28 @@ class WeightsCheck:
     def __init__(self, part: Part, dispatcher: Dispatcher, whole: bool) -> None:
         self._part, self._dispatcher, self._whole = part, dispatcher, whole
 
-    def is_due(self, module: torch.nn.Module, changed: bool) -> bool:
+    def is_due(self, module: torch.nn.Module, changed: bool, method: str = _FORWARD) -> bool:
         """Return True if nothing is known of a module.
 
         Args:
             changed: whether it computes with other weights than the model file's now; see ``is_changed``.
+            method: the name of what is called of it. Each of them need not use all weights.
         """
-        return (changed, self._whole) not in _verdicts().get(module, {})
+        return (method, changed, self._whole) not in _verdicts().get(module, {})
 
-    def is_wrong(self, module: torch.nn.Module) -> bool:
+    def is_wrong(self, module: torch.nn.Module, method: str = _FORWARD) -> bool:
         """Return True if a module's image was seen to compute something else."""
         known = _verdicts().get(module, {})
-        return False in known.values() and known.get((is_changed(module), self._whole)) is False
+        return False in known.values() and known.get((method, is_changed(module), self._whole)) is False
 
-    def agree(self, module: torch.nn.Module, changed: bool, on_image: Any, by_host: Any) -> bool:
-        """Return True if what both computed is the same but for rounding. It is remembered; ``changed`` as before."""
+    def agree(
+        self, module: torch.nn.Module, changed: bool, on_image: Any, by_host: Any, method: str = _FORWARD
+    ) -> bool:
+        """Return True if what both computed is the same but for rounding. It is remembered; the rest as before."""
         error = numerics.difference(on_image, by_host)
         tensors = (leaf for leaf in pytree.tree_leaves(by_host) if isinstance(leaf, torch.Tensor))
         allowed = numerics.limit({self._part.compute_dtype, *(leaf.dtype for leaf in tensors)}, self._part.device)
-        is_right = _verdicts().setdefault(module, {})[changed, self._whole] = error <= allowed
+        is_right = _verdicts().setdefault(module, {})[method, changed, self._whole] = error <= allowed
         if not is_right:
             log.warning("OneDiff: %s (off by %.2g, at most %.2g)", self.reason, error, allowed)
             self._dispatcher.passed_by(module, self.reason)

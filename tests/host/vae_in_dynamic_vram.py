@@ -1,0 +1,168 @@
+"""VAEs in Dynamic VRAM, which are served from the pages that the host keeps their weights in.
+
+    python vae_in_dynamic_vram.py COMFY_DIR CHECKPOINT
+
+Prints as JSON, by VAE, of each image and video how far it is from an ordinary VAE's, and what served it. One VAE is of
+images, in several dtypes of its file and of what it computes in; one is of videos, which are decoded in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+comfyui, checkpoint = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = args.use_pytorch_cross_attention = True
+import comfy.model_management as memory  # noqa: E402
+import comfy.sd  # noqa: E402
+import pages_of_cpu  # noqa: E402
+import torch  # noqa: E402
+from comfy.ldm.wan.vae import WanVAE  # noqa: E402
+from counting import answered  # noqa: E402
+from pages_of_cpu import Pages  # noqa: E402
+
+from benchmarks.memory_modes import off  # noqa: E402
+from onediff_comfy.host.adapters.vae import accelerate_vae, find_vae_dispatcher, preparing  # noqa: E402
+from onediff_comfy.host.process.process import metrics  # noqa: E402
+from onediff_comfy.host.weights import pinned_module  # noqa: E402
+
+Weights = dict[str, torch.Tensor]
+
+
+class Kind(NamedTuple):
+    """A VAE from a file.
+
+    Attributes:
+        weights: of the file.
+        dtype: what it computes in.
+        latents: what is decoded: sizes of two, and of a third.
+    """
+
+    weights: Weights
+    dtype: torch.dtype
+    latents: tuple[tuple[int, ...], ...]
+
+    def loaded(self) -> Any:
+        """Return the VAE; in Dynamic VRAM, since that has begun, with weights that are not on the device."""
+        vae = comfy.sd.VAE(sd=dict(self.weights), dtype=self.dtype)
+        if vae.is_dynamic():
+            pages_of_cpu.off_device(vae.patcher)
+        return vae
+
+    def jobs(self) -> dict[str, Callable[[Any], torch.Tensor]]:
+        """Return what is done with it, by name."""
+        generator = torch.Generator().manual_seed(1)
+        one, other = (torch.randn(shape, generator=generator) for shape in self.latents)
+        frames = 1 if one.ndim < 5 else 4 * one.shape[2] - 3
+        pixels = torch.rand(frames, 64, 96, 3, generator=generator)
+        return {
+            "decoded": lambda vae: vae.decode(one),
+            "of another size": lambda vae: vae.decode(other),
+            "in tiles": lambda vae: vae.decode_tiled(other, tile_x=8, tile_y=8, overlap=2),
+            "encoded": lambda vae: vae.encode(pixels),
+        }
+
+
+def of_images(weights: Weights, stored: torch.dtype, dtype: torch.dtype) -> Kind:
+    return Kind({name: weight.to(stored) for name, weight in weights.items()}, dtype, ((1, 16, 8, 8), (2, 16, 12, 10)))
+
+
+def of_videos() -> Kind:
+    """Wan 2.1's, with few channels: the host takes all else of it from the file."""
+    module = WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True])
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=max(1, weight[0].numel()) ** -0.5)
+    return Kind(module.state_dict(), torch.float32, ((1, 16, 7, 6, 8), (1, 16, 9, 10, 4)))
+
+
+def case(vae: Any, job: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> dict[str, Any]:
+    dispatcher = find_vae_dispatcher(vae)
+    assert dispatcher is not None
+    before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
+    actual = job(vae)
+    pages = vae.patcher.model.dynamic_vbars.values()
+    return {
+        "off": off(actual, expected),
+        **answered(before, dispatcher.metrics.snapshot()),
+        "captured": metrics().snapshot()["captured"] - captured,
+        "pinned": sum(state > 1 for each in pages for state in each.get_residency()),
+        "models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
+    }
+
+
+def of_kind(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
+    memory.unload_all_models()
+    vae = kind.loaded()
+    fast, jobs = accelerate_vae(vae, "eager"), kind.jobs()
+    found: dict[str, Any] = {"shared": fast.patcher.model is vae.patcher.model}
+    found |= {name: case(fast, job, expected[name]) for name, job in jobs.items()}
+    decoded = jobs["decoded"], expected["decoded"]
+    found["decoded again"] = case(fast, *decoded)
+    found["prepared"] = case(preparing(fast), *decoded)
+    fast.patcher.partially_unload(None, 1e30)
+    found["taken away and back"] = case(fast, *decoded)
+    Pages.room = 1
+    memory.unload_all_models()
+    found["no room"] = case(fast, *decoded)
+    Pages.room = 1 << 20
+    memory.unload_all_models()
+    found["room again"] = case(fast, *decoded)
+    found["by the host"] = off(decoded[0](vae), decoded[1])
+    return found
+
+
+def wrong_weights(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What an image holds is not what the host computes with, as on a host that has moved on; first of the decoder."""
+    memory.unload_all_models()
+    fast, jobs, right = accelerate_vae(kind.loaded(), "eager"), kind.jobs(), pinned_module.put
+    pinned_module.put = lambda weights, found: right(  # type: ignore[assignment]
+        weights, tuple(None if weight is None else weight * 1.5 for weight in found)
+    )
+    found = {name: case(fast, jobs[name], expected[name]) for name in ("decoded", "encoded")}
+    found["decoded again"] = case(fast, jobs["decoded"], expected["decoded"])
+    pinned_module.put = right
+    return found
+
+
+def replaced(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Another extension has put a function of its own in the place of the module's ``decode``."""
+    memory.unload_all_models()
+    fast, jobs = accelerate_vae(kind.loaded(), "eager"), kind.jobs()
+    module = fast.patcher.model
+    own = module.decode
+    module.decode = lambda latent: own(latent)
+    return case(fast, jobs["decoded"], expected["decoded"])
+
+
+def main() -> None:
+    model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_model=False)[2]
+    weights = model.get_sd()
+    kinds = {
+        "32 bits": of_images(weights, torch.float32, torch.float32),
+        "16 bits, computes in 32": of_images(weights, torch.float16, torch.float32),
+        "32 bits, computes in 16": of_images(weights, torch.float32, torch.bfloat16),
+        "videos": of_videos(),
+    }
+    with torch.inference_mode():
+        expected = {}
+        for name, kind in kinds.items():
+            vae = kind.loaded()
+            expected[name] = {what: job(vae) for what, job in kind.jobs().items()}
+        del vae
+        memory.unload_all_models()
+        pages_of_cpu.begin()
+        found: dict[str, Any] = {name: of_kind(kind, expected[name]) for name, kind in kinds.items()}
+        for name in ("32 bits", "videos"):
+            found[f"wrong: {name}"] = wrong_weights(kinds[name], expected[name])
+            found[f"replaced: {name}"] = replaced(kinds[name], expected[name])
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+main()
