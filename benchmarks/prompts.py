@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .any_card import end_of_node
 from .host import reported, seconds_of, start_host
 from .memory_modes import off
+from .process_memory import memory_of_device, memory_of_process
 from .sampling import environment
 from .variants import Variant
 
@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         "load_s": load_s,
         "prompts_s": seconds,
         "off": [off(ours, eager) for ours, eager in pairs],
-        "most_mib": _memory() | {"device": _of_device(device)},
+        "most_mib": memory_of_process() | {"device": memory_of_device(device)},
         "served": found.get("served", 0),
         "fallbacks": found.get("fallbacks", {}),
     }
@@ -162,23 +162,6 @@ def _encode(clip: Any, prompt: str, given: list[torch.Tensor]) -> None:
         given += [embedding.float().cpu(), extras["pooled_output"].float().cpu()]
     finally:
         end_of_node()
-
-
-def _memory() -> dict[str, int]:
-    """Return the MiB of RAM that the process had at most, and those that it has of its own, which are no file's."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"ram": most >> 10, "anonymous": int(status["RssAnon"].split()[0]) >> 10}
-
-
-def _of_device(device: torch.device) -> int:
-    """Return the MiB in use on the device, by whomever."""
-    import torch
-
-    if device.type != "cuda":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return (total - free) >> 20
 
 
 if __name__ == "__main__":

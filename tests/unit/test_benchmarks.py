@@ -432,6 +432,20 @@ def test_the_tiny_plan_runs_on_a_cpu(tmp_path: Path, root: Path) -> None:
     assert "s: first image of the second process" in done.stdout
 
 
+@pytest.mark.parametrize("model", ["tiny", pytest.param("tiny-wan", marks=pytest.mark.slow)])  # images stand for videos
+def test_what_a_vae_makes_is_compared_with_that_of_another_process(tmp_path: Path, root: Path, model: str) -> None:
+    folders = {"ONEDIFF_CACHE_DIR": str(tmp_path / "store"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}
+    environment = {**os.environ, **folders, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    for variant in ("eager", "onediff-eager"):
+        output = tmp_path / f"{variant}.json"
+        options = f"--model {model} --variant {variant} --folder {tmp_path} --output {output}"
+        command = [sys.executable, "-m", "benchmarks.decoding", *options.split()]
+        subprocess.run(command, cwd=root, env=environment, check=True, timeout=600)
+    rows = json.loads((tmp_path / "onediff-eager.json").read_text())["rows"]
+    assert max(row["off"] for row in rows) <= 1e-5 and min(row["s"] for row in rows) > 0
+    assert [row["served"] > 0 for row in rows] == [row["may_be_served"] for row in rows]
+
+
 def test_prompts_are_compared_with_those_of_another_process(tmp_path: Path, root: Path) -> None:
     folders = {"ONEDIFF_CACHE_DIR": str(tmp_path / "store"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}
     environment = {**os.environ, **folders, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
