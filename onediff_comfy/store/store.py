@@ -215,20 +215,19 @@ class GraphStore:
     def entries(self) -> list[Entry]:
         """Return every graph file, most recently used first."""
         found = []
-        for folder in self.folders:
-            for path in (folder / GRAPHS).glob(f"*{SUFFIX}"):
-                with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
-                    found.append(self._entry(path))
+        for path in _files_in(self.folders):
+            with contextlib.suppress(FileNotFoundError):  # another process may remove it meanwhile
+                found.append(self._entry(path))
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
     def latest(self, most: int) -> list[Manifest]:
         """Return what is in the graph files that were used last, the last first; none of what may not be loaded."""
-        found = []
-        for path in (path for folder in self.folders for path in (folder / GRAPHS).glob(f"*{SUFFIX}")):
+        used = dict[str, tuple[int, Path]]()  # by name: a graph may be in several folders
+        for path in _files_in(self.folders):
             with contextlib.suppress(OSError):  # another process may remove it meanwhile
-                found.append((path.lstat().st_mtime_ns, path))
+                used.setdefault(path.name, (path.lstat().st_mtime_ns, path))
         entries = list[Entry]()
-        for _, path in sorted(found, reverse=True)[:most]:
+        for _, path in sorted(used.values(), reverse=True)[:most]:
             with contextlib.suppress(OSError):
                 entries.append(self._entry(path))
         return [entry.manifest for entry in entries if entry.manifest is not None and entry.problem is None]
@@ -306,6 +305,12 @@ def _graph_in(path: Path) -> Iterator[Artifact]:
         if [artifact.manifest.key for artifact in artifacts] != [path.stem]:
             raise ArtifactError(message("it holds another graph than its name says"))
         yield artifacts[0]
+
+
+def _files_in(folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield all graph files, folder by folder."""
+    for folder in folders:
+        yield from (folder / GRAPHS).glob(f"*{SUFFIX}")
 
 
 def default_store() -> GraphStore:

@@ -436,6 +436,17 @@ def test_a_graph_is_the_latest_from_the_moment_that_it_is_there(
     assert new.exists() and not old.exists()
 
 
+def test_the_graphs_that_were_used_last_are_different_ones(store: GraphStore, tmp_path: Path) -> None:
+    """A fleet's folder has those of this machine, too, and often as new."""
+    trust, keys = Trust(tmp_path / "config"), [each * 64 for each in "123"]
+    shared = GraphStore(tmp_path / "shared", trust)
+    for at, key in enumerate(keys):
+        for folder in (store, shared):
+            os.utime(folder.save(make_artifact(key)), (at, at))
+    both = GraphStore(store.folder, trust, read_only=[shared.folder])
+    assert [manifest.key for manifest in both.latest(2)] == [keys[2], keys[1]]
+
+
 def test_what_is_removed_is_what_was_judged(store: GraphStore) -> None:
     ours, theirs = make_artifact(), make_artifact(size=4000)
     path = store.save(ours)
