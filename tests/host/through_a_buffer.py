@@ -29,8 +29,10 @@ from comfy.memory_management import (  # noqa: E402
     tensors_to_geometries,
     vram_aligned_size,
 )
+from comfy.quant_ops import QuantizedTensor  # noqa: E402
 
 from onediff_comfy.capture.call import NotCovered  # noqa: E402
+from onediff_comfy.host.weights import residency  # noqa: E402
 from onediff_comfy.host.weights.residency import StreamedModules  # noqa: E402
 from onediff_comfy.runtime.launch_bound import BusUse  # noqa: E402
 
@@ -47,13 +49,16 @@ class Block:
     """A block of one layer, whose weights the host copies to ``buffer``."""
 
     def __init__(self, buffer: torch.Tensor, computes_in: torch.dtype = torch.float32) -> None:
-        self.buffer, self.module = buffer, torch.nn.Sequential(torch.nn.Linear(SIDE, SIDE))
-        pages_of_cpu.off_device(SimpleNamespace(model=self.module))
-        self.layer: Any = self.module[0]
-        self.layer._v, self.layer._v_signature = object(), None
-        self.layer.weight_comfy_model_dtype = computes_in
+        self.buffer, self.computes_in = buffer, computes_in
+        self.use(torch.nn.Linear(SIDE, SIDE))
         self.streamed, self.run = StreamedModules(self.module, torch.float32, BusUse()), 1
         self.shown()  # the first run begins with the second call
+
+    def use(self, layer: Any) -> None:
+        """Have another module with this layer in the place of the one before."""
+        self.module, self.layer = torch.nn.Sequential(layer), layer
+        pages_of_cpu.off_device(SimpleNamespace(model=self.module))
+        layer._v, layer._v_signature, layer.weight_comfy_model_dtype = object(), None, self.computes_in
 
     def bring(self, layers: list[Any], *_: Any) -> None:
         """Stand for the host's function, which does the same and more."""
@@ -71,7 +76,13 @@ class Block:
         self.streamed.knows(self.module, self.run)
         with self.streamed.in_place(self.module, CPU) as in_place:
             weight: Any = in_place.image.get_submodule("0").weight
-            return weight, torch.equal(weight, self.layer.weight.data.to(weight.dtype))
+            return weight, torch.equal(plain(weight), plain(self.layer.weight).to(weight.dtype))
+
+
+def plain(weight: Any) -> torch.Tensor:
+    """Return the numbers of a weight that may be quantised."""
+    found: torch.Tensor = weight.dequantize() if isinstance(weight, QuantizedTensor) else weight.data
+    return found
 
 
 def twice(block: Block, between: Callable[[Block], None]) -> dict[str, bool]:
@@ -92,9 +103,35 @@ def elsewhere(block: Block) -> None:
 
 
 def another_weight(block: Block) -> None:
-    """Another object, which looks the same: what else there is to it may differ."""
+    """Another object, of the same form."""
     weight = block.layer._parameters["weight"]
-    block.layer._parameters["weight"] = type(weight)(weight.data, requires_grad=False)
+    block.layer._parameters["weight"] = type(weight)(weight.data + 1, requires_grad=False)
+
+
+def another_class(block: Block) -> None:
+    """Another object, whose class may make something else of the same numbers."""
+    weight = block.layer._parameters["weight"]
+    block.layer._parameters["weight"] = type("Another", (type(weight),), {})(weight.data, requires_grad=False)
+
+
+def another_module(block: Block) -> None:
+    """A block of the same kind, whose weights follow in the same buffer."""
+    block.use(torch.nn.Linear(SIDE, SIDE))
+
+
+def quantised(dtype: torch.dtype) -> torch.nn.Linear:
+    """Return a layer whose weight in 8 bits and its scale stand for numbers of ``dtype``."""
+    layer = torch.nn.Linear(SIDE, SIDE)
+    weight = QuantizedTensor.from_float(torch.randn(SIDE, SIDE, dtype=dtype), "TensorCoreFP8E4M3Layout")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def of_quantised(dtype: torch.dtype) -> dict[str, bool]:
+    """Return what becomes of a second call, of a module whose weight stands for numbers of ``dtype``."""
+    block = Block(foreign())
+    block.use(quantised(torch.float32))
+    return twice(block, lambda block: block.use(quantised(dtype)))
 
 
 def in_fewer_bits(block: Block) -> None:
@@ -124,10 +161,14 @@ def main() -> None:
             "PyTorch's own memory": twice(Block(torch.empty(1 << 20, dtype=torch.uint8)), other_values),
             "elsewhere": twice(Block(foreign()), elsewhere),
             "another weight": twice(Block(foreign()), another_weight),
+            "another class": twice(Block(foreign()), another_class),
+            "another module": twice(Block(foreign()), another_module),
             "in fewer bits": twice(Block(foreign()), in_fewer_bits),
             "in another run": twice(Block(foreign()), in_another_run),
         }
         found["left of a refused call"] = left_of_a_refused_call()
+        residency.is_moved = lambda *_layer: False  # what has scales cannot say that it is on another device
+        found |= {"another quantised": of_quantised(torch.float32), "for another dtype": of_quantised(torch.bfloat16)}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

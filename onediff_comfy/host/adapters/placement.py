@@ -29,7 +29,7 @@ from ..weights.pinned_module import PinnedModule, can_pin
 from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
 from .functional_call import copied, rebuilt
-from .part import DiffusionModel, Part
+from .part import Arguments, DiffusionModel, Part
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -272,11 +272,10 @@ class ModelServer:
             return outcome
         try:
             with memory_errors():
-                given, named = copied(shown_by)
-                by_host = forward(*given, **named)
-                given, named = shown_by
+                by_host = _called(forward, shown_by)
                 with unplanned():
-                    is_right = self._check.agree(module, changed, on_image(*given, **named), by_host, forward.__name__)
+                    ours = _called(on_image, shown_by)
+                    is_right = self._check.agree(module, changed, ours, by_host, forward.__name__)
         except torch.OutOfMemoryError as error:
             self._give_up_whole(sizes, _of(error))
             return outcome
@@ -305,6 +304,12 @@ class _Room:
         kept = self._kept.setdefault(sizes, []) if device.type == "cuda" else None
         if kept is not None and len(kept) < _LOOKED_AT:
             kept.append(kept_free(device))
+
+
+def _called(forward: Callable[..., Any], arguments: Arguments) -> Any:
+    """Return what ``forward`` gives of copies, for it may use them up."""
+    args, kwargs = copied(arguments)
+    return forward(*args, **kwargs)
 
 
 def _of(error: Exception) -> str:

@@ -12,10 +12,9 @@ import contextlib
 import functools
 import importlib
 import itertools
-import operator
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_management as memory
 import comfy.ops
@@ -28,6 +27,7 @@ from ...messages import message
 from ...runtime.launch_bound import BusUse, MovingWeights
 from ..adapters.module_image import is_plain
 from ..compatibility import BRINGS_WEIGHTS
+from .buffered_weights import BufferedWeights, Copy, is_in_no_page
 from .layer_images import (
     KEYS,
     NOTES,
@@ -45,7 +45,6 @@ from .page_order import places_of
 from .quantised import weight_formats
 
 _PREFETCH = "comfy.model_prefetch"
-_MOST_BUFFERED = 128  # of a block: it has some ten layers, the host some two buffers, with others before it in them
 
 
 def is_streamed(model: Any) -> bool:
@@ -126,58 +125,18 @@ class _Kept:
     shown: dict[str, Any]
 
 
-class _Copy(NamedTuple):
-    """A layer's weights as the host has copied them to a buffer: all that tensors over it are made by.
-
-    Attributes:
-        buffer: the bytes.
-        objects: the layer's weight and bias in RAM, and what these hold, as the parts of a quantised one.
-        looks: dtypes and shapes of those that are tensors.
-    """
-
-    buffer: torch.Tensor
-    objects: list[Any]
-    looks: list[Any]
-
-    def is_like(self, other: _Copy) -> bool:
-        """Return True if both are of the very same objects, which look as they did."""
-        same = len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
-        return same and self.looks == other.looks
-
-
-@dataclass(frozen=True)
-class _Buffered:
-    """What an image shows of a layer whose weights were copied to a buffer.
-
-    Attributes:
-        copy: what the host had copied.
-        shown: tensors over the buffer, by name. They hold none of its memory.
-    """
-
-    copy: _Copy
-    shown: dict[str, Any]
-
-
 class _Seen(SeenLayers):
     """As ``SeenLayers``, with what else is known of a module that was shown.
 
     Attributes:
         run: the number of the run in which its weights' formats were compared last.
         kept: by layer, where the host gave the very weights that it keeps.
-        buffered: by layer and address, in this run.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], shown: Look) -> None:
         super().__init__(layers, shown)
         self.run: int | None = None
         self.kept: dict[torch.nn.Module, _Kept] = {}
-        self.buffered: dict[tuple[torch.nn.Module, int], _Buffered] = {}
-
-    def note_buffered(self, layer: torch.nn.Module, buffered: _Buffered) -> None:
-        """Note what is shown of a layer over the bytes of a buffer."""
-        if len(self.buffered) >= _MOST_BUFFERED:
-            self.buffered.clear()
-        self.buffered[layer, buffered.copy.buffer.data_ptr()] = buffered
 
 
 class StreamedModules:
@@ -201,6 +160,7 @@ class StreamedModules:
         self.structure, self.formats = structure_of(module), formats_of(module, compute_dtype)
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, _Seen] = {}
+        self._buffered = BufferedWeights(functools.partial(_dtypes_shown, compute_dtype=compute_dtype))
 
     @property
     def image(self) -> torch.nn.Module:
@@ -215,11 +175,11 @@ class StreamedModules:
         Args:
             run: the number of the sampling run. Formats are compared once in each.
         """
+        self._buffered.begin_run(run)
         seen = self._seen.get(module)
         known = seen is not None and seen.are_same()
         if seen is not None and known and seen.run != run:
             known, seen.run = formats_of(module, self._dtype) == self.formats, run
-            seen.buffered.clear()
         if not known:
             self._seen.pop(module, None)
         return known
@@ -285,9 +245,9 @@ class StreamedModules:
                 raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
             settled = not (is_changed and any(map(_is_rounded_next, dynamic)))
             moving = MovingWeights(places_of(dynamic), stream is not None, self._bus.is_full)
-            for layer, parameters, differs in zip(layers, self._images.parameters, changed, strict=True):
+            for number, (layer, parameters) in enumerate(zip(layers, self._images.parameters, strict=True)):
                 if "_v" in vars(layer):
-                    self._put_brought(parameters, layer, seen, differs, device)
+                    self._put_brought(number, parameters, seen, changed[number], device)
                 elif parameters:
                     convert(parameters, layer, device)
             yield InPlace(self._images.root, is_changed, settled, moving)
@@ -296,50 +256,38 @@ class StreamedModules:
                 stream.wait_stream(current)
             # The host adds a LoRA where it has copied a weight to, and only of pages it notes that it has. So what its
             # queue brought elsewhere is taken once: its own forward would add the LoRA again.
-            once = is_changed and any(map(_is_in_no_page, itertools.compress(layers, changed)))
+            once = is_changed and any(map(is_in_no_page, itertools.compress(layers, changed)))
             if once or missing:
                 take_back(layers[0], dynamic if once else missing)
 
     def _put_brought(
-        self, parameters: dict[str, Any], layer: Any, seen: _Seen, changed: bool, device: torch.device
+        self, number: int, parameters: dict[str, Any], seen: _Seen, changed: bool, device: torch.device
     ) -> None:
-        """Put a layer's weights in Dynamic VRAM, which the host has brought, in the place of ``parameters``.
+        """Put the weights of the layer with this number, which the host has brought, in the place of ``parameters``.
 
         Weights that the host says are still there, and that are the objects that it gave for a call before, are shown
-        by the parameters of that call. So are those that it has copied to where it had copied them before: tensors over
-        the same bytes are equal, and making them takes longer than all else. Not those that are changed from what the
-        file has.
+        by the parameters of that call. Those that it has copied to where it had copied this layer's before, or that of
+        another module, are shown by the tensors of that call: over the same bytes, in the same form, they are equal,
+        and making them takes longer than all else. Not those that are changed from what the file has.
         """
+        layer: Any = seen.layers[number]
         state, before = vars(layer), None if changed else seen.kept.get(layer)
         if before is not None and state["_prefetch"]["resident"] and _is_noted(state, before.noted):
             parameters.update(before.shown)
             return
-        copy = None if changed else _copy_of(layer)
-        buffered = None if copy is None else seen.buffered.get((layer, copy.buffer.data_ptr()))
-        if copy is not None and buffered is not None and copy.is_like(buffered.copy):
-            parameters.update(buffered.shown)
+        copy = None if changed else Copy.of(layer)
+        made = None if copy is None else self._buffered.made(number, copy)
+        if made is not None:
+            parameters.update(made)
             return
         found = self._resolved(layer, device)
         put(parameters, found)
         shown = {key: parameters[key] for key in KEYS if key in parameters}
         seen.kept.pop(layer, None)
-        if copy is not None and self._are_in(found, copy.buffer):
-            seen.note_buffered(layer, _Buffered(copy, shown))
-        elif not changed and _is_noted(state, found):
+        if copy is not None and self._buffered.keep(number, copy, found, shown):
+            return
+        if not changed and _is_noted(state, found):
             seen.kept[layer] = _Kept(found, shown)
-
-    def _are_in(self, weights: Sequence[Any], buffer: torch.Tensor) -> bool:
-        """Return True if weights are tensors over a buffer's bytes, and hold none of its memory.
-
-        Those that the host has converted are not. Tensors over memory that PyTorch has allocated hold it, and only of
-        that it can resize a storage.
-        """
-        if buffer.untyped_storage().resizable():
-            return False
-        bytes_of = range(buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes)
-        there = [(weight, format_of(weight, self._kinds)) for weight in weights if weight is not None]
-        parts = [[weight] if form is None else form.parts(weight) for weight, form in there]
-        return all(part.data_ptr() in bytes_of for part in itertools.chain.from_iterable(parts))
 
     def _resolved(self, layer: Any, device: torch.device) -> tuple[Any, Any]:
         """Return a layer's weight and bias in Dynamic VRAM, which the host has brought."""
@@ -360,31 +308,6 @@ class StreamedModules:
             weight, bias = _dtypes_shown(layer, self._dtype)
             found = comfy.ops.cast_bias_weight(layer, None, weight, device, bias)
             put(parameters, found)
-
-
-def _is_in_no_page(layer: torch.nn.Module) -> bool:
-    """Return True if the host has brought a layer's weights in Dynamic VRAM to where nothing of them stays."""
-    brought = vars(layer).get("_prefetch")
-    return brought is not None and brought["signature"] is None
-
-
-def _copy_of(layer: torch.nn.Module) -> _Copy | None:
-    """Return a layer's weights where the host has copied them to a buffer as they are in RAM, for one call; else None.
-
-    None, too, where the host has to note that nothing of them stays.
-    """
-    state = vars(layer)
-    if not _is_in_no_page(layer) or state.get("_v_signature", layer) is not None:
-        return None
-    brought = state["_prefetch"]
-    buffer = None if brought.get("needs_cast", True) else brought.get("xfer_dest")
-    if buffer is None:
-        return None
-    objects = [layer._parameters.get(key) for key in KEYS]
-    for weight in objects[:]:
-        if weight is not None:
-            objects += vars(weight).values()
-    return _Copy(buffer, objects, [(each.dtype, each.shape) for each in objects if isinstance(each, torch.Tensor)])
 
 
 def _is_noted(state: dict[str, Any], weights: tuple[Any, Any]) -> bool:
