@@ -13,7 +13,7 @@ from benchmarks.files import Report
 
 from .marked_tables import ResultsTable
 
-_RESULTS = "2026-11-29-h200-any-card-fifth.json"
+_RESULTS = "2026-12-01-h200-any-card.json"
 _MODELS = {"flux": "A model of Flux.1-dev's size", "wan-14b": "A model of Wan 2.2's size, 33 frames"}
 
 

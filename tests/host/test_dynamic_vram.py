@@ -114,12 +114,12 @@ def test_inductor_compiles_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensors_over_the_buffer_that_weights_pass_through_are_made_once(found: dict[str, Any]) -> None:
-    """Not where the weight is another object by then, or of another dtype. Pictures are the host's own."""
+    """Not where the weight is of another dtype by then. Another object needs none. Pictures are the host's own."""
     pictures = found["placed"]["in a buffer"]
     assert {what: picture["off"] for what, picture in pictures.items()} == dict.fromkeys(pictures, 0.0)
     later = {what: picture["asked"][1] for what, picture in pictures.items()}
     assert later.pop("fewer bits") > 1, "the host converts it in each call"
-    assert later == {"nothing": 0, "other values": 0, "another weight": 1}
+    assert later == {"nothing": 0, "other values": 0, "another weight": 0}
     assert min(picture["asked"][0] for picture in pictures.values()) > 10, "nothing passes through a buffer"
     assert pictures["nothing"]["mean"] != pictures["other values"]["mean"] == pictures["another weight"]["mean"]
 
@@ -262,8 +262,9 @@ def test_a_vae_is_served_from_dynamic_vram(vaes: dict[str, Any], kind: str, roun
 
 @pytest.mark.parametrize("kind", ["32 bits", "videos"])
 def test_a_vae_whose_weights_come_out_wrong_is_left_to_the_host(vaes: dict[str, Any], kind: str) -> None:
-    """Its encoder is looked at, too, whatever is known of the decoder."""
-    wrong = vaes[f"wrong: {kind}"]
+    """Encoding is looked at, too, whatever is known of decoding."""
+    wrong = dict(vaes[f"wrong: {kind}"])
+    assert wrong.pop("before")["served"] > 0
     assert {name: case["off"] for name, case in wrong.items()} == dict.fromkeys(wrong, 0.0)
     assert {name: case["eager"][WRONG] for name, case in wrong.items()} == dict.fromkeys(wrong, 1)
     assert wrong["decoded again"]["served"] == 0

@@ -30,10 +30,12 @@ def test_tensors_over_a_buffer_are_shown_again_where_they_hold_no_memory() -> No
         "PyTorch's own memory": False,
         "elsewhere": False,
         "another weight": True,
+        "taken away": True,
         "another class": False,
         "another module": True,
         "another quantised": True,
         "for another dtype": False,
+        "in another layout": False,
         "in fewer bits": False,
         "in another run": False,
     }

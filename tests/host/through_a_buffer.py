@@ -37,6 +37,7 @@ from onediff_comfy.host.weights.residency import StreamedModules  # noqa: E402
 from onediff_comfy.runtime.launch_bound import BusUse  # noqa: E402
 
 CPU = torch.device("cpu")
+FP8 = "TensorCoreFP8E4M3Layout"
 SIDE = 128  # so that the host would not keep the weight on the device
 
 
@@ -90,7 +91,7 @@ def twice(block: Block, between: Callable[[Block], None]) -> dict[str, bool]:
     first, _ = block.shown()
     between(block)
     second, is_right = block.shown()
-    return {"the same": second is first, "right": is_right}
+    return {"the same": second is first, "right": is_right and block.layer._v_signature is None}
 
 
 def other_values(block: Block) -> None:
@@ -108,6 +109,11 @@ def another_weight(block: Block) -> None:
     block.layer._parameters["weight"] = type(weight)(weight.data + 1, requires_grad=False)
 
 
+def taken_away(block: Block) -> None:
+    """The layer's weights were in pages, which are gone since the call before."""
+    block.layer._v_signature = object()
+
+
 def another_class(block: Block) -> None:
     """Another object, whose class may make something else of the same numbers."""
     weight = block.layer._parameters["weight"]
@@ -119,19 +125,19 @@ def another_module(block: Block) -> None:
     block.use(torch.nn.Linear(SIDE, SIDE))
 
 
-def quantised(dtype: torch.dtype) -> torch.nn.Linear:
+def quantised(dtype: torch.dtype, layout: str) -> torch.nn.Linear:
     """Return a layer whose weight in 8 bits and its scale stand for numbers of ``dtype``."""
     layer = torch.nn.Linear(SIDE, SIDE)
-    weight = QuantizedTensor.from_float(torch.randn(SIDE, SIDE, dtype=dtype), "TensorCoreFP8E4M3Layout")
+    weight = QuantizedTensor.from_float(torch.randn(SIDE, SIDE, dtype=dtype), layout)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     return layer
 
 
-def of_quantised(dtype: torch.dtype) -> dict[str, bool]:
-    """Return what becomes of a second call, of a module whose weight stands for numbers of ``dtype``."""
+def of_quantised(dtype: torch.dtype, layout: str = FP8) -> dict[str, bool]:
+    """Return what becomes of a second call, of a module with such a weight, after one for 32 bits."""
     block = Block(foreign())
-    block.use(quantised(torch.float32))
-    return twice(block, lambda block: block.use(quantised(dtype)))
+    block.use(quantised(torch.float32, FP8))
+    return twice(block, lambda block: block.use(quantised(dtype, layout)))
 
 
 def in_fewer_bits(block: Block) -> None:
@@ -161,6 +167,7 @@ def main() -> None:
             "PyTorch's own memory": twice(Block(torch.empty(1 << 20, dtype=torch.uint8)), other_values),
             "elsewhere": twice(Block(foreign()), elsewhere),
             "another weight": twice(Block(foreign()), another_weight),
+            "taken away": twice(Block(foreign()), taken_away),
             "another class": twice(Block(foreign()), another_class),
             "another module": twice(Block(foreign()), another_module),
             "in fewer bits": twice(Block(foreign()), in_fewer_bits),
@@ -169,6 +176,7 @@ def main() -> None:
         found["left of a refused call"] = left_of_a_refused_call()
         residency.is_moved = lambda *_layer: False  # what has scales cannot say that it is on another device
         found |= {"another quantised": of_quantised(torch.float32), "for another dtype": of_quantised(torch.bfloat16)}
+        found["in another layout"] = of_quantised(torch.float32, "TensorCoreFP8Layout")
     sys.stdout.write(json.dumps(found) + "\n")
 
 

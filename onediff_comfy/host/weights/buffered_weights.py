@@ -38,14 +38,10 @@ class Copy(NamedTuple):
 
     @classmethod
     def of(cls, layer: torch.nn.Module) -> Copy | None:
-        """Return what the host has copied to a buffer as it is in RAM, for one call; None where it has not.
-
-        None, too, where the host has to note that nothing of it stays.
-        """
-        state = vars(layer)
-        if not is_in_no_page(layer) or state.get("_v_signature", layer) is not None:
+        """Return what the host has copied to a buffer as it is in RAM, for one call; None where it has not."""
+        if not is_in_no_page(layer):
             return None
-        brought = state["_prefetch"]
+        brought = vars(layer)["_prefetch"]
         buffer = None if brought.get("needs_cast", True) else brought.get("xfer_dest")
         if buffer is None:
             return None

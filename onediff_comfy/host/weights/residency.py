@@ -279,6 +279,7 @@ class StreamedModules:
         made = None if copy is None else self._buffered.made(number, copy)
         if made is not None:
             parameters.update(made)
+            state["_v_signature"] = None  # as the host notes where it makes them: nothing of it is in a page now
             return
         found = self._resolved(layer, device)
         put(parameters, found)
