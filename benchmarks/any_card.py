@@ -106,7 +106,8 @@ def _with_memory(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def from_file(options: argparse.Namespace, form: str) -> Any:
-    """Return a ComfyUI MODEL in Dynamic VRAM, loaded from a file of random weights."""
+    """Return a ComfyUI MODEL, in Dynamic VRAM where there is any, loaded from a file of random weights."""
+    import comfy.model_management
     import comfy.sd
     import torch
     from safetensors.torch import save_file
@@ -115,7 +116,7 @@ def from_file(options: argparse.Namespace, form: str) -> Any:
 
     file = Path(options.folder, f"{options.model}-{form}.safetensors")
     if not file.exists():
-        weights = weights_of(FAMILIES[options.model], torch.device("cuda"), form)
+        weights = weights_of(FAMILIES[options.model], comfy.model_management.get_torch_device(), form)
         save_file({name: weight.cpu() for name, weight in weights}, file, metadata={"format": "pt"})
         torch.cuda.empty_cache()
     return comfy.sd.load_diffusion_model(str(file))

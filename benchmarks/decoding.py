@@ -85,8 +85,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     from .measures import relative_error
 
     vaes, made, rows = list[Any](), list[torch.Tensor](), list[dict[str, Any]]()
-    _make(options)
-    load_s = seconds_of(lambda: vaes.append(_loaded(options)))
+    make(options)
+    load_s = seconds_of(lambda: vaes.append(loaded(options)))
     (vae,) = vaes
     compiler = Variant.parse(options.variant).compiler
     if compiler is not None:
@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
             if what in _HAPPENINGS:
                 _HAPPENINGS[what](vae)
             before = counters()
-            seconds = seconds_of(functools.partial(_at_end_of_node, job, vae, made))
+            seconds = seconds_of(functools.partial(at_end_of_node, job, vae, made))
             after = counters()
             counted = {name: after[name] - before[name] for name in ("served", "fallbacks", "recorded")}
             rows.append({"what": what, "s": seconds, **counted})
@@ -164,7 +164,7 @@ def _weights_taken(vae: Any) -> None:
 _HAPPENINGS: dict[str, Callable[[Any], None]] = {"unloaded": _unloaded, "all weights taken": _weights_taken}
 
 
-def _at_end_of_node(job: Callable[[Any], torch.Tensor], vae: Any, made: list[torch.Tensor]) -> None:
+def at_end_of_node(job: Callable[[Any], torch.Tensor], vae: Any, made: list[torch.Tensor]) -> None:
     """Add what is made of a VAE, on the CPU, to ``made``."""
     try:
         made.append(job(vae).cpu())
@@ -183,7 +183,7 @@ def _expected(options: argparse.Namespace) -> Path:
     return folder / f"{options.model}-vae-{options.left}.pt"
 
 
-def _make(options: argparse.Namespace) -> None:
+def make(options: argparse.Namespace) -> None:
     """Write the file of weights if it is not there."""
     from safetensors.torch import save_file
 
@@ -193,7 +193,7 @@ def _make(options: argparse.Namespace) -> None:
         save_file({name: weight.contiguous() for name, weight in made.get_sd().items()}, _file(options))
 
 
-def _loaded(options: argparse.Namespace) -> Any:
+def loaded(options: argparse.Namespace) -> Any:
     """Return the VAE, as the host's loaders make it of a file."""
     import comfy.sd
     import comfy.utils

@@ -55,7 +55,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.make:  # a process of its own, for in Dynamic VRAM the host makes no layers without weights
         start_host()
-        _make(options)
+        make(options)
         return 0
     is_ours = Variant.parse(options.variant).compiler is not None
     if is_ours and not _expected(options).exists():
@@ -89,7 +89,7 @@ def _target(model: str, form: str) -> tuple[Any, dict[str, Any]]:
     return SimpleNamespace(params={}, clip=encoders, tokenizer=FluxTokenizer), configs
 
 
-def _make(options: argparse.Namespace) -> None:
+def make(options: argparse.Namespace) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -117,7 +117,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
     device = comfy.model_management.text_encoder_device()
     clips, seconds, given = list[Any](), list[list[float]](), list[torch.Tensor]()
-    load_s = seconds_of(lambda: clips.append(_loaded(options)))
+    load_s = seconds_of(lambda: clips.append(loaded(options)))
     (clip,) = clips
     compiler, dispatcher = Variant.parse(options.variant).compiler, None
     if compiler is not None:
@@ -127,7 +127,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         dispatcher = find_clip_dispatcher(clip)
     for _ in range(_ROUNDS):
         given.clear()
-        seconds.append([seconds_of(functools.partial(_encode, clip, prompt, given)) for prompt in _PROMPTS])
+        seconds.append([seconds_of(functools.partial(encode, clip, prompt, given)) for prompt in _PROMPTS])
     found = {} if dispatcher is None else dispatcher.metrics.snapshot()
     if dispatcher is None:
         torch.save(given, _expected(options))
@@ -145,7 +145,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _loaded(options: argparse.Namespace) -> Any:
+def loaded(options: argparse.Namespace) -> Any:
     """Return the CLIP, as the host's loaders make it of what a file is."""
     import comfy.sd
     import comfy.utils
@@ -155,7 +155,7 @@ def _loaded(options: argparse.Namespace) -> Any:
     return comfy.sd.CLIP(target, state_dict=weights, model_options=configs)
 
 
-def _encode(clip: Any, prompt: str, given: list[torch.Tensor]) -> None:
+def encode(clip: Any, prompt: str, given: list[torch.Tensor]) -> None:
     """Add what a prompt becomes, on the CPU, to ``given``."""
     try:
         ((embedding, extras),) = clip.encode_from_tokens_scheduled(clip.tokenize(prompt))

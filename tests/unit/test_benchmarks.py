@@ -462,6 +462,21 @@ def test_prompts_are_compared_with_those_of_another_process(tmp_path: Path, root
     assert max(ours["off"]) <= 1e-5 and min(map(min, ours["prompts_s"])) > 0
 
 
+def test_first_images_of_a_workflow_are_timed_part_by_part(tmp_path: Path, root: Path) -> None:
+    folders = {"ONEDIFF_CACHE_DIR": str(tmp_path / "store"), "ONEDIFF_CONFIG_DIR": str(tmp_path / "config")}
+    environment = {**os.environ, **folders, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    output = tmp_path / "report.json"
+    options = f"--model tiny --variant onediff-eager --folder {tmp_path} --output {output}"
+    command = [sys.executable, "-m", "benchmarks.first_workflow", *options.split()]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(output.read_text())
+    assert report["counted"]["served"] == 3 * (2 + 4 + 1), "of three images: two stacks, four steps, and a decoding"
+    for image in report["images"]:
+        assert min(image.values()) > 0
+        assert image["text_s"] + image["steps_s"] + image["decoding_s"] == pytest.approx(image["whole_s"])
+
+
 @pytest.mark.slow
 def test_scripts_of_no_plan_run_on_a_cpu(tmp_path: Path, root: Path) -> None:
     arguments = {

@@ -1,9 +1,10 @@
-"""Models in Dynamic VRAM, and the form of each whose weights stay in place while it is loaded.
+"""Models in Dynamic VRAM that cannot be served from there, and a form of each whose weights stay while it is loaded.
 
 In Dynamic VRAM, the host's default on NVIDIA, layers fetch their weights one by one while they run, which no graph
-can take. The host makes a resident form for those who ask, by running the model's loader once more: the whole file
-is read, and there is another model in memory. So each dynamic model gets one resident form here, which all its
-accelerated clones share as ordinary clones of the host share a model, and which outlives the last of them for a while.
+can take. Where the host has nothing that pins them (see ``pinned_module``), and for runs that are split over GPUs, a
+resident form is served. The host makes one for those who ask, by running the model's loader once more: the whole file
+is read, and there is another model in memory. So a model gets one resident form here, which all its accelerated clones
+share as ordinary clones of the host share a model, and which outlives the last of them for a while.
 """
 
 from __future__ import annotations
