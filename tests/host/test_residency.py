@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scripts import printed_by
+from pictures import FAMILIES
+from scripts import checkpoint_of, printed_by
 
 from dev.environment import comfyui_path
 
@@ -40,6 +41,17 @@ def test_tensors_over_a_buffer_are_shown_again_where_they_hold_no_memory() -> No
         "in another run": False,
     }
     assert all(result["right"] for result in found.values()), found
+
+
+def test_blocks_of_one_kind_share_what_is_made_over_two_buffers() -> None:
+    """Of 57 blocks each layer's tensors were made anew in the second step, where it is in the other buffer."""
+    of_kinds = 10 + 3  # layers of a double block, and of a single one
+    for form, found in printed_by(
+        "blocks_in_buffers.py", comfyui_path(), checkpoint_of(FAMILIES["flux"].checkpoint), "19", "38"
+    ).items():
+        assert (found["off"], found["eager"]) == (0.0, {}), form
+        first, *later = found["made"]
+        assert first > 3 * of_kinds and max(later) <= of_kinds and later[-2:] == [0, 0], (form, found["made"])
 
 
 def test_a_model_that_prefetches_its_weights_is_no_other_one_for_what_the_host_notes_of_them() -> None:
