@@ -33,6 +33,7 @@ from safetensors.torch import load_file  # noqa: E402
 from benchmarks.memory_modes import off  # noqa: E402
 from onediff_comfy.host.adapters.model import accelerate, find_dispatcher  # noqa: E402
 from onediff_comfy.host.weights import residency  # noqa: E402
+from onediff_comfy.host.weights.residency import StreamedModules  # noqa: E402
 from tools.models.formats import checkpoint  # noqa: E402
 
 BLOCKS = dict(zip(("double", "single"), map(int, counts or (4, 5)), strict=True))
@@ -105,7 +106,7 @@ def of_form(form: str, expected: torch.Tensor) -> dict[str, Any]:
     sampled(fast)
     *others, its = (sum(pages.there) for pages in Pages.all)
     Pages.room = sum(others) + int(STAYS * its)
-    of_steps, resolved = list[int](), residency.StreamedModules._resolved
+    of_steps, resolved = list[int](), StreamedModules._resolved
 
     def counted(self: Any, *given: Any) -> Any:
         made[0] += 1
@@ -119,9 +120,9 @@ def of_form(form: str, expected: torch.Tensor) -> dict[str, Any]:
         fast.partially_unload(None, 1e30)
         of_steps.clear()
         made[0], before = 0, dispatcher.metrics.snapshot()
-        residency.StreamedModules._resolved = counted  # type: ignore[method-assign]
+        StreamedModules._resolved = counted  # type: ignore[method-assign]
         picture = sampled(fast, after_step)
-        residency.StreamedModules._resolved = resolved  # type: ignore[method-assign]
+        StreamedModules._resolved = resolved  # type: ignore[method-assign]
     layers = sum("_v" in vars(layer) for layer in fast.model.modules())
     found = {"made": of_steps, "off": off(picture, expected), "layers": layers, "blocks": sum(BLOCKS.values())}
     return found | answered(before, dispatcher.metrics.snapshot())
