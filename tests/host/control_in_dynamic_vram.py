@@ -25,13 +25,11 @@ import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
 import torch  # noqa: E402
 from comfy.controlnet import load_controlnet_state_dict  # noqa: E402
-from counting import answered  # noqa: E402
-from pages_of_cpu import Pages  # noqa: E402
+from pages_of_cpu import Pages, looked_at  # noqa: E402
 
 import nodes  # noqa: E402
 from benchmarks.memory_modes import off  # noqa: E402
 from onediff_comfy.host.adapters.controlnet import accelerate_control, find_control_dispatcher  # noqa: E402
-from onediff_comfy.host.process.process import metrics  # noqa: E402
 
 
 def loaded(dtype: torch.dtype) -> tuple[Any, Any]:
@@ -63,16 +61,9 @@ def sampled(model: Any, control: Any, strength: float = 1.0) -> torch.Tensor:
 def case(model: Any, control: Any, expected: torch.Tensor, strength: float = 1.0) -> dict[str, Any]:
     dispatcher = find_control_dispatcher(control)
     assert dispatcher is not None
-    before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
-    actual = sampled(model, control, strength)
-    pages = control.control_model_wrapped.model.dynamic_vbars.values()
-    return {
-        "off": off(actual, expected),
-        **answered(before, dispatcher.metrics.snapshot()),
-        "captured": metrics().snapshot()["captured"] - captured,
-        "pinned": sum(state > 1 for each in pages for state in each.get_residency()),
-        "models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
-    }
+    patcher = control.control_model_wrapped
+    actual, found = looked_at(dispatcher, patcher, lambda: sampled(model, control, strength))
+    return {"off": off(actual, expected), **found}
 
 
 def pictures(model: Any, control: Any) -> list[torch.Tensor]:

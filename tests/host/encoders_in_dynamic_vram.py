@@ -28,12 +28,10 @@ import text_encoders  # noqa: E402
 import torch  # noqa: E402
 from comfy.patcher_extension import CallbacksMP  # noqa: E402
 from comfy.text_encoders.flux import FluxTokenizer, flux_clip  # noqa: E402
-from counting import answered  # noqa: E402
-from pages_of_cpu import Pages  # noqa: E402
+from pages_of_cpu import Pages, looked_at  # noqa: E402
 from text_encoders import TinyTextEncoder  # noqa: E402
 
 from onediff_comfy.host.adapters.text_encoder import accelerate_clip, find_clip_dispatcher, stacks_of  # noqa: E402
-from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module  # noqa: E402
 from tools.models.formats import checkpoint  # noqa: E402
 
@@ -105,18 +103,8 @@ def off(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> flo
 def case(clip: Any, expected: Sequence[torch.Tensor], prompt: str = PROMPTS[0]) -> dict[str, Any]:
     dispatcher = find_clip_dispatcher(clip)
     assert dispatcher is not None
-    before, captured, faults = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"], Pages.faults
-    actual = encoded(clip, prompt)
-    after = dispatcher.metrics.snapshot()
-    pages = clip.patcher.model.dynamic_vbars.values()
-    return {
-        "off": off(actual, expected),
-        **answered(before, after),
-        "captured": metrics().snapshot()["captured"] - captured,
-        "pinned": sum(state > 1 for each in pages for state in each.get_residency()),
-        "faults": Pages.faults - faults,
-        "models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
-    }
+    actual, found = looked_at(dispatcher, clip.patcher, lambda: encoded(clip, prompt))
+    return {"off": off(actual, expected), **found}
 
 
 def of_family(family: str, expected: list[list[torch.Tensor]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ them, and when, is the host's own code.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import comfy.model_management as memory
@@ -18,6 +19,7 @@ import comfy_aimdo.torch
 import comfy_aimdo.vram_buffer
 import torch
 from comfy.cli_args import args
+from counting import answered
 
 PAGE = 256 << 10
 DEVICE = torch.device("cpu:0")  # to the host another device than the CPU, on which it keeps weights
@@ -187,6 +189,25 @@ def begin() -> None:
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
     memory.is_device_cpu = lambda _device: False
     memory.get_torch_device = lambda: DEVICE
+
+
+def looked_at(dispatcher: Any, patcher: Any, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what a call gives, and what answered it.
+
+    That is also how often something was captured and pages were asked for in it; how many of ``patcher``'s pages are
+    pinned behind it; and how many models are loaded.
+    """
+    from onediff_comfy.host.process.process import metrics
+
+    before, captured, faults = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"], Pages.faults
+    result = call()
+    return result, {
+        **answered(before, dispatcher.metrics.snapshot()),
+        "captured": metrics().snapshot()["captured"] - captured,
+        "pinned": sum(state > 1 for each in patcher.model.dynamic_vbars.values() for state in each.get_residency()),
+        "faults": Pages.faults - faults,
+        "models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
+    }
 
 
 class _OffDevice(torch.nn.Parameter):

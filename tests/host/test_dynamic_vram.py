@@ -271,6 +271,18 @@ def test_a_vae_whose_weights_come_out_wrong_is_left_to_the_host(vaes: dict[str, 
     assert (vaes[f"replaced: {kind}"]["off"], vaes[f"replaced: {kind}"]["served"]) == (0.0, 0)
 
 
+def test_a_vae_shows_its_weights_by_all_of_a_video_where_it_takes_no_less(vaes: dict[str, Any]) -> None:
+    stubborn = vaes["stubborn"]
+    assert (stubborn["off"], set(stubborn["eager"])) == (0.0, {FIRST_PIECES}) and stubborn["served"] > 0
+
+
+def test_a_vae_that_draws_random_numbers_draws_as_many_as_by_itself(vaes: dict[str, Any]) -> None:
+    """Else whatever draws after it would get others: a corner shows its weights, once on the image and once by it."""
+    drawing = vaes["drawing"]
+    assert (drawing["off"], drawing["served"], drawing["as many drawn"]) == (0.0, 0, True)
+    assert set(drawing["eager"]) == {FIRST_PIECES}
+
+
 @pytest.fixture(scope="module")
 def encoders() -> Any:
     return printed_by("encoders_in_dynamic_vram.py", comfyui_path())

@@ -25,12 +25,10 @@ import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
 import torch  # noqa: E402
 from comfy.ldm.wan.vae import WanVAE  # noqa: E402
-from counting import answered  # noqa: E402
-from pages_of_cpu import Pages  # noqa: E402
+from pages_of_cpu import Pages, looked_at  # noqa: E402
 
 from benchmarks.memory_modes import off  # noqa: E402
 from onediff_comfy.host.adapters.vae import accelerate_vae, find_vae_dispatcher, preparing  # noqa: E402
-from onediff_comfy.host.process.process import metrics  # noqa: E402
 from onediff_comfy.host.weights import pinned_module  # noqa: E402
 
 Weights = dict[str, torch.Tensor]
@@ -90,16 +88,8 @@ def of_videos() -> Kind:
 def case(vae: Any, job: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> dict[str, Any]:
     dispatcher = find_vae_dispatcher(vae)
     assert dispatcher is not None
-    before, captured = dispatcher.metrics.snapshot(), metrics().snapshot()["captured"]
-    actual = job(vae)
-    pages = vae.patcher.model.dynamic_vbars.values()
-    return {
-        "off": off(actual, expected),
-        **answered(before, dispatcher.metrics.snapshot()),
-        "captured": metrics().snapshot()["captured"] - captured,
-        "pinned": sum(state > 1 for each in pages for state in each.get_residency()),
-        "models": len({id(entry.model.model) for entry in memory.current_loaded_models}),
-    }
+    actual, found = looked_at(dispatcher, vae.patcher, lambda: job(vae))
+    return {"off": off(actual, expected), **found}
 
 
 def of_kind(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -152,6 +142,40 @@ def replaced(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
     return case(fast, jobs["decoded"], expected["decoded"])
 
 
+class Stubborn(WanVAE):  # type: ignore[misc]
+    """Takes no video of five frames, as VAEs that take eight at a time do not."""
+
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        if z.shape[2] == 5:
+            raise ValueError("not five frames")
+        decoded: torch.Tensor = super().decode(z)
+        return decoded
+
+
+class Drawing(WanVAE):  # type: ignore[misc]
+    """Draws a random number for each video that it encodes, of which no graph answers anything."""
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        torch.rand(1)
+        encoded: torch.Tensor = super().encode(x)
+        return encoded
+
+
+def of_class(kind: Kind, module: type, what: str, expected: torch.Tensor) -> dict[str, Any]:
+    """Return what becomes of a VAE whose module is of this class, and whether as many numbers were drawn as by it."""
+    memory.unload_all_models()
+    vae = kind.loaded()
+    vae.first_stage_model.__class__ = module
+    job, fast, states = kind.jobs()[what], accelerate_vae(vae, "eager"), list[torch.Tensor]()
+    torch.manual_seed(0)
+    job(vae)
+    states.append(torch.get_rng_state())
+    torch.manual_seed(0)
+    found = case(fast, job, expected)
+    states.append(torch.get_rng_state())
+    return found | {"as many drawn": torch.equal(*states)}
+
+
 def main() -> None:
     model = comfy.sd.load_checkpoint_guess_config(checkpoint, output_clip=False, output_model=False)[2]
     weights = model.get_sd()
@@ -173,6 +197,9 @@ def main() -> None:
         for name in ("32 bits", "videos"):
             found[f"wrong: {name}"] = wrong_weights(kinds[name], expected[name])
             found[f"replaced: {name}"] = replaced(kinds[name], expected[name])
+        videos = kinds["videos"], expected["videos"]
+        found["stubborn"] = of_class(videos[0], Stubborn, "decoded", videos[1]["decoded"])
+        found["drawing"] = of_class(videos[0], Drawing, "encoded", videos[1]["encoded"])
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -59,7 +59,8 @@ class Part(abc.ABC):
     def shown_by(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
         """Return arguments of a smaller call by which the host shows what its weights compute.
 
-        None where only the call itself does, whose arguments these are.
+        None where only the call itself does, whose arguments these are. Where less shows it a call leaves its arguments
+        as they are. The host's code need not take less.
         """
         return None
 

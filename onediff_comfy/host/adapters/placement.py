@@ -169,7 +169,7 @@ class ModelServer:
         What no graph answers the host is to run, with nothing pinned: it, and functions in it, may want the memory.
         """
         module = self._part.module
-        if self._check.is_wrong(module, forward.__name__):
+        if self._check.is_wrong(module, _name(forward)):
             return None
         estimate = max((self._part.memory_required(size) for size in sizes if len(size) > 2), default=0)
         room, run, pinned = self._room.needed(sizes, estimate), self.dispatcher.runs, self._pinned
@@ -222,7 +222,7 @@ class ModelServer:
 
     def _why_left_to_host(self, forward: types.MethodType) -> Message:
         """Return why no graph can be looked for that answers a call from Dynamic VRAM."""
-        if self._check.is_wrong(self._part.module, forward.__name__):
+        if self._check.is_wrong(self._part.module, _name(forward)):
             return self._check.reason
         return self._part.not_in_blocks if can_bring() else _NOT_BROUGHT
 
@@ -263,25 +263,49 @@ class ModelServer:
         """Return what a graph gives over the weights of the module's image, or the host where both were compared."""
         assert self._pinned is not None  # whose image it is
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
-        is_due = self._check.is_due(module, changed, forward.__name__)
+        method = _name(forward)
+        is_due = self._check.is_due(module, changed, method)
         less = self._part.shown_by(args, kwargs) if is_due else None
-        shown_by = copied(less or (args, kwargs)) if is_due else None
+        whole = (args, kwargs) if less is not None or not is_due else copied((args, kwargs))
         captured = self._part.captured(on_image)
         outcome = self.dispatcher.attempt(Invocation(image, captured, args, kwargs, is_first=self._pinned.is_first))
-        if not isinstance(outcome, Output) or shown_by is None:
+        if not isinstance(outcome, Output) or not is_due:
             return outcome
         try:
             with memory_errors():
-                by_host = _called(forward, shown_by)
+                shown_by, by_host = self._shown(forward, less, whole)
                 with unplanned():
-                    ours = _called(on_image, shown_by)
-                    is_right = self._check.agree(module, changed, ours, by_host, forward.__name__)
+                    ours = self._called(on_image, shown_by)
+                    is_right = self._check.agree(module, changed, ours, by_host, method)
         except torch.OutOfMemoryError as error:
             self._give_up_whole(sizes, _of(error))
             return outcome
         if is_right:
             return outcome
         return Output(by_host if less is None else forward(*args, **kwargs))
+
+    def _shown(self, forward: types.MethodType, less: Arguments | None, whole: Arguments) -> tuple[Arguments, Any]:
+        """Return arguments, and what the host gives of them: less than those of a call, where its code takes less."""
+        if less is not None:
+            try:
+                return less, self._called(forward, less)
+            except torch.OutOfMemoryError:
+                raise
+            except memory.InterruptProcessingException:
+                raise
+            except Exception:
+                log.debug("a smaller call shows nothing", exc_info=True)
+        return whole, self._called(forward, whole)
+
+    def _called(self, forward: Callable[..., Any], arguments: Arguments) -> Any:
+        """Return what ``forward`` gives of copies, for it may use them up.
+
+        Whoever draws random numbers behind it gets those that he would have got, and so does the next such call.
+        """
+        device = self._part.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            args, kwargs = copied(arguments)
+            return forward(*args, **kwargs)
 
 
 class _Room:
@@ -306,10 +330,9 @@ class _Room:
             kept.append(kept_free(device))
 
 
-def _called(forward: Callable[..., Any], arguments: Arguments) -> Any:
-    """Return what ``forward`` gives of copies, for it may use them up."""
-    args, kwargs = copied(arguments)
-    return forward(*args, **kwargs)
+def _name(forward: types.MethodType) -> str:
+    """Return what a method is called; nothing of one that is no function, which another extension has put there."""
+    return getattr(forward, "__name__", "")
 
 
 def _of(error: Exception) -> str:
