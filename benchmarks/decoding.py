@@ -172,7 +172,8 @@ def at_end_of_node(job: Callable[[Any], torch.Tensor], vae: Any, made: list[torc
         end_of_node()
 
 
-def _file(options: argparse.Namespace) -> Path:
+def file(options: argparse.Namespace) -> Path:
+    """Return the file of the VAE's weights."""
     folder: Path = options.folder
     return folder / f"{options.model}-vae.safetensors"
 
@@ -188,9 +189,9 @@ def make(options: argparse.Namespace) -> None:
     from safetensors.torch import save_file
 
     sizes = _MODELS[options.model]
-    if not _file(options).exists():
+    if not file(options).exists():
         made = random_vae(sizes.channels, latent=_LATENT) if sizes.frames is None else random_video_vae(sizes.channels)
-        save_file({name: weight.contiguous() for name, weight in made.get_sd().items()}, _file(options))
+        save_file({name: weight.contiguous() for name, weight in made.get_sd().items()}, file(options))
 
 
 def loaded(options: argparse.Namespace) -> Any:
@@ -198,7 +199,7 @@ def loaded(options: argparse.Namespace) -> Any:
     import comfy.sd
     import comfy.utils
 
-    weights, metadata = comfy.utils.load_torch_file(str(_file(options)), return_metadata=True)
+    weights, metadata = comfy.utils.load_torch_file(str(file(options)), return_metadata=True)
     return comfy.sd.VAE(sd=weights, metadata=metadata)
 
 

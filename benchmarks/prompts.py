@@ -60,7 +60,7 @@ def main() -> int:
     is_ours = Variant.parse(options.variant).compiler is not None
     if is_ours and not _expected(options).exists():
         parser.error(f"nothing to compare with in {options.folder}; run it with --variant eager first")
-    if not all(file.exists() for file in _files(options)):
+    if not all(file.exists() for file in files(options)):
         subprocess.run([sys.executable, "-m", "benchmarks.prompts", *sys.argv[1:], "--make"], check=True)
     start_host(dynamic_vram=options.model != "tiny")
     report = reported(lambda: _run(options), options.output)
@@ -69,7 +69,8 @@ def main() -> int:
     return 0 if (is_served or not is_ours) and max(report["off"]) <= _ALLOWED else 1
 
 
-def _files(options: argparse.Namespace) -> list[Path]:
+def files(options: argparse.Namespace) -> list[Path]:
+    """Return the files of weights of both text encoders."""
     return [options.folder / f"{options.model}-{part}.safetensors" for part in ("clip_l", f"t5xxl-{options.form}")]
 
 
@@ -102,7 +103,7 @@ def make(options: argparse.Namespace) -> None:
     target, configs = _target(options.model, "fp16")
     with torch.device("meta"):
         encoders = target.clip(device="meta", dtype=torch.float16, model_options=configs)
-    for part, file in zip(("clip_l", "t5xxl"), _files(options), strict=True):
+    for part, file in zip(("clip_l", "t5xxl"), files(options), strict=True):
         weights = {
             name: random_weight(name, torch.empty(like.shape, device=device, dtype=torch.float16), generator).cpu()
             for name, like in getattr(encoders, part).transformer.state_dict().items()
@@ -151,7 +152,7 @@ def loaded(options: argparse.Namespace) -> Any:
     import comfy.utils
 
     target, configs = _target(options.model, options.form)
-    weights = [comfy.utils.load_torch_file(str(file)) for file in _files(options)]
+    weights = [comfy.utils.load_torch_file(str(file)) for file in files(options)]
     return comfy.sd.CLIP(target, state_dict=weights, model_options=configs)
 
 
