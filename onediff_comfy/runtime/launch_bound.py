@@ -34,9 +34,10 @@ _WAITED = 3 / 4  # of those noted
 # Of the time since the call before, for a launch that is worth making shorter. Elsewhere the device waits for something
 # else: for a file that the host reads in the first step, which is seconds.
 _LAUNCHING = 1 / 5
+_BEHIND = 2  # calls: while a call is launched the weights of the one before are on their way in any case
 _NOTED_OF_ALL = 192  # calls, the last of all blocks: three steps of most models
 _PART = 64  # calls of those, about a step
-_FULL = 9 / 10  # of a part: in a step that waits for the CPU some copies come in time, of whichever kind of block
+_MOST = 3 / 4  # of a part: where a preview waits for the device behind each step, the CPU is not ahead for some calls
 _MOST_MET = 256  # names: of each block with its weights at different places
 
 
@@ -48,38 +49,33 @@ class RecordWhen(enum.Enum):
     """Those that are bound by launching, at least in part."""
 
 
-class BusUse:
-    """Notes for how many calls copies of weights came late, whichever blocks of a model they are of.
+class Backlog:
+    """Notes for how many calls the device was behind the CPU, whichever blocks of a model they are of.
 
-    Some blocks take the CPU longer than others that have as much to bring, so their own copies mostly come in time,
-    however full the bus is, and those of the others late, however much of a step it has nothing to do. So it is all
-    calls of a step that say whether the bus has time left: if it has none, or the device, then all of them come late.
+    A CPU that is ahead loses nothing by launching slowly: the device is what is waited for, or the bus that brings its
+    weights. Neither can be asked by itself. Copies for one call that are still under way when the next one begins say
+    nothing of the time that the bus has between them, for it takes the CPU a part of a call to ask for the next.
     """
 
     def __init__(self) -> None:
-        self._copied: torch.Event | None = None  # behind the last copies
-        self._late = deque[bool](maxlen=_NOTED_OF_ALL)
+        self._begun = deque[torch.Event](maxlen=_BEHIND)  # of the last calls
+        self._was_behind = deque[bool](maxlen=_NOTED_OF_ALL)
 
-    def called(self) -> None:
-        """Note a call, and whether what was copied for a call before is not there yet.
-
-        Then the bus is busy, or the device uses the buffer that is to be filled.
-        """
-        self._late.append(self._copied is not None and not self._copied.query())
-
-    def copying(self, done: torch.Event) -> None:
-        """Note what is copied for a call, and when it will be there."""
-        self._copied = done
+    def called(self, stream: torch.Stream | None) -> None:
+        """Note a call that begins on a stream; None is that of a CPU, which is never behind."""
+        self._was_behind.append(len(self._begun) == _BEHIND and not self._begun[0].query())
+        if stream is not None:
+            self._begun.append(stream.record_event())
 
     @property
-    def is_full(self) -> bool:
-        """Return True if the bus had hardly time left in one of the last steps; False as long as few calls are noted.
+    def is_long(self) -> bool:
+        """Return True if the device was behind in most calls of one of the last steps; False as long as they are few.
 
         In one, and not in all: what holds a CPU up for a step is no reason to record.
         """
-        late = list(self._late)
-        parts = [late[first : first + _PART] for first in range(0, len(late), _PART)]
-        return any(len(part) >= _ENOUGH and sum(part) > _FULL * len(part) for part in parts)
+        behind = list(self._was_behind)
+        parts = [behind[first : first + _PART] for first in range(0, len(behind), _PART)]
+        return any(len(part) >= _ENOUGH and sum(part) > _MOST * len(part) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -89,13 +85,11 @@ class MovingWeights:
     Attributes:
         kept: addresses that the host has set apart for weights. Each weight that is there has a place of its own, and
             is there in every call for which it need not be copied. Others are wherever there was room.
-        are_copied: whether some were copied for this call.
-        bus_is_full: whether copies come late for all blocks; see ``BusUse``.
+        device_is_behind: whether the CPU is ahead of the device all the time; see ``Backlog``.
     """
 
     kept: range = range(0)
-    are_copied: bool = False
-    bus_is_full: bool = False
+    device_is_behind: bool = False
 
     def fixed(self, addresses: Sequence[int]) -> list[int]:
         """Return addresses of weights, with 0 for each that is not at its own place."""
@@ -103,7 +97,7 @@ class MovingWeights:
 
 
 When = RecordWhen | MovingWeights
-"""Where weights move, those calls are recorded that the device and the bus wait for; see ``Idling``."""
+"""Where weights move, those calls are recorded that the device waits for; see ``Idling``."""
 
 
 @dataclass
@@ -158,10 +152,8 @@ class Launching:
 class Idling:
     """Notes whether calls wait for the CPU to launch them, where weights move.
 
-    Then launching is a good part of the time between two calls, and the bus has time left. A CPU that is ahead has
-    asked for weights while those before were copied, or waited for their buffers, which the device was using. Of calls
-    for which nothing is copied the device itself is asked whether it had something left to do. Elsewhere launching
-    faster would gain nothing, and what a recording takes of the memory would be copied as well.
+    Then launching is a good part of the time between two calls, and the device is not behind. Elsewhere launching
+    faster would gain nothing, and what a recording takes of the memory would have to be brought as well.
     """
 
     _calls: dict[Hashable, int] = field(default_factory=dict)
@@ -178,19 +170,16 @@ class Idling:
         self._last = {kind: deque(list(last)[-_KEPT:], maxlen=_NOTED) for kind, last in self._last.items()}
 
     @contextlib.contextmanager
-    def noted(self, kind: Hashable, device: torch.device, moving: MovingWeights) -> Iterator[None]:
+    def noted(self, kind: Hashable, moving: MovingWeights) -> Iterator[None]:
         """What runs inside is a call of this kind that launches kernels on a GPU."""
-        before = None if moving.are_copied else torch.cuda.Event()
-        if before is not None:
-            before.record(torch.cuda.current_stream(device))
         begun = time.perf_counter()
         yield
         launching, since = time.perf_counter() - begun, begun - self._begun.get(kind, begun)
         self._begun[kind] = begun
         calls = self._calls[kind] = self._calls.get(kind, 0) + 1
         if calls > _NOT_NOTED:
-            waited = not moving.bus_is_full if before is None else before.query()
-            self._last.setdefault(kind, deque(maxlen=_NOTED)).append(waited and launching >= _LAUNCHING * since)
+            waits = not moving.device_is_behind and launching >= _LAUNCHING * since
+            self._last.setdefault(kind, deque(maxlen=_NOTED)).append(waits)
 
 
 class Worth:
@@ -222,7 +211,7 @@ class Worth:
         if when is RecordWhen.ALWAYS:
             return True
         if isinstance(when, MovingWeights):
-            return self._idling.waits(kind) and not when.bus_is_full
+            return self._idling.waits(kind) and not when.device_is_behind
         return copied_bytes <= MOST_COPIED and self._launching.bound(kind)
 
     def start_over(self) -> None:
@@ -232,5 +221,5 @@ class Worth:
     def noted(self, when: When, kind: Hashable, device: torch.device) -> AbstractContextManager[None]:
         """Return a context for a call of this kind that launches kernels on a GPU."""
         if isinstance(when, MovingWeights):
-            return self._idling.noted(kind, device, when)
+            return self._idling.noted(kind, when)
         return self._launching.measured(kind, device)

@@ -23,7 +23,7 @@ import comfy.ops  # noqa: E402
 import torch  # noqa: E402
 
 from onediff_comfy.host.weights.residency import StreamedModules, can_bring, take_back  # noqa: E402
-from onediff_comfy.runtime.launch_bound import BusUse  # noqa: E402
+from onediff_comfy.runtime.launch_bound import Backlog  # noqa: E402
 
 given: list[Any] = []
 
@@ -58,7 +58,7 @@ def brought_in_part() -> dict[str, list[str]]:
     comfy.ops.cast_modules_with_vbar = bring
     comfy.ops.resolve_cast_module_with_vbar = lambda layer, *_: (layer.weight, layer.bias)
     comfy.model_prefetch.cleanup_prefetched_modules = taken
-    with StreamedModules(block, torch.float32, BusUse()).in_place(block, torch.device("cpu")) as in_place:
+    with StreamedModules(block, torch.float32, Backlog()).in_place(block, torch.device("cpu")) as in_place:
         found["in place"] = [name for name, layer in in_place.image.named_children() if layer.weight is not None]
     return found
 

@@ -34,7 +34,7 @@ from comfy.quant_ops import QuantizedTensor  # noqa: E402
 from onediff_comfy.capture.call import NotCovered  # noqa: E402
 from onediff_comfy.host.weights import residency  # noqa: E402
 from onediff_comfy.host.weights.residency import StreamedModules  # noqa: E402
-from onediff_comfy.runtime.launch_bound import BusUse  # noqa: E402
+from onediff_comfy.runtime.launch_bound import Backlog  # noqa: E402
 
 CPU = torch.device("cpu")
 FP8 = "TensorCoreFP8E4M3Layout"
@@ -52,7 +52,7 @@ class Block:
     def __init__(self, buffer: torch.Tensor, computes_in: torch.dtype = torch.float32) -> None:
         self.buffer, self.computes_in = buffer, computes_in
         self.use(torch.nn.Linear(SIDE, SIDE))
-        self.streamed, self.run = StreamedModules(self.module, torch.float32, BusUse()), 1
+        self.streamed, self.run = StreamedModules(self.module, torch.float32, Backlog()), 1
         self.shown()  # the first run begins with the second call
 
     def use(self, layer: Any) -> None:

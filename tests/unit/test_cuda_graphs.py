@@ -627,8 +627,8 @@ class Moving:
         yield
         self.held.append("let go")
 
-    def calls(self, count: int, are_copied: bool = False) -> None:
-        when = MovingWeights(are_copied=are_copied)
+    def calls(self, count: int) -> None:
+        when = MovingWeights()
         for _ in range(count):
             self.weight, self.address = OnCard(8, torch.float8_e4m3fn), self.address + 512
             self.run.graph.run([self.weight], [self.address], [OnCard(4)], when)  # type: ignore[list-item]
@@ -639,7 +639,7 @@ def test_weights_that_are_copied_are_replayed_as_others(card: Card, monkeypatch:
     block.calls(3)
     (recording,) = block.run.graph.by_name.values()
     before = recording.replays
-    block.calls(2, are_copied=True)
+    block.calls(2)
     assert (block.run.made, recording.replays - before) == (1, 2)
     assert list(block.run.graph.by_name.values()) == [recording]
 
@@ -1110,7 +1110,7 @@ def test_weights_at_their_own_places_are_read_there_by_a_recording_of_each_block
         away = index % 71 == 0
         weights = [place.clone() if away else place, on_gpu(side, side) / side**0.5]
         x, addresses = on_gpu(side, side), [weight.data_ptr() for weight in weights]
-        (output,) = graph.run(weights, addresses, [x], MovingWeights(kept, are_copied=True)) or ()
+        (output,) = graph.run(weights, addresses, [x], MovingWeights(kept)) or ()
         torch.testing.assert_close(output, many_small(weights[1], many_small(weights[0], x)))
     assert graph.recordings == len(made) in (blocks, blocks + 1)
     assert len({addresses for _, addresses in graph.by_name if any(addresses)}) == blocks

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onediff_comfy.runtime import launch_bound
-from onediff_comfy.runtime.launch_bound import BusUse, Idling, Launching, MovingWeights, Worth
+from onediff_comfy.runtime.launch_bound import Backlog, Idling, Launching, MovingWeights, Worth
 
 
 class Gpu:
@@ -111,95 +111,101 @@ def idling(gpu: Gpu, notes: Idling, waited: str) -> bool:
     """Note calls of which launching takes half of the time. Return whether the device waits for most of them.
 
     Args:
-        waited: ``w`` for each call that the device waits for, ``.`` for one that it does not, ``f`` for one that it
-            waits for, and launching is next to nothing; of those with weights that are copied ``b`` for one while the
-            bus is full, and ``t`` for one while it has time left.
+        waited: ``w`` for each call while the device is not behind, ``b`` while it is, and ``f`` for one while it is not
+            and launching is next to nothing.
     """
     for each in waited:
-        gpu.passed = each in "wf"
         gpu.now += 1 if each == "f" else 0.001
-        moving = MovingWeights(are_copied=each in "bt", bus_is_full=each == "b")
-        with notes.noted("512", torch.device("cuda"), moving):
+        with notes.noted("512", MovingWeights(device_is_behind=each == "b")):
             gpu.now += 0.001
     return notes.waits("512")
 
 
-def test_the_device_waits_where_it_had_nothing_left_to_do_in_most_of_the_last_calls(gpu: Gpu) -> None:
+def test_the_device_waits_where_it_was_not_behind_in_most_of_the_last_calls(gpu: Gpu) -> None:
     notes = Idling()
     assert not idling(gpu, notes, "w" * 79), "the first are not counted, and too few are left"
     assert idling(gpu, notes, "w")
     assert not notes.waits("another size")
-    assert not idling(gpu, notes, "." * 25) and not idling(gpu, notes, "w" * 71)
+    assert not idling(gpu, notes, "b" * 25) and not idling(gpu, notes, "w" * 71)
     assert idling(gpu, notes, "w"), "72 of 96"
-    assert gpu.timed == [False] * gpu.events
+    assert gpu.events == 0, "nobody need ask the device"
 
 
-def test_where_the_bus_copies_all_the_time_the_device_waits_for_it_and_not_for_the_cpu(gpu: Gpu) -> None:
+def test_a_device_that_is_behind_waits_for_nobody(gpu: Gpu) -> None:
     assert not idling(gpu, Idling(), "wwb" * 50)
     assert not idling(gpu, Idling(), "b" * 150)
 
 
-def test_where_the_bus_has_time_left_the_cpu_is_behind(gpu: Gpu) -> None:
-    """The device is not idle then: it computes what the CPU has launched last. But it will be, for weights."""
-    assert idling(gpu, Idling(), "t" * 150)
-    assert gpu.events == 0, "nobody need ask the device"
+class Device:
+    """In the place of a stream of a device, which is so many calls behind."""
+
+    def __init__(self) -> None:
+        self.launched = self.behind = 0
+
+    def record_event(self) -> Behind:
+        self.launched += 1
+        return Behind(self, self.launched)
 
 
-class Copies:
-    """In the place of an event behind copies."""
+class Behind:
+    """In the place of an event."""
 
-    def __init__(self, done: bool) -> None:
-        self.done = done
+    def __init__(self, device: Device, number: int) -> None:
+        self.device, self.number = device, number
 
     def query(self) -> bool:
-        return self.done
+        return self.number <= self.device.launched - self.device.behind
 
 
-def bus_of(late: str) -> BusUse:
-    """Return what is noted of calls: ``l`` for one for which copies are under way when it is made, ``t`` if not."""
-    bus = BusUse()
-    for each in late:
-        bus.copying(Copies(each == "t"))  # type: ignore[arg-type]
-        bus.called()
-    return bus
+def backlog_of(behind: str) -> Backlog:
+    """Return what is noted of calls, by how many the device is behind when each is made."""
+    backlog, device = Backlog(), Device()
+    for each in behind:
+        device.behind = int(each)
+        backlog.called(device)  # type: ignore[arg-type]
+    return backlog
 
 
-def test_where_nothing_is_copied_nothing_comes_late() -> None:
-    bus = BusUse()
+def test_a_cpu_is_never_behind_itself() -> None:
+    backlog = Backlog()
     for _ in range(100):
-        bus.called()
-    assert not bus.is_full
+        backlog.called(None)
+    assert not backlog.is_long
 
 
 @pytest.mark.parametrize(
-    ("late", "full"),
+    ("behind", "long"),
     [
-        ("l" * 47, False),  # few
-        ("l" * 48, True),
-        ("t" + "l" * 48, True),
-        ("t" * 5 + "l" * 43, False),
-        ("llt" * 64, False),
-        ("l" * 192 + "t" * 128, True),  # what holds a CPU up for two steps is no reason
-        ("l" * 192 + "t" * 192, False),
-        ("t" * 192 + "l" * 57, False),
-        ("t" * 192 + "l" * 58, True),
+        ("2" * 47, False),  # few
+        ("2" * 48, True),
+        ("1" * 200, False),  # whose weights are on their way while the next is launched
+        ("9" * 200, True),
+        ("0" * 13 + "2" * 37, False),
+        ("0" * 12 + "2" * 41, True),
+        ("220" * 64, False),
+        ("2" * 192 + "0" * 128, True),  # what holds a CPU up for two steps is no reason
+        ("2" * 192 + "0" * 192, False),
+        ("0" * 192 + "2" * 48, False),
+        ("0" * 192 + "2" * 49, True),
     ],
 )
-def test_the_bus_is_full_if_all_copies_of_one_of_the_last_steps_come_late(late: str, full: bool) -> None:
-    assert bus_of(late).is_full is full
+def test_the_backlog_is_long_if_the_device_was_behind_in_most_calls_of_one_of_the_last_steps(
+    behind: str, long: bool
+) -> None:
+    assert backlog_of(behind).is_long is long
 
 
-@pytest.mark.parametrize(("in_time", "recorded"), [(0, False), (2, False), (9, True), (57, True)])
-def test_what_all_blocks_of_a_step_show_is_shown_of_each_kind(gpu: Gpu, in_time: int, recorded: bool) -> None:
-    """A step of Flux: blocks of one kind take the CPU longer, and have as much to bring as those of the other.
+@pytest.mark.parametrize(("ahead", "recorded"), [(57, False), (48, False), (19, True), (0, True)])
+def test_what_all_blocks_of_a_step_show_is_shown_of_each_kind(gpu: Gpu, ahead: int, recorded: bool) -> None:
+    """A step of Flux: blocks of one kind take the CPU longer than those of the other, and come first.
 
-    The others' copies all come late, where a fifth of a step is left to the bus.
+    The CPU is ahead of the device in some of a step's calls.
     """
-    worth, bus = Worth(), BusUse()
+    worth, backlog, device = Worth(), Backlog(), Device()
     for call in range(6 * 57):
-        bus.copying(Copies(call % 57 < in_time))  # type: ignore[arg-type]
-        bus.called()
-        moving = MovingWeights(are_copied=True, bus_is_full=bus.is_full)
+        device.behind = 2 if call % 57 >= 57 - ahead else 0
+        backlog.called(device)  # type: ignore[arg-type]
+        moving = MovingWeights(device_is_behind=backlog.is_long)
         with worth.noted(moving, "double" if call % 57 < 19 else "single", torch.device("cuda")):
             gpu.now += 0.001
     assert {worth.recording(moving, kind, 0) for kind in ("double", "single")} == {recorded}
@@ -212,7 +218,7 @@ def test_what_the_device_waits_for_may_be_a_file_that_the_host_reads(gpu: Gpu) -
     assert idling(gpu, notes, "w" * 96)
 
 
-@pytest.mark.parametrize(("shown", "waits"), [("w" * 16, True), ("." * 16, False)])
+@pytest.mark.parametrize(("shown", "waits"), [("w" * 16, True), ("b" * 16, False)])
 def test_what_an_image_has_shown_spares_the_next_a_part_of_showing_it_anew(gpu: Gpu, shown: str, waits: bool) -> None:
     notes = Idling()
     assert idling(gpu, notes, "w" * 150)

@@ -94,7 +94,7 @@ class Told(RecordedGraph):
         return self.inner(weights, tensors)
 
 
-@pytest.mark.parametrize("moving", [MovingWeights(range(9), are_copied=True), None])
+@pytest.mark.parametrize("moving", [MovingWeights(range(9), device_is_behind=True), None])
 def test_what_records_is_told_whether_weights_move(moving: MovingWeights | None) -> None:
     library = GraphLibrary(GraphCache(1 << 30), Metrics())
     dispatcher, image = Dispatcher("eager", library, HOST), Block(torch.ones(4))

@@ -19,7 +19,7 @@ import torch
 from ...capture.call import NotCovered
 from ...messages import Message, message
 from ...runtime.device_memory import wants_memory
-from ...runtime.launch_bound import BusUse, MovingWeights
+from ...runtime.launch_bound import Backlog, MovingWeights
 from ...serving.decision import Eager, Invocation, Output, search_failed
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import unplanned
@@ -61,7 +61,7 @@ class BlockServer:
         self._kinds: dict[Hashable, list[StreamedModules]] = {}
         self._streamed: dict[torch.nn.Module, StreamedModules] = {}  # by block
         self._called: set[torch.nn.Module] = set()  # blocks
-        self._bus = BusUse()
+        self._backlog = Backlog()
         self._unanswered = _Unanswered()
         self._skeleton: Skeleton | None = None
         self._reused: ReusedBlocks | None = None  # made with the skeleton
@@ -114,7 +114,7 @@ class BlockServer:
         kinds = self._kinds.setdefault((structure, attributes_of(block)), [])
         known = next((kind for kind in kinds if kind.formats == formats), None)
         if known is None:
-            known = StreamedModules(block, compute_dtype, self._bus)
+            known = StreamedModules(block, compute_dtype, self._backlog)
             kinds.append(known)
         return known
 

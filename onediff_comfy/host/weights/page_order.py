@@ -57,9 +57,9 @@ def can_place() -> bool:
 def places_of(layers: Sequence[Any]) -> range:
     """Return addresses in Dynamic VRAM's range for a model, among them all places of these layers.
 
-    None where a host notes places in another way.
+    None for no layers, and where a host notes places in another way.
     """
-    if not all(map(_is_place, (layer._v for layer in layers))):
+    if not layers or not all(map(_is_place, (layer._v for layer in layers))):
         return range(0)
     return range(min(map(_start, layers)), max(_start(layer) + _size(layer) for layer in layers))
 

@@ -24,7 +24,7 @@ from ...capture.call import NotCovered
 from ...capture.parameters import signature_of
 from ...capture.target.tensor_parts import format_of
 from ...messages import message
-from ...runtime.launch_bound import BusUse, MovingWeights
+from ...runtime.launch_bound import Backlog, MovingWeights
 from ..adapters.module_image import is_plain
 from ..compatibility import BRINGS_WEIGHTS
 from .buffered_weights import BufferedWeights, Copy, is_in_no_page
@@ -148,15 +148,15 @@ class StreamedModules:
     Args:
         module: one of them; see ``structure_of``.
         compute_dtype: what the model computes in.
-        bus: by which weights of all blocks of the model come.
+        backlog: of calls of all blocks of the model.
 
     Attributes:
         structure: of all of them.
         formats: of their weights, as they are shown.
     """
 
-    def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype, bus: BusUse) -> None:
-        self._dtype, self._bus, self._kinds = compute_dtype, bus, weight_formats()
+    def __init__(self, module: torch.nn.Module, compute_dtype: torch.dtype, backlog: Backlog) -> None:
+        self._dtype, self._backlog, self._kinds = compute_dtype, backlog, weight_formats()
         self.structure, self.formats = structure_of(module), formats_of(module, compute_dtype)
         self._images = LayerImages(module)
         self._seen: dict[torch.nn.Module, _Seen] = {}
@@ -221,11 +221,13 @@ class StreamedModules:
         if any(map(has_functions, dynamic)):  # the host's LoRAs are none: only extensions have functions there
             # They may count, or write to a weight that stays: to bring it for a graph calls them once more.
             raise NotCovered(message("another extension changes its weights in each call"))
+        current = memory.current_stream(device)  # asking takes as long as waiting
+        self._backlog.called(current)
+        moving = MovingWeights(places_of(dynamic), self._backlog.is_long)
         if not dynamic:
             self._cast(layers, device)
-            yield InPlace(self._images.root, is_changed)
+            yield InPlace(self._images.root, is_changed, moving=moving)
             return
-        self._bus.called()
         # A queue of the host's may have brought some already, and takes those back. Twice brought is never taken back.
         missing = [layer for layer in dynamic if vars(layer).get("_prefetch") is None]
         try:
@@ -235,16 +237,12 @@ class StreamedModules:
         except BaseException:
             give_up(layers[0], missing, device)
             raise
-        current = memory.current_stream(device)  # asking takes as long as waiting
         try:
             if stream is not None:
-                copied = stream.record_event()
-                current.wait_event(copied)
-                self._bus.copying(copied)
+                current.wait_stream(stream)
             if is_changed and any(map(_is_computed_unrounded, dynamic)):
                 raise NotCovered(message("a LoRA is added to 8-bit weights while they are brought to the device"))
             settled = not (is_changed and any(map(_is_rounded_next, dynamic)))
-            moving = MovingWeights(places_of(dynamic), stream is not None, self._bus.is_full)
             for number, (layer, parameters) in enumerate(zip(layers, self._images.parameters, strict=True)):
                 if "_v" in vars(layer):
                     self._put_brought(number, parameters, seen, changed[number], device)
