@@ -6,6 +6,9 @@ Weights are read from a file, in Dynamic VRAM, as the host's server does by defa
 a process of its own before the model is sampled, so that the host finds a card on which ``--left`` GiB are free. The
 speed of copying from pinned memory is measured first.
 
+In each step Python's own speed is looked at, which takes a third of a millisecond. An image counts if another machine on
+the same core has not slowed it down, and there are up to four more in the place of those that do not. The file has all.
+
 Behind each image the host gives back what a node of its graph has left, as its server does. That is not timed.
 
 Variants do not take turns, and each cell reads the file anew. Ours gives a model's weights other places in Dynamic VRAM
@@ -35,7 +38,7 @@ from . import sampling
 from .checkpoints import FORMATTED, weights_of
 from .files import write
 from .host import reported, start_host
-from .processor import collector_seconds
+from .processor import PythonSpeed, collector_seconds
 from .sampling import Bench, ours_failed, print_table, when_done
 from .variants import names
 
@@ -46,6 +49,7 @@ MODELS = (*sampling.MODELS, "wan-14b")
 _HOLD = "import sys, torch; held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device='cuda'); print(); input()"
 _COPIED = 1 << 30  # bytes
 _PAGE = 32 << 20  # bytes, comfy-aimdo's
+_MORE = 4  # images of a variant, in the place of some on a slowed processor
 
 
 def main() -> int:
@@ -73,15 +77,16 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     import comfy.model_management
     import torch
 
-    speed = _bus_speed()
+    bus, python = _bus_speed(), PythonSpeed()
     found: dict[str, Any] = {}
-    report = {"environment": {}, "bytes_per_second": speed, "cells": found}
-    print(f"from pinned memory {speed / 1e9:.1f} GB/s", flush=True)
+    report = {"environment": {}, "bytes_per_second": bus, "cells": found}
+    print(f"from pinned memory {bus / 1e9:.1f} GB/s", flush=True)
     for form in options.formats:
         for left in options.left:
             model = from_file(options, form)
             with held(left):
-                cell = _with_memory(options, model) if options.memory else Watched(options, _given(model)).run()
+                watched = Watched(options, _given(model), python)
+                cell = _with_memory(watched) if options.memory else watched.run()
             cell |= {"left_gib": left, "weights_bytes": model.model_size()}
             name = f"{form}, {left:g} GiB left"
             found[name] = cell
@@ -96,10 +101,10 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def _with_memory(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+def _with_memory(watched: Watched) -> dict[str, Any]:
     """Run a cell, and note the most memory of the device and of the machine that was in use, in MiB."""
     with _most_device_memory() as most:
-        cell = Watched(options, _given(model)).run()
+        cell = watched.run()
         found = {"device": most(), "ram": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
     print(found, flush=True)
     return cell | {"most_mib": found}
@@ -129,12 +134,22 @@ class Watched(Bench):
     waits for the device behind the last step: where there are hardly any, the device waits for the CPU.
     ``collector_s`` are seconds of Python's collector, which stops all threads, whichever it runs on.
     ``missing_bytes_of_blocks`` are the least and the most. Where they are far apart, layers were given no other places.
+    ``python_ms`` are what a short loop took in each step; see ``PythonSpeed``.
+
+    Attributes:
+        slowed: images that do not count, by variant.
     """
 
+    def __init__(self, options: argparse.Namespace, load: Callable[[Any, Any], Any], python: PythonSpeed) -> None:
+        super().__init__(options, load)
+        self._python = python
+        self.slowed: dict[str, list[dict[str, Any]]] = {name: [] for name in options.variants}
+
     def make(self, name: str, seed: int, callback: Callable[..., None] | None = None) -> tuple[Any, dict[str, float]]:
-        waited = [0.0]
+        waited, looks = [0.0], list[float]()
 
         def after_step(step: int, *latents: Any) -> None:
+            looks.append(round(self._python.look(), 4))
             if callback is not None:
                 callback(step, *latents)
             if step == self.sampler.steps - 1:
@@ -147,7 +162,7 @@ class Watched(Bench):
         worked = {"cpu_s": time.process_time() - began, "thread_s": time.thread_time() - thread_began}
         resident = sum(vbar.loaded_size() for vbar in self.model.model.dynamic_vbars.values())
         found = {"waited_s": waited[-1], "collector_s": sum(collecting), "resident_bytes": resident}
-        return latent, {**noted, **worked, **found}
+        return latent, {**noted, **worked, **found, "python_ms": looks}
 
     def image(self, name: str, seed: int) -> tuple[Any, dict[str, Any]]:
         try:
@@ -167,9 +182,22 @@ class Watched(Bench):
     def run(self) -> dict[str, Any]:
         for name in self.options.variants:
             self.first_images([name])
-            for _ in range(self.options.rounds):
+            for more in reversed(range(self.options.rounds + _MORE)):
+                if name not in self.models or len(self.images[name]) == self.options.rounds:
+                    break
                 self.round([name])
-        return self.report() | {"images": self.images}
+                self._pass_over(name, more)
+        return self.report() | {"images": self.images, "slowed": self.slowed}
+
+    def _pass_over(self, name: str, more: int) -> None:
+        """Count the last image of a variant only if the processor was not slowed down, as long as others may follow.
+
+        Args:
+            more: how many images may follow.
+        """
+        images = self.images[name]
+        if images and len(images) - 1 + more >= self.options.rounds and self._python.was_slow(images[-1]["python_ms"]):
+            self.slowed[name].append(images.pop())
 
 
 def end_of_node() -> None:

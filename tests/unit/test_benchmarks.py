@@ -23,11 +23,11 @@ from children import has_ended
 
 from benchmarks import __main__ as everything
 from benchmarks import processor, variants, whole
-from benchmarks.any_card import missing_bytes
+from benchmarks.any_card import Watched, missing_bytes
 from benchmarks.files import file_name
 from benchmarks.measures import psnr, relative_error, ssim
 from benchmarks.plan import PLANS, Job, Step, with_other_torch
-from benchmarks.processor import CoreTime, collector_seconds, processor_facts
+from benchmarks.processor import CoreTime, PythonSpeed, collector_seconds, processor_facts
 from benchmarks.quality import against_float32, comparison
 from benchmarks.sampling import ours_failed
 from benchmarks.summary import table
@@ -351,6 +351,60 @@ def test_how_long_pythons_collector_takes_is_noted_and_no_longer_than_asked_for(
     finally:
         gc.enable()
     assert len(found) == 2 and found[0] > found[1] > 0
+
+
+def test_python_is_slow_where_looks_take_longer_than_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter([0.00031] * 10 + [0.0003] * 990 + [0.00029, 0.0005])
+    monkeypatch.setattr(processor, "_timed", lambda _run: next(taken))
+    python = PythonSpeed()
+    assert not python.was_slow([0.355] * 20) and python.was_slow([0.365] * 20)
+    assert python.look() == pytest.approx(0.29), "and from now on that is the fastest"
+    assert python.was_slow([0.355] * 20) and not python.was_slow([0.29] * 15 + [0.5] * 5)
+    assert python.look() == pytest.approx(0.5)
+
+
+class Neighbour(Watched):
+    """Makes images on a processor that somebody else slows down during some of them."""
+
+    def __init__(self, slow: str) -> None:
+        self.options = argparse.Namespace(variants=["ours"], rounds=3)
+        self.images, self.slowed, self.models = {"ours": []}, {"ours": []}, {"ours": None}
+        self._slow, self._python = iter(slow), self  # type: ignore[assignment]
+
+    def first_images(self, _names: object = None) -> None: ...
+
+    def round(self, _names: object = None) -> None:
+        state = next(self._slow)
+        if state == "x":
+            self.models.clear()
+        else:
+            self.images["ours"].append({"python_ms": state})
+
+    def was_slow(self, state: str) -> bool:
+        return state == "s"
+
+    def report(self) -> dict[str, Any]:
+        assert next(self._slow, None) is None, "no more are made than have to be"
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("made", "counted", "passed_over"),
+    [
+        ("fff", "fff", ""),
+        ("sfff", "fff", "s"),
+        ("fssfsf", "fff", "sss"),
+        ("sssssss", "sss", "ssss"),
+        ("ssssssf", "ssf", "ssss"),
+        ("fsx", "f", "s"),
+    ],
+)
+def test_images_on_a_slowed_processor_do_not_count_as_long_as_others_may_follow(
+    made: str, counted: str, passed_over: str
+) -> None:
+    found = Neighbour(made).run()
+    kept, rest = ("".join(image["python_ms"] for image in found[which]["ours"]) for which in ("images", "slowed"))
+    assert (kept, rest) == (counted, passed_over)
 
 
 def test_a_file_names_the_processor_and_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
