@@ -6,8 +6,8 @@ Weights are read from a file, in Dynamic VRAM, as the host's server does by defa
 a process of its own before the model is sampled, so that the host finds a card on which ``--left`` GiB are free. The
 speed of copying from pinned memory is measured first.
 
-In each step Python's own speed is looked at, which takes a third of a millisecond. An image counts if another machine on
-the same core has not slowed it down, and there are up to four more in the place of those that do not. The file has all.
+In each step Python's own speed is looked at, which takes a third of a millisecond. An image counts if another machine
+on the same core has not slowed it down, and up to four more are made for those that do not. The file has all.
 
 Behind each image the host gives back what a node of its graph has left, as its server does. That is not timed.
 

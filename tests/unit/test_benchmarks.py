@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import itertools
 import json
 import math
 import os
@@ -354,8 +355,9 @@ def test_how_long_pythons_collector_takes_is_noted_and_no_longer_than_asked_for(
 
 
 def test_python_is_slow_where_looks_take_longer_than_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = iter([0.00031] * 10 + [0.0003] * 990 + [0.00029, 0.0005])
-    monkeypatch.setattr(processor, "_timed", lambda _run: next(taken))
+    taken = [0.00031] * 10 + [0.0003] * 990 + [0.00029, 0.0005]
+    clock = itertools.accumulate(itertools.chain.from_iterable((1.0, each) for each in taken))
+    monkeypatch.setattr(processor.time, "perf_counter", lambda: next(clock))
     python = PythonSpeed()
     assert not python.was_slow([0.355] * 20) and python.was_slow([0.365] * 20)
     assert python.look() == pytest.approx(0.29), "and from now on that is the fastest"
