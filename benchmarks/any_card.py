@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
             print(f"\n== {name}", flush=True)
             print_table(cell)
             comfy.model_management.unload_all_models()
-            del model
+            del model, watched  # which holds it, and with it the recordings of its blocks
             gc.collect()
             torch.cuda.empty_cache()
     return report

@@ -20,6 +20,8 @@ _SPARE_SHARE = 0.15
 _EVICTABLE_TIMES = 8
 # Bytes that a recording may need beside what its call was seen to take: workspaces of cuBLAS, and what lies between.
 _MORE = 96 << 20
+# Room is asked for once in a thousand calls of each kind of block, which is about an image.
+_FIRST_LEFT_OUT, _MOST_LEFT_OUT = 2, 64
 
 
 @dataclass
@@ -33,14 +35,14 @@ class HostMemory:
         reserve: returns the bytes of a device that the host keeps free. None if it listens to no allocation.
         held: given a device, a context in which the host takes no weights back there; None if it always may.
         evictable: given a device, returns the bytes of weights there that the host takes back for what is allocated.
-        copies_weights: whether calls whose weights move are recorded, for which some of these are copied.
     """
 
     reserve: Callable[[], int | None] = lambda: None
     held: Callable[[torch.device], AbstractContextManager[None]] | None = None
     evictable: Callable[[torch.device], int] = lambda _device: 0
-    copies_weights: bool = True
     _told: bool = False
+    _stops: int = 0  # how often memory ran out with copies of weights that move
+    _left_out: int = 0  # so many times no room is made for such copies
 
     def may_record(self, device: torch.device, needed: int) -> bool:
         """Return False if the host might have to find memory in the middle of a recording.
@@ -74,7 +76,8 @@ class HostMemory:
         Args:
             needed: bytes that it takes at most; 0 where it takes what another has taken, and little besides.
         """
-        if not self.copies_weights:
+        if self._left_out:
+            self._left_out -= 1
             return False
         listens = self.reserve() is not None
         if listens and self.held is None:
@@ -91,17 +94,22 @@ class HostMemory:
         return bool(torch.cuda.mem_get_info(device)[0] >= needed) or self._refused()
 
     def stop_copying(self) -> None:
-        """Make no more room for copies of weights that move: memory ran out. It would soon do so again.
+        """Make no room for copies of weights that move for a while: memory ran out. It would soon do so again.
 
-        On an H200 with 16 GiB left it did so ten times in an image.
+        On an H200 with 16 GiB left it did so ten times in an image. Another program may have taken the memory, and give
+        it back. So room is made again after one or two images, and after twice as many each time that memory runs out.
         """
-        if self.copies_weights:
-            self.copies_weights = False
-            log.warning(
-                "OneDiff: there is too little memory for CUDA graphs of blocks whose weights move: they are launched "
-                "kernel by kernel from now on, which can be slower. To have them tried again, set cache_budget_mb on "
-                "OneDiff Model Speedup to another number"
-            )
+        self._left_out = min(_FIRST_LEFT_OUT << self._stops, _MOST_LEFT_OUT)
+        self._stops += 1
+        log.warning(
+            "OneDiff: there was too little memory for CUDA graphs of blocks whose weights move: in the next images they "
+            "are launched kernel by kernel, which can be slower. To have graphs tried again at once, set cache_budget_mb "
+            "on OneDiff Model Speedup to another number"
+        )
+
+    def copy_again(self) -> None:
+        """Make room for copies of weights that move as if memory had never run out."""
+        self._stops = self._left_out = 0
 
     def _refused(self) -> bool:
         if not self._told:

@@ -181,7 +181,7 @@ class RecordingPool:
 
     def budget_changed(self) -> None:
         """Hold to a budget that is another now; what was too large for the old one may be recorded again."""
-        self.host.copies_weights = True
+        self.host.copy_again()
         with self._lock:
             for recorder in list(self._recorders):
                 recorder.reconsider()
@@ -246,7 +246,7 @@ class RecordingPool:
 
         Args:
             ran_out: because there was too little memory for a call while they were there. If some of them have copies
-                of weights that move, which need the memory themselves, no more of these are made.
+                of weights that move, which need the memory themselves, no more of these are made for a while.
         """
         with self._lock:
             pools = list(self._devices.values())

@@ -28,7 +28,7 @@ from onediff_comfy.engines.eager import EagerGraph
 from onediff_comfy.runtime import cuda_graphs, device_memory, launch_bound, recording, recording_pool, stream_capture
 from onediff_comfy.runtime.cuda_graphs import MOST_RECORDINGS, RecordedGraph
 from onediff_comfy.runtime.device_memory import HostMemory, memory_errors, wants_memory
-from onediff_comfy.runtime.launch_bound import Idling, Launching, MovingWeights, RecordWhen, When
+from onediff_comfy.runtime.launch_bound import Backlog, Idling, Launching, MovingWeights, RecordWhen, When
 from onediff_comfy.runtime.recording_pool import RecordingPool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -852,10 +852,10 @@ def test_whether_the_device_waits_is_asked_anew_once_recordings_have_gone(
     assert block.run.made == 1
 
 
-def test_where_memory_runs_out_with_copies_of_weights_there_are_none_any_more(
+def test_where_memory_runs_out_with_copies_of_weights_there_are_none_for_a_while(
     card: Card, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They would be made again at once, and memory would run out again. A new budget has it tried once more."""
+    """Made again at once, memory would run out again. A new budget has them made as if it had not."""
     block = Moving(card, monkeypatch)
     pool = block.run.pool
     pool.release(ran_out=True)
@@ -863,15 +863,34 @@ def test_where_memory_runs_out_with_copies_of_weights_there_are_none_any_more(
     block.waits = True
     block.calls(3)
     assert block.run.made == 1
+    for made, thousands in enumerate((2, 4, 8), start=1):
+        pool.release(ran_out=True)
+        block.waits = True
+        block.calls(1000 * thousands)
+        assert (block.run.made, block.run.graph.recordings) == (made, 0)
+        assert len(warnings(caplog)) == made and "cache_budget_mb" in warnings(caplog)[-1]
+        block.calls(20)
+        assert (block.run.made, block.run.graph.recordings) == (made + 1, 1)
     pool.release(ran_out=True)
     block.waits = True
-    block.calls(1500)
-    assert (block.run.made, block.run.graph.recordings) == (1, 0)
-    (warning,) = warnings(caplog)
-    assert "cache_budget_mb" in warning
     pool.budget_changed()
-    block.calls(1010)
-    assert block.run.made == 2
+    block.calls(3)
+    assert block.run.made == 5
+    pool.release(ran_out=True)
+    block.waits = True
+    block.calls(2020)
+    assert block.run.made == 6, "as the first time"
+
+
+def test_however_often_memory_ran_out_it_is_tried_again() -> None:
+    host = HostMemory(lambda: None)
+    for _ in range(20):
+        host.stop_copying()
+    for _ in range(64):
+        assert not host.make_room(torch.device("cuda"), 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "mem_get_info", lambda _device: (MANY, MANY))
+        assert host.make_room(torch.device("cuda"), 0)
 
 
 def test_where_memory_does_not_suffice_for_copies_of_weights_no_others_are_left(
@@ -889,6 +908,8 @@ def test_where_memory_does_not_suffice_for_copies_of_weights_no_others_are_left(
     block.calls(2000)
     assert block.run.made == 0
     assert len([text for text in warnings(caplog) if "cache_budget_mb" in text]) == 1
+    block.calls(1100)
+    assert block.run.made == 1
 
 
 def test_what_another_thread_calls_with_weights_that_move_is_not_left(
@@ -1061,10 +1082,11 @@ def test_only_what_is_bound_by_launching_is_recorded() -> None:
 def test_weights_that_move_are_replayed_with_those_of_each_call() -> None:
     small, large = Recorded(many_small), Recorded(lambda w, x: x @ w @ w @ w @ w)
     for run, side in ((small, 64), (large, 8192)):
-        weights = [on_gpu(side, side) / side**0.5 for _ in range(3)]
+        weights, backlog = [on_gpu(side, side) / side**0.5 for _ in range(3)], Backlog()
         for index in range(110):
             weight, x = weights[index % 3], on_gpu(side, side)
-            output = run(weight, x, when=MovingWeights())
+            backlog.called(torch.cuda.current_stream())
+            output = run(weight, x, when=MovingWeights(device_is_behind=backlog.is_long))
             if index > 104:  # comparing waits for the device, which then waits for the next call, however large it is
                 torch.testing.assert_close(output, run.inner.function(weight, x))
     assert (small.made, large.made) == (1, 0), "for the large one the device has enough to do"
