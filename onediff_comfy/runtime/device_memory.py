@@ -102,9 +102,9 @@ class HostMemory:
         self._left_out = min(_FIRST_LEFT_OUT << self._stops, _MOST_LEFT_OUT)
         self._stops += 1
         log.warning(
-            "OneDiff: there was too little memory for CUDA graphs of blocks whose weights move: in the next images they "
-            "are launched kernel by kernel, which can be slower. To have graphs tried again at once, set cache_budget_mb "
-            "on OneDiff Model Speedup to another number"
+            "OneDiff: there was too little memory for CUDA graphs of blocks whose weights move: in the next images "
+            "they are launched kernel by kernel, which can be slower. To have graphs tried again at once, set "
+            "cache_budget_mb on OneDiff Model Speedup to another number"
         )
 
     def copy_again(self) -> None:

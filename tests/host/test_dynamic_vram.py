@@ -260,20 +260,28 @@ def test_a_vae_is_served_from_dynamic_vram(vaes: dict[str, Any], kind: str, roun
     assert not any(of_it[name]["captured"] for name in of_it if name not in ("decoded", "encoded"))
 
 
-@pytest.mark.parametrize("kind", ["32 bits", "videos"])
-def test_a_vae_whose_weights_come_out_wrong_is_left_to_the_host(vaes: dict[str, Any], kind: str) -> None:
-    """Encoding is looked at, too, whatever is known of decoding."""
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        ("32 bits", {"decoded": 1, "decoded again": 1, "encoded later": 1}),
+        ("videos", {"decoded": 1, "decoded again": 2, "encoded later": None}),
+    ],
+)
+def test_a_vae_whose_weights_come_out_wrong_is_left_to_the_host(
+    vaes: dict[str, Any], kind: str, seen: dict[str, int | None]
+) -> None:
+    """Encoding is looked at, too, whatever is known of decoding; of videos each piece, and no graph encodes these."""
     wrong = dict(vaes[f"wrong: {kind}"])
     assert wrong.pop("before")["served"] > 0
     assert {name: case["off"] for name, case in wrong.items()} == dict.fromkeys(wrong, 0.0)
-    assert {name: case["eager"][WRONG] for name, case in wrong.items()} == dict.fromkeys(wrong, 1)
+    assert {name: case["eager"].get(WRONG) for name, case in wrong.items()} == seen
     assert wrong["decoded again"]["served"] == 0
     assert (vaes[f"replaced: {kind}"]["off"], vaes[f"replaced: {kind}"]["served"]) == (0.0, 0)
 
 
-def test_a_vae_shows_its_weights_by_all_of_a_video_where_it_takes_no_less(vaes: dict[str, Any]) -> None:
+def test_a_vae_shows_its_weights_by_all_of_an_image_where_it_takes_no_less(vaes: dict[str, Any]) -> None:
     stubborn = vaes["stubborn"]
-    assert (stubborn["off"], set(stubborn["eager"])) == (0.0, {FIRST_PIECES}) and stubborn["served"] > 0
+    assert (stubborn["off"], stubborn["eager"]) == (0.0, {}) and stubborn["served"] > 0
 
 
 def test_a_vae_that_draws_random_numbers_draws_as_many_as_by_itself(vaes: dict[str, Any]) -> None:

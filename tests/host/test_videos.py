@@ -82,3 +82,27 @@ def test_a_functional_call_gives_and_leaves_what_the_call_itself_does(printed: d
     found = printed["functional"]
     assert len(found) == 17
     assert found == {name: "refused" if name in REFUSED else "same" for name in found}
+
+
+@pytest.fixture(scope="module", params=["dynamic", "resident"])
+def changed(request: pytest.FixtureRequest) -> Any:
+    return printed_by("changed_video_vae.py", comfyui_path(), request.param)
+
+
+def test_what_other_extensions_change_of_a_video_vae_is_in_each_video(changed: dict[str, Any]) -> None:
+    assert {what: max(case["off"]) for what, case in changed.items()} == dict.fromkeys(changed, 0.0)
+    without = {what for what, case in changed.items() if not case["changes"]}
+    assert without == {"nothing", "hooked"}, "what changes nothing shows nothing"
+
+
+def test_what_other_extensions_note_of_a_video_is_what_they_note_of_comfyuis(changed: dict[str, Any]) -> None:
+    """Whatever is compared, and traced: a hook or a count would have seen more."""
+    for what, case in changed.items():
+        by_host, ours = case["noted"]
+        assert ours == by_host and bool(by_host) == (what != "nothing"), what
+
+
+def test_a_video_is_served_whose_functions_are_around_what_graphs_answer(changed: dict[str, Any]) -> None:
+    served = {what for what, case in changed.items() if case["served"]}
+    assert {"nothing", "counting", "hooked"} <= served
+    assert not served & {"other_vae", "object_of_its_own"}

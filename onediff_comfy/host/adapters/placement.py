@@ -6,6 +6,7 @@ The host may change where they are between two calls, so each call asks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import types
@@ -18,6 +19,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
+from ...capture.tracing.trace_scopes import generators_restored
 from ...messages import Message, first_line, message
 from ...runtime.device_memory import kept_free, memory_errors
 from ...serving.decision import Eager, Invocation, Output
@@ -30,6 +32,7 @@ from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
 from .functional_call import copied, rebuilt
 from .part import Arguments, DiffusionModel, Part
+from .video_pieces import PinnedParts
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -39,7 +42,8 @@ Sizes = tuple[torch.Size, ...]
 _NOT_BROUGHT = message("its weights do not all fit, and this ComfyUI brings them in a way that is not known")
 
 _LOOKED_AT = 4  # calls, of the same sizes. What is kept after the first is a capture's, too.
-_MOST_FAILED = 2  # runs in a row; from then on no call of these sizes is served whole
+_MOST_FAILED = 2  # runs in a row; then some are left out, and twice as many each time
+_MOST_LEFT_OUT = 64  # runs
 _SPARE = 1.25  # times what a call takes, for comfy-aimdo counts whole pages
 
 
@@ -153,7 +157,7 @@ class ModelServer:
         if not dynamic:
             return self.dispatcher(module, self._part.captured(forward), args, kwargs)
         # Not even to be looked at: what the layers note of pages that are gone cannot be read.
-        self.dispatcher.passed_by(module, self._why_left_to_host(forward))
+        self.dispatcher.passed_by(module, self._why_left_to_host(forward, sizes))
         return forward(*args, **kwargs)
 
     def _served_whole(
@@ -190,7 +194,7 @@ class ModelServer:
             except memory.InterruptProcessingException:
                 raise
             except Exception as error:  # of the host's own functions, asked for all weights at once
-                self._give_up_whole(sizes, _of(error))
+                self._fail(sizes, _of(error))
                 return None
             try:
                 with memory_errors():
@@ -202,41 +206,47 @@ class ModelServer:
 
     def _may_be_whole(self, sizes: Sizes) -> bool:
         failed = self._failed.get(sizes)
-        return failed is None or (failed.runs < _MOST_FAILED and failed.last != self.dispatcher.runs)
+        if failed is None:
+            return True
+        left_out = 0 if failed.runs < _MOST_FAILED else min(1 << failed.runs, _MOST_LEFT_OUT)
+        return self.dispatcher.runs - failed.last > left_out
 
     def _note(self, sizes: Sizes, outcome: Output | Eager, device: torch.device) -> None:
         """Note what came of a call with all weights pinned.
 
-        Where it lacked memory the rest of the run goes without it, and where a second run in a row does, all others.
+        Where it lacked memory the rest of the run goes without it, and where a second run in a row does, some others.
         """
-        failed = self._failed.get(sizes, _Failed(0, 0))
-        if failed.runs >= _MOST_FAILED:  # for there was too little to compare the image's weights
+        failed = self._failed.get(sizes)
+        if failed is not None and failed.last == self.dispatcher.runs:  # there was too little to compare its weights
             return
         if isinstance(outcome, Output):
             self._failed.pop(sizes, None)
             self._room.seen(sizes, device)
-        elif outcome.ran_out and self._has_blocks():
-            self._failed[sizes] = _Failed(failed.runs + 1, self.dispatcher.runs)
-            if failed.runs + 1 == _MOST_FAILED:
-                self._give_up_whole(sizes, outcome.reason)
+        elif outcome.ran_out:
+            self._fail(sizes, outcome.reason)
 
-    def _why_left_to_host(self, forward: types.MethodType) -> Message:
+    def _fail(self, sizes: Sizes, reason: str) -> None:
+        """Note that calls of these sizes could not be made in this run with all weights pinned."""
+        failed = self._failed.get(sizes, _Failed(0, 0))
+        self._failed[sizes] = _Failed(failed.runs + 1, self.dispatcher.runs)
+        if failed.runs + 1 >= _MOST_FAILED:
+            log.warning(
+                "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s). The next "
+                "images of this size are made with a part of them there, or by ComfyUI alone, which can be slower; it "
+                "is tried again after some",
+                reason,
+            )
+
+    def _why_left_to_host(self, forward: types.MethodType, sizes: Sizes) -> Message:
         """Return why no graph can be looked for that answers a call from Dynamic VRAM."""
+        if sizes in self._failed:
+            return message("memory ran out while all of its weights were on the card")
         if self._check.is_wrong(self._part.module, _name(forward)):
             return self._check.reason
         return self._part.not_in_blocks if can_bring() else _NOT_BROUGHT
 
     def _has_blocks(self) -> bool:
         return self._blocks is not None and can_bring()
-
-    def _give_up_whole(self, sizes: Sizes, reason: str) -> None:
-        """Serve calls of these sizes block by block from now on."""
-        log.warning(
-            "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s). Until "
-            "the node runs anew images of this size are made with a part of them there, which can be slower",
-            reason,
-        )
-        self._failed[sizes] = _Failed(_MOST_FAILED, self.dispatcher.runs)
 
     @contextlib.contextmanager
     def _returned(self, model: Any, sizes: Sizes) -> Iterator[None]:
@@ -262,6 +272,9 @@ class ModelServer:
     ) -> Output | Eager:
         """Return what a graph gives over the weights of the module's image, or the host where both were compared."""
         assert self._pinned is not None  # whose image it is
+        parts = functools.partial(PinnedParts, module, image, self._pinned, self._check)
+        if (answered := self._part.in_pieces(self.dispatcher, parts, forward, args, kwargs)) is not None:
+            return answered
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
         method = _name(forward)
         is_due = self._check.is_due(module, changed, method)
@@ -278,7 +291,7 @@ class ModelServer:
                     ours = self._called(on_image, shown_by)
                     is_right = self._check.agree(module, changed, ours, by_host, method)
         except torch.OutOfMemoryError as error:
-            self._give_up_whole(sizes, _of(error))
+            self._fail(sizes, _of(error))
             return outcome
         if is_right:
             return outcome
@@ -302,8 +315,7 @@ class ModelServer:
 
         Whoever draws random numbers behind it gets those that he would have got, and so does the next such call.
         """
-        device = self._part.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with generators_restored():
             args, kwargs = copied(arguments)
             return forward(*args, **kwargs)
 

@@ -19,7 +19,7 @@ from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
-from ...serving.decision import Eager, Invocation, Out, Output
+from ...serving.decision import Output
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options, no_sizes
 from ...store.artifact import Manifest
@@ -30,7 +30,7 @@ from .attach import dispatcher_for, pass_through, unfit, with_methods_of
 from .module_proxy import ModuleProxy, module_behind, served_instead, server_behind, serves
 from .part import Arguments, WholeModule
 from .placement import ModelServer
-from .video_pieces import PieceServer
+from .video_pieces import PieceServer, PinnedParts, replaced
 
 log = logging.getLogger(__name__)
 
@@ -139,24 +139,27 @@ class _VAEDispatcher(Dispatcher):
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         if _is_video(args):
-            return self._in_pieces(module, forward, args, kwargs)
+            return self.in_pieces(module, forward, args, kwargs)
         return super().__call__(module, forward, args, kwargs)
 
-    def attempt(self, invocation: Invocation, out: Out | None = None) -> Output | Eager:
-        if _is_video(invocation.args):
-            call = invocation.module, invocation.forward, invocation.args, invocation.kwargs
-            return Output(self._in_pieces(*call))
-        return super().attempt(invocation, out)
-
-    def _in_pieces(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    def in_pieces(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        pinned: PinnedParts | None = None,
     ) -> Any:
-        """Return what ``forward`` gives of a video: the host runs it, and graphs answer pieces where they can."""
-        if not isinstance(forward, types.MethodType):
-            self.passed_by(module, message("another extension has replaced how this VAE decodes or encodes videos"))
+        """Return what ``forward`` gives of a video: the host runs it, and graphs answer pieces where they can.
+
+        Args:
+            pinned: the module's parts where it is in Dynamic VRAM.
+        """
+        if not isinstance(forward, types.MethodType) or forward.__self__ is not module:
+            self.passed_by(module, replaced())
             return forward(*args, **kwargs)
         before = self.run.report.calls
-        output = self._pieces(module, forward, args, kwargs)
+        output = self._pieces(module, forward, args, kwargs, pinned)
         if self.run.report.calls == before:
             reason = message("ComfyUI itself decodes and encodes this VAE's videos; graphs serve its single images")
             self.passed_by(module, reason)
@@ -194,19 +197,32 @@ class _Module(WholeModule):
         """
         return 0
 
+    def in_pieces(
+        self,
+        dispatcher: Dispatcher,
+        parts: Callable[[], PinnedParts],
+        forward: types.MethodType,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Output | None:
+        if not _is_video(args):
+            return None
+        assert isinstance(dispatcher, _VAEDispatcher)  # made with this one
+        module: Any = forward.__self__  # this one, or an image of it with the very same parts
+        return Output(dispatcher.in_pieces(module, forward, args, kwargs, parts()))
+
     def shown_by(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
-        """Return a corner of an image, or of a video's first frames, as the call: all of a large one takes seconds."""
+        """Return a corner of an image, as the call: all of a large one takes seconds."""
         data = args[0] if args else None
         if not isinstance(data, torch.Tensor) or data.ndim < _IMAGE_AXES:
             return None
         height, width = (max(1, side // (_PART * _CORNER)) * _CORNER for side in data.shape[-2:])
         corner = data[..., :height, :width]
-        return (corner[:, :, :_FIRST] if data.ndim >= _VIDEO_AXES else corner, *args[1:]), kwargs
+        return (corner, *args[1:]), kwargs
 
 
 _IMAGE_AXES = 4
 _PART, _CORNER = 4, 64  # a fourth of each side, in multiples that each VAE takes of pixels
-_FIRST = 5  # frames: those of two pieces of pixels
 
 
 def _to_serve(vae: Any, module: torch.nn.Module) -> tuple[Any, torch.nn.Module]:

@@ -103,7 +103,7 @@ class PinnedModule:
         """
         pages = self._pages = None if self._change_weights() or self._has_moved(device) else _Pages.of(self._layers)
         fits = self.fits(device, room)
-        as_shown = fits and self._is_as_shown()
+        as_shown = fits and self.is_as_shown()
         signature = pages.pin() if pages is not None and fits else None
         if pages is None or signature is None:
             yield None
@@ -129,7 +129,7 @@ class PinnedModule:
         self._signature, self._held = signature, self._held_now()
         self.is_changed = any(map(is_patched, self._layers))
 
-    def _is_as_shown(self) -> bool:
+    def is_as_shown(self) -> bool:
         """Return True if the layers, their weights and hooks, and what the host notes of these are the very same.
 
         Small weights may be others: the host loads them anew for each run, as objects that are alike. From now on they
