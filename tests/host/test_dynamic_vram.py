@@ -55,6 +55,7 @@ EAGER = {
     **{name: {"the compiled graph failed (RuntimeError: a kernel of the graph's)": 4} for name in NO_GRAPH},
 }
 NOT_IN_LAYERS = "its weights do not all fit, and ComfyUI brings them layer by layer"
+RAN_OUT = "memory ran out while all of its weights were on the card"
 FIRST_PIECES = "the first pieces of a video are ComfyUI's own; graphs serve those that are like one another"
 ROUNDING_OF_A_HINT = 2e-6  # which ours makes one of for each image before the network does
 STEPS_OF_A_CONTROL = 3
@@ -282,6 +283,18 @@ def test_a_vae_whose_weights_come_out_wrong_is_left_to_the_host(
 def test_a_vae_shows_its_weights_by_all_of_an_image_where_it_takes_no_less(vaes: dict[str, Any]) -> None:
     stubborn = vaes["stubborn"]
     assert (stubborn["off"], stubborn["eager"]) == (0.0, {}) and stubborn["served"] > 0
+
+
+def test_a_size_for_which_memory_ran_out_twice_is_the_hosts_for_some_images(vaes: dict[str, Any]) -> None:
+    """A graph that runs out of memory has computed nearly all of the image, twice, before the host's tiles do."""
+    short = vaes["short of memory"]
+    assert [image["tried"] for image in short["images"][:8]] == [2, 2, 0, 0, 0, 0, 2, 0]
+    assert [image["served"] for image in short["images"]] == [0] * 14 + [1, 1], "twice as many are left out"
+    assert max(image["off"] for image in short["images"]) == 0.0
+    assert not any(image["pinned"] for image in short["images"])
+    reasons = [reason for image in short["images"] for reason in image["eager"]]
+    assert set(reasons) == {"the compiled graph ran out of memory", RAN_OUT} and NOT_IN_LAYERS not in reasons
+    assert short["of another size"]["served"] == 1
 
 
 def test_a_vae_that_draws_random_numbers_draws_as_many_as_by_itself(vaes: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from comfy.ldm.wan.vae import WanVAE  # noqa: E402
 from pages_of_cpu import Pages, looked_at  # noqa: E402
 
 from benchmarks.memory_modes import off  # noqa: E402
+from onediff_comfy.engines.eager import EagerGraph  # noqa: E402
 from onediff_comfy.host.adapters.vae import accelerate_vae, find_vae_dispatcher, preparing  # noqa: E402
 from onediff_comfy.host.weights import pinned_module  # noqa: E402
 
@@ -142,6 +143,26 @@ def replaced(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
     return case(fast, jobs["decoded"], expected["decoded"])
 
 
+def short_of_memory(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Memory runs out whenever a graph answers, in each of many images; then it does not, and the weights come."""
+    memory.unload_all_models()
+    fast, jobs, call, tried = accelerate_vae(kind.loaded(), "eager"), kind.jobs(), EagerGraph.__call__, [0]
+
+    def failing(*_given: Any) -> Any:
+        tried[0] += 1
+        raise torch.OutOfMemoryError
+
+    EagerGraph.__call__, found = failing, list[dict[str, Any]]()  # type: ignore[method-assign, assignment]
+    for _ in range(8):
+        tried[0] = 0
+        found.append(case(fast, jobs["decoded"], expected["decoded"]) | {"tried": tried[0]})
+    EagerGraph.__call__ = call  # type: ignore[method-assign]
+    other = case(fast, jobs["of another size"], expected["of another size"])
+    for _ in range(8):
+        found.append(case(fast, jobs["decoded"], expected["decoded"]))
+    return {"images": found, "of another size": other}
+
+
 class Drawing(WanVAE):  # type: ignore[misc]
     """Draws a random number for each video that it encodes, of which no graph answers anything."""
 
@@ -204,6 +225,7 @@ def main() -> None:
         for name in ("32 bits", "videos"):
             found[f"wrong: {name}"] = wrong_weights(kinds[name], expected[name])
             found[f"replaced: {name}"] = replaced(kinds[name], expected[name])
+        found["short of memory"] = short_of_memory(kinds["32 bits"], expected["32 bits"])
         large = torch.randn((1, 16, 72, 72), generator=torch.Generator().manual_seed(2))
         found["stubborn"] = of_class(kinds["32 bits"], stubborn, lambda vae: vae.decode(large))
         found["drawing"] = of_class(kinds["videos"], lambda _own: Drawing, kinds["videos"].jobs()["encoded"])
