@@ -64,12 +64,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--variants", type=names, default="eager,onediff-inductor")
     parser.add_argument("--inductor-cache")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the files of weights are written")
+    parser.add_argument("--folder", help="where the files of weights are written and stay (default: they are removed)")
     parser.add_argument("--memory", action="store_true", help="note the most memory in use, and no valid times")
     parser.add_argument("--output", help="JSON file to write")
     options = parser.parse_args()
     start_host(dynamic_vram=True)
-    report = reported(lambda: _run(options), options.output)
+    with contextlib.ExitStack() as stack:
+        if options.folder is None:  # a file is as large as its model
+            folder = tempfile.TemporaryDirectory(prefix="onediff-bench-", ignore_cleanup_errors=True)
+            options.folder = stack.enter_context(folder)
+        report = reported(lambda: _run(options), options.output)
     return max(ours_failed(found) for found in report["cells"].values())
 
 
