@@ -91,7 +91,9 @@ class HostMemory:
             except torch.OutOfMemoryError:
                 return self._refused()
             torch.cuda.empty_cache()
-        return bool(torch.cuda.mem_get_info(device)[0] >= needed) or self._refused()
+        free = torch.cuda.mem_get_info(device)[0]
+        log.debug("a recording of weights that move may need %d MB, %d MB are free", needed >> 20, free >> 20)
+        return bool(free >= needed) or self._refused()
 
     def stop_copying(self) -> None:
         """Make no room for copies of weights that move for a while: memory ran out. It would soon do so again.
