@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import abc
-import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...messages import Message, message
-from ...serving.decision import Output
-from ...serving.dispatcher import Dispatcher
-
-if TYPE_CHECKING:
-    from .video_pieces import PinnedParts
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 """Of a call: by position, and by name."""
@@ -61,23 +55,6 @@ class Part(abc.ABC):
     def captured(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called in the place of ``forward``, of the part or of an image of it, and captured."""
         return forward
-
-    def in_pieces(
-        self,
-        dispatcher: Dispatcher,
-        parts: Callable[[], PinnedParts],
-        forward: types.MethodType,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Output | None:
-        """Return what a call gives that no one graph answers, but graphs of its pieces; None for any other.
-
-        Args:
-            dispatcher: answers pieces.
-            parts: returns its own parts, with their weights pinned.
-            forward: a method of the part's.
-        """
-        return None
 
     def shown_by(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
         """Return arguments of a smaller call by which the host shows what its weights compute.

@@ -6,7 +6,6 @@ The host may change where they are between two calls, so each call asks.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 import types
@@ -32,7 +31,7 @@ from ..weights.residency import can_bring, is_streamed
 from .blocks import BlockServer
 from .functional_call import copied, rebuilt
 from .part import Arguments, DiffusionModel, Part
-from .video_pieces import PinnedParts
+from .video_pieces import PinnedParts, VideoDispatcher, is_video
 from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -272,9 +271,10 @@ class ModelServer:
     ) -> Output | Eager:
         """Return what a graph gives over the weights of the module's image, or the host where both were compared."""
         assert self._pinned is not None  # whose image it is
-        parts = functools.partial(PinnedParts, module, image, self._pinned, self._check)
-        if (answered := self._part.in_pieces(self.dispatcher, parts, forward, args, kwargs)) is not None:
-            return answered
+        if isinstance(self.dispatcher, VideoDispatcher) and is_video(args):
+            parts = PinnedParts(module, image, self._pinned, self._check)
+            own: Any = forward.__self__  # the module, or an image of it with the very same parts
+            return Output(self.dispatcher.in_pieces(own, forward, args, kwargs, parts))
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
         method = _name(forward)
         is_due = self._check.is_due(module, changed, method)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from ...capture.call import Signature
 from ...capture.shape_range import batch_tensor
 from ...engines.cudagraph import CudaGraphEngine
 from ...messages import Message, message
-from ...serving.decision import Output
 from ...serving.dispatcher import Dispatcher
 from ...serving.options import Options, no_sizes
 from ...store.artifact import Manifest
@@ -30,7 +28,7 @@ from .attach import dispatcher_for, pass_through, unfit, with_methods_of
 from .module_proxy import ModuleProxy, module_behind, served_instead, server_behind, serves
 from .part import Arguments, WholeModule
 from .placement import ModelServer
-from .video_pieces import PieceServer, PinnedParts, replaced
+from .video_pieces import VideoDispatcher
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ def accelerate_vae(
         # activations, gigabytes from 1024x1024 on, and push the recordings of the diffusion model out of their budget.
         record_only_launch_bound=engine != CudaGraphEngine.name,
     )
-    dispatcher = dispatcher_for("VAE", engine, node_id, options, _VAEDispatcher)
+    dispatcher = dispatcher_for("VAE", engine, node_id, options, VideoDispatcher)
     kind: type = type(vae)
     copy: Any = object.__new__(with_methods_of(_Runs, kind))
     vars(copy).update(vars(vae))
@@ -118,62 +116,6 @@ def _impossible(vae: Any, module: Any) -> Message | None:
     return None
 
 
-class _VAEDispatcher(Dispatcher):
-    """A dispatcher that answers the pieces of a video, and not videos.
-
-    Video VAEs work through the frames in pieces and hand caches from one to the next. A capture would write that
-    out piece by piece: minutes of compiling for each number of frames.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._pieces = PieceServer(self)
-
-    def preparing(self, exact: bool = False) -> Dispatcher:
-        view = super().preparing(exact)
-        assert isinstance(view, _VAEDispatcher)  # a copy of this one
-        view._pieces = PieceServer(view)
-        return view
-
-    def __call__(
-        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        if _is_video(args):
-            return self.in_pieces(module, forward, args, kwargs)
-        return super().__call__(module, forward, args, kwargs)
-
-    def in_pieces(
-        self,
-        module: torch.nn.Module,
-        forward: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        pinned: PinnedParts | None = None,
-    ) -> Any:
-        """Return what ``forward`` gives of a video: the host runs it, and graphs answer pieces where they can.
-
-        Args:
-            pinned: the module's parts where it is in Dynamic VRAM.
-        """
-        if not isinstance(forward, types.MethodType) or forward.__self__ is not module:
-            self.passed_by(module, replaced())
-            return forward(*args, **kwargs)
-        before = self.run.report.calls
-        output = self._pieces(module, forward, args, kwargs, pinned)
-        if self.run.report.calls == before:
-            reason = message("ComfyUI itself decodes and encodes this VAE's videos; graphs serve its single images")
-            self.passed_by(module, reason)
-        return output
-
-
-_VIDEO_AXES = 5  # batch, channels, frames, height, width
-
-
-def _is_video(args: Sequence[Any]) -> bool:
-    data = args[0] if args else None
-    return isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1
-
-
 class _Module(WholeModule):
     """The module of a VAE.
 
@@ -196,20 +138,6 @@ class _Module(WholeModule):
         Where memory runs out with them there, it most likely does without. Then the host goes on in tiles.
         """
         return 0
-
-    def in_pieces(
-        self,
-        dispatcher: Dispatcher,
-        parts: Callable[[], PinnedParts],
-        forward: types.MethodType,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Output | None:
-        if not _is_video(args):
-            return None
-        assert isinstance(dispatcher, _VAEDispatcher)  # made with this one
-        module: Any = forward.__self__  # this one, or an image of it with the very same parts
-        return Output(dispatcher.in_pieces(module, forward, args, kwargs, parts()))
 
     def shown_by(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
         """Return a corner of an image, as the call: all of a large one takes seconds."""

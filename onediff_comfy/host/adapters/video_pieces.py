@@ -64,7 +64,7 @@ class PinnedParts:
         """
         image = self._images.get(part)
         if image is None or not isinstance(forward, types.MethodType) or forward.__self__ is not part:
-            raise NotCovered(replaced())
+            raise NotCovered(_replaced())
         if self._check.is_wrong(part):
             raise NotCovered(self._check.reason)
         if self._is_short:
@@ -98,7 +98,7 @@ def _trial(call: FunctionalCall, forward: Callable[..., Any]) -> Told:
         return call.telling(forward)(**call.arguments)
 
 
-def replaced() -> Message:
+def _replaced() -> Message:
     """Return why a video is the host's where a method is not the module's own."""
     return message("another extension has replaced how this VAE decodes or encodes videos")
 
@@ -202,3 +202,60 @@ def _looks(leaf: object) -> object:
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype, leaf.device
     return type(leaf), leaf if type(leaf) in (bool, int, float, str) else id(leaf)
+
+
+class VideoDispatcher(Dispatcher):
+    """A dispatcher that answers the pieces of a video, and not videos.
+
+    Video VAEs work through the frames in pieces and hand caches from one to the next. A capture would write that
+    out piece by piece: minutes of compiling for each number of frames.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pieces = PieceServer(self)
+
+    def preparing(self, exact: bool = False) -> Dispatcher:
+        view = super().preparing(exact)
+        assert isinstance(view, VideoDispatcher)  # a copy of this one
+        view._pieces = PieceServer(view)
+        return view
+
+    def __call__(
+        self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if is_video(args):
+            return self.in_pieces(module, forward, args, kwargs)
+        return super().__call__(module, forward, args, kwargs)
+
+    def in_pieces(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        pinned: PinnedParts | None = None,
+    ) -> Any:
+        """Return what ``forward`` gives of a video: the host runs it, and graphs answer pieces where they can.
+
+        Args:
+            pinned: the module's parts where it is in Dynamic VRAM.
+        """
+        if not isinstance(forward, types.MethodType) or forward.__self__ is not module:
+            self.passed_by(module, _replaced())
+            return forward(*args, **kwargs)
+        before = self.run.report.calls
+        output = self._pieces(module, forward, args, kwargs, pinned)
+        if self.run.report.calls == before:
+            reason = message("ComfyUI itself decodes and encodes this VAE's videos; graphs serve its single images")
+            self.passed_by(module, reason)
+        return output
+
+
+_VIDEO_AXES = 5  # batch, channels, frames, height, width
+
+
+def is_video(args: Sequence[Any]) -> bool:
+    """Return True if a VAE's method is called with more than one frame."""
+    data = args[0] if args else None
+    return isinstance(data, torch.Tensor) and data.ndim >= _VIDEO_AXES and data.shape[2] > 1
