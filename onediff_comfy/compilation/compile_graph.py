@@ -142,7 +142,9 @@ class Maker:
         if getattr(target.module, name) != method:
             raise AttributeError(f"{name} is not a method of the model")
         return Job(
-            module=weightless_pickle.to_bytes(target.module, self.host.formats, self.host.layer_factory),
+            module=weightless_pickle.to_bytes(
+                target.module, self.host.formats, self.host.layer_factory, self.host.code.notes
+            ),
             forward=name,
             on_copies=method is not forward,
             fingerprint=target.fingerprint,

@@ -2,7 +2,8 @@
 
 Weights are gigabytes and a capture looks at none of their values. So each is replaced by its shape,
 strides and dtype; what comes back has the same classes, attributes and fingerprint, with weights that
-are all views of one small buffer. Of a weight that is several tensors, each of them is replaced.
+are all views of one small buffer. Of a weight that is several tensors, each of them is replaced. What the host notes on
+a module for itself may be of this process alone, and is left behind.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ import torch
 
 from ..capture.target.tensor_parts import PLAIN, WeightFormat, format_of
 
-_WEIGHT, _WHOLE, _CLASS, _FUNCTION = "weight", "whole", "class", "function"
+_WEIGHT, _WHOLE, _CLASS, _FUNCTION, _NOTE = "weight", "whole", "class", "function", "note"
+_PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class Unpicklable(Exception):
@@ -45,7 +47,10 @@ NO_FACTORY = LayerFactory()
 
 
 def to_bytes(
-    module: torch.nn.Module, formats: Sequence[WeightFormat] = (), factory: LayerFactory = NO_FACTORY
+    module: torch.nn.Module,
+    formats: Sequence[WeightFormat] = (),
+    factory: LayerFactory = NO_FACTORY,
+    notes: Collection[str] = (),
 ) -> bytes:
     """Pickle ``module`` without the values of its parameters and buffers.
 
@@ -53,6 +58,7 @@ def to_bytes(
         module: to be captured elsewhere.
         formats: the ways in which one of its weights may be several tensors.
         factory: of classes of its layers.
+        notes: names of attributes that are None there, unless they are plain values.
 
     Raises:
         Unpicklable: says what is in the way.
@@ -66,7 +72,7 @@ def to_bytes(
     stream = io.BytesIO()
     training = [layer.training for layer in module.modules()]  # those of einops are built anew, and would train
     try:
-        _Pickler(stream, weights, formats, factory).dump((module, training))
+        _Pickler(stream, weights, formats, factory, list(_noted(module, notes))).dump((module, training))
     except Exception as error:  # anything may be in a module, and fail in its own way
         raise Unpicklable(f"{type(error).__name__}: {error}") from error
     return stream.getvalue()
@@ -89,15 +95,31 @@ def from_bytes(
     return module
 
 
+def _noted(module: torch.nn.Module, notes: Collection[str]) -> Iterator[object]:
+    """Yield what attributes of these names hold, but for plain values, which a module has in other places, too."""
+    for layer in module.modules():
+        for name in vars(layer).keys() & notes:
+            if type(value := vars(layer)[name]) not in _PLAIN:
+                yield value
+
+
 class _Pickler(pickle.Pickler):
     def __init__(
-        self, stream: io.BytesIO, weights: dict[int, int], formats: Sequence[WeightFormat], factory: LayerFactory
+        self,
+        stream: io.BytesIO,
+        weights: dict[int, int],
+        formats: Sequence[WeightFormat],
+        factory: LayerFactory,
+        noted: Sequence[object],
     ) -> None:
         super().__init__(stream)
         self._weights = weights
         self._formats, self._factory = formats, factory
+        self._noted = set(map(id, noted))
 
     def persistent_id(self, value: Any) -> Any:
+        if id(value) in self._noted:
+            return _NOTE, 0, "", ()
         if type(value) is types.FunctionType:
             return _place_in_table(value)
         if isinstance(value, type):
@@ -129,6 +151,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, key: Any) -> Any:
         what, index, kind, description = key
+        if what == _NOTE:
+            return None
         if what == _FUNCTION:
             return getattr(importlib.import_module(index), kind)[description]
         if what == _CLASS:

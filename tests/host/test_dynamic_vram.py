@@ -57,6 +57,7 @@ EAGER = {
 NOT_IN_LAYERS = "its weights do not all fit, and ComfyUI brings them layer by layer"
 RAN_OUT = "memory ran out while all of its weights were on the card"
 FIRST_PIECES = "the first pieces of a video are ComfyUI's own; graphs serve those that are like one another"
+REPLACED = "another extension has replaced how this VAE decodes or encodes videos"
 ROUNDING_OF_A_HINT = 2e-6  # which ours makes one of for each image before the network does
 STEPS_OF_A_CONTROL = 3
 OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong", "room of")
@@ -297,11 +298,17 @@ def test_a_size_for_which_memory_ran_out_twice_is_the_hosts_for_some_images(vaes
     assert short["of another size"]["served"] == 1
 
 
+def test_an_error_in_bringing_a_vaes_weights_is_told_as_what_it_was(vaes: dict[str, Any]) -> None:
+    reason = "ComfyUI could not bring all of its weights (ValueError: a file that is gone)"
+    images = [(image["off"], image["served"], image["eager"]) for image in vaes["not brought"]]
+    assert images == [(0.0, 0, {reason: 1})] * 2
+
+
 def test_a_vae_that_draws_random_numbers_draws_as_many_as_by_itself(vaes: dict[str, Any]) -> None:
     """Else whatever draws after it would get others: a corner shows its weights, once on the image and once by it."""
     drawing = vaes["drawing"]
     assert (drawing["off"], drawing["served"], drawing["as many drawn"]) == (0.0, 0, True)
-    assert set(drawing["eager"]) == {FIRST_PIECES}
+    assert set(drawing["eager"]) == {REPLACED}
 
 
 @pytest.fixture(scope="module")

@@ -104,5 +104,23 @@ def test_what_other_extensions_note_of_a_video_is_what_they_note_of_comfyuis(cha
 
 def test_a_video_is_served_whose_functions_are_around_what_graphs_answer(changed: dict[str, Any]) -> None:
     served = {what for what, case in changed.items() if case["served"]}
-    assert {"nothing", "counting", "hooked"} <= served
-    assert not served & {"other_vae", "object_of_its_own"}
+    assert {"nothing", "hooked"} <= served
+    assert not served & {"other_vae", "object_of_its_own", "counting"}, "another's code may ask what it runs on"
+
+
+@pytest.fixture(scope="module", params=["dynamic", "resident"])
+def told_apart(request: pytest.FixtureRequest) -> Any:
+    return printed_by("vaes_told_apart.py", comfyui_path(), request.param)
+
+
+def test_a_class_of_comfyuis_may_be_changed_for_one_vae_of_two(told_apart: dict[str, Any]) -> None:
+    assert {what: max(case["off"]) for what, case in told_apart.items()} == dict.fromkeys(told_apart, 0.0)
+    assert len(told_apart) == 14 and all(case["apart"] > 0.1 for case in told_apart.values()), "shows nothing"
+
+
+def test_a_vae_is_served_whose_class_treats_it_as_any_other(told_apart: dict[str, Any]) -> None:
+    """Its images, unless a graph would hold a module that is not its own. Of a table of addresses nobody can tell."""
+    for way in ("by_address", "by_hash", "by_text"):
+        for first in ("it", "the other"):
+            answered = told_apart[f"{way}, {first} first"]["answered"]
+            assert any(each["served"] for each in answered), (way, answered)

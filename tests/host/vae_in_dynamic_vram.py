@@ -21,6 +21,7 @@ from comfy.cli_args import args  # noqa: E402 - the host's path first
 
 args.cpu = args.use_pytorch_cross_attention = True
 import comfy.model_management as memory  # noqa: E402
+import comfy.ops  # noqa: E402
 import comfy.sd  # noqa: E402
 import pages_of_cpu  # noqa: E402
 import torch  # noqa: E402
@@ -163,6 +164,22 @@ def short_of_memory(kind: Kind, expected: dict[str, torch.Tensor]) -> dict[str, 
     return {"images": found, "of another size": other}
 
 
+def not_brought(kind: Kind, expected: torch.Tensor) -> list[dict[str, Any]]:
+    """ComfyUI's own function raises an error that is not for want of memory when it is asked for all weights."""
+    memory.unload_all_models()
+    fast, decoded, bring = accelerate_vae(kind.loaded(), "eager"), kind.jobs()["decoded"], comfy.ops.cast_bias_weight
+
+    def failing(layer: Any, given: Any = None, *rest: Any, **options: Any) -> Any:
+        if given is None:  # the layer's own forward gives what it computes with
+            raise ValueError("a file that is gone")
+        return bring(layer, given, *rest, **options)
+
+    comfy.ops.cast_bias_weight = failing
+    found = [case(fast, decoded, expected) for _ in range(2)]
+    comfy.ops.cast_bias_weight = bring
+    return found
+
+
 class Drawing(WanVAE):  # type: ignore[misc]
     """Draws a random number for each video that it encodes, of which no graph answers anything."""
 
@@ -226,6 +243,7 @@ def main() -> None:
             found[f"wrong: {name}"] = wrong_weights(kinds[name], expected[name])
             found[f"replaced: {name}"] = replaced(kinds[name], expected[name])
         found["short of memory"] = short_of_memory(kinds["32 bits"], expected["32 bits"])
+        found["not brought"] = not_brought(kinds["32 bits"], expected["32 bits"]["decoded"])
         large = torch.randn((1, 16, 72, 72), generator=torch.Generator().manual_seed(2))
         found["stubborn"] = of_class(kinds["32 bits"], stubborn, lambda vae: vae.decode(large))
         found["drawing"] = of_class(kinds["videos"], lambda _own: Drawing, kinds["videos"].jobs()["encoded"])

@@ -53,6 +53,26 @@ def test_a_verdict_is_kept_for_all_dispatchers_and_a_lora_asks_for_another() -> 
     assert not check.is_wrong(module) and told.reasons == [check.reason]
 
 
+def test_another_function_in_the_place_of_a_method_is_compared_anew() -> None:
+    """It has the same name, and need not use the same weights. What is known of the one before stays."""
+
+    class Layer(torch.nn.Linear):
+        pass
+
+    module, check = Layer(2, 2), WeightsCheck(DiffusionModel(MODEL), Told(), whole=True)
+    own = Layer.forward
+    assert check.agree(module, False, ONES, ONES)
+
+    def forward(self: Layer, x: torch.Tensor) -> torch.Tensor:
+        return own(self, x) + 1
+
+    Layer.forward = forward  # type: ignore[method-assign]
+    assert check.is_due(module, False) and not check.is_due(module, False, own)
+    assert not check.agree(module, False, ONES, 2 * ONES) and check.is_wrong(module)
+    Layer.forward = own  # type: ignore[method-assign]
+    assert not check.is_wrong(module) and not check.is_due(module, False)
+
+
 def test_what_rounding_explains_is_no_difference_and_another_structure_is() -> None:
     check = WeightsCheck(DiffusionModel(MODEL), Told(), whole=True)
     assert check.agree(torch.nn.Linear(2, 2), False, ONES * (1 + 2**-12), ONES)

@@ -6,10 +6,14 @@ import os
 import sys
 import sysconfig
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..values.code_values import functions_in, identity, is_code, package_of
+from ..values.global_reads import cells
 from ..values.name_resolution import Resolved
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
@@ -33,10 +37,13 @@ class HostCode:
         machinery: modules, of it or of libraries that its layers are from, that are about where weights lie and not
             about what is computed with them. What the host's call is not followed, and the variables of all are
             bookkeeping, which changes all the time.
+        notes: names of attributes in which that machinery keeps its notes on a module. They are others in each process,
+            and count only where code of the module reads them.
     """
 
     package: str = ""
     machinery: frozenset[str] = frozenset()
+    notes: frozenset[str] = frozenset()
 
 
 NO_HOST = HostCode()
@@ -71,6 +78,25 @@ class CodeOwnership:
         """Return True if this is the host's function, from the host's file."""
         scope = function.__globals__
         return self.is_host(scope) and function.__code__.co_filename == scope.get("__file__")
+
+    def has_methods_of_others(self, kind: type) -> bool:
+        """Return True if a class, or one that it is derived from, has code that the host did not write; torch's aside.
+
+        What is called and is no function may run anything.
+        """
+        own = (base for base in kind.__mro__ if base not in torch.nn.Module.__mro__)
+        return not all(self._is_hosts(member) for base in own for member in _members(base))
+
+    def _is_hosts(self, member: Any) -> bool:
+        functions = list(functions_in(member))
+        runs = callable(member) or hasattr(type(member), "__get__")
+        return all(map(self._is_hosts_function, functions)) if functions else not runs
+
+    def _is_hosts_function(self, function: types.FunctionType) -> bool:
+        """Return True if the host wrote a function, and those that it is made of; a decorator may be a library's."""
+        held = [inner for _, value in cells(function) for inner in functions_in(value)]
+        own = self.is_as_written(function) or (bool(held) and self.is_as_library_wrote(function))
+        return own and all(map(self._is_hosts_function, held))
 
     def is_of_extension(self, function: types.FunctionType) -> bool:
         """Return True if this is neither the host's function nor of anything that is installed, walked or not."""
@@ -125,6 +151,11 @@ class CodeOwnership:
         if package in sys.stdlib_module_names:  # or an extension's module that is called like one of Python's
             return _lies_in(file, *_PYTHONS_FOLDERS)
         return package not in self._walked and _is_installed(file)
+
+
+def _members(kind: type) -> Iterator[Any]:
+    """Yield what a class has, but for what Python gives each class to look into its objects."""
+    return (member for member in vars(kind).values() if type(member) is not types.GetSetDescriptorType)
 
 
 def is_impostor(scope: dict[str, Any]) -> bool:

@@ -1,8 +1,9 @@
-"""Tensors that a forward leaves behind on its layers: it sets them, and nothing that it reaches ever reads them.
+"""Attributes of layers that nothing reads: tensors that a forward leaves behind on them, and notes of the host's.
 
 ComfyUI's Cosmos Predict2 notes tensors of each call on itself, for logs that nobody writes. Such attributes are no part
 of what a model computes. In doubt an attribute is read: by any code in the files of what is reached, of any object, or
-by its name as a string. And an attribute that is more than tensors, a switch for example, counts whoever reads it.
+by its name as a string. And an attribute that is more than tensors, a switch for example, counts whoever reads it,
+unless it has the name of a note that the host keeps on where the weights are (``HostCode.notes``).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,6 +52,29 @@ def is_tensors(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (list, tuple)):
         return depth < _DEEPEST and all(is_tensors(part, depth + 1) for part in value)
     return value is None or isinstance(value, torch.Tensor)
+
+
+class Unread(NamedTuple):
+    """Names of attributes that nothing reads.
+
+    Attributes:
+        tensors: of those that are left out as long as they hold nothing but tensors.
+        notes: of those that are, whatever they hold.
+    """
+
+    tensors: frozenset[str] = frozenset()
+    notes: frozenset[str] = frozenset()
+
+    def leaves_out(self, name: str, value: Any) -> bool:
+        """Return True if an attribute of this name and value is no part of what a model computes."""
+        return name in self.notes or (name in self.tensors and is_tensors(value))
+
+    def is_in(self, attributes: Mapping[str, Any]) -> bool:
+        """Return True if some of these may be left out."""
+        return not (self.tensors.isdisjoint(attributes) and self.notes.isdisjoint(attributes))
+
+
+ALL_READ = Unread()
 
 
 class Reads:

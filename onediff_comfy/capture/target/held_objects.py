@@ -14,7 +14,7 @@ import torch
 
 from ...messages import Message, message
 from ..call import NotCovered
-from ..fingerprint.unread_attributes import is_tensors
+from ..fingerprint.unread_attributes import ALL_READ, Unread
 from .tensor_parts import PLAIN, WeightFormat, format_of, kind_of_file, part_name
 
 # Of nn.Module's own bookkeeping, what decides on a forward's result. The rest counts only where hooks are set, and
@@ -44,10 +44,10 @@ class AttributeGuard:
 
     Args:
         layers: a module and all its submodules.
-        left: names of attributes whose tensors are not compared.
+        left: attributes that are not compared.
     """
 
-    def __init__(self, layers: Sequence[torch.nn.Module], left: frozenset[str] = frozenset()) -> None:
+    def __init__(self, layers: Sequence[torch.nn.Module], left: Unread = ALL_READ) -> None:
         self.left = left
         self._states = [layer.__dict__ for layer in layers]
         self._with_left = self._states_with(left)
@@ -89,12 +89,12 @@ class AttributeGuard:
         left_now = self._left_values()
         return len(left_now) == len(left) and all(map(operator.is_, left_now, left))
 
-    def leaves_out(self, names: frozenset[str]) -> bool:
-        """Return True if this guard leaves out just what one that is made now for these names would."""
-        return names == self.left and list(map(id, self._states_with(names))) == list(map(id, self._with_left))
+    def leaves_out(self, left: Unread) -> bool:
+        """Return True if this guard leaves out just what one that is made now for these attributes would."""
+        return left == self.left and list(map(id, self._states_with(left))) == list(map(id, self._with_left))
 
-    def _states_with(self, names: frozenset[str]) -> list[dict[Any, Any]]:
-        return [state for state in self._states if not names.isdisjoint(state)] if names else []
+    def _states_with(self, left: Unread) -> list[dict[Any, Any]]:
+        return [] if left == ALL_READ else list(filter(left.is_in, self._states))
 
     def _now(self) -> tuple[Iterator[Any], tuple[int, int, int]]:
         """Return what is held now, with the names of children, and how many: a number tells of additions."""
@@ -107,12 +107,8 @@ class AttributeGuard:
         return chain(values, children), counts
 
     def _left_values(self) -> list[Any]:
-        return [
-            value
-            for state in self._with_left
-            for name, value in state.items()
-            if name not in self.left or not is_tensors(value)
-        ]
+        leaves_out = self.left.leaves_out
+        return [value for state in self._with_left for name, value in state.items() if not leaves_out(name, value)]
 
 
 def _ties(holders: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], str]]:

@@ -1,7 +1,8 @@
 """The fingerprint of a module: equal for two checkpoints, different for all that computes something else.
 
 Classes and their functions count, attributes, weight names, shapes, dtypes and layouts. Weight values do not, nor
-tensors that a forward only notes on itself and that nothing reads (unread_attributes.py).
+tensors that a forward only notes on itself, nor the host's notes on where weights are, as long as nothing reads them
+(unread_attributes.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..fingerprint.code_ownership import HostCode
 from ..fingerprint.reachable_code import CodeReachability
 from ..fingerprint.snapshot import Snapshot, is_equal
 from ..fingerprint.sources import Sources
-from ..fingerprint.unread_attributes import is_tensors, stored_by
+from ..fingerprint.unread_attributes import ALL_READ, Unread, is_tensors, stored_by
 from ..fingerprint.watching_describer import WatchingDescriber
 from ..values.tensors import own_attributes
 from ..values.value_text import Describer, Indescribable
@@ -41,13 +42,13 @@ class Inspected(NamedTuple):
     Attributes:
         fingerprint: sha256 over code and weight metadata.
         refusal: why no capture of the module could be relied on, if so.
-        left: names of attributes that are no part of it, because nothing reads them; some may not be there yet.
+        left: attributes that are no part of it, because nothing reads them; some may not be there yet.
         seen: all that was looked at, unless there is a refusal.
     """
 
     fingerprint: str
     refusal: Message | None
-    left: frozenset[str] = frozenset()
+    left: Unread = ALL_READ
     seen: Seen | None = None
 
 
@@ -63,6 +64,7 @@ class Seen:
         describer: has described all values.
         sources: where all code comes from.
         formats: the ways in which one weight may be several tensors.
+        notes: names of attributes that nothing reads, whatever they hold.
 
     Attributes:
         twice: another inspection, which began later, has found the same.
@@ -76,6 +78,7 @@ class Seen:
         describer: WatchingDescriber,
         sources: Sources,
         formats: Sequence[WeightFormat],
+        notes: frozenset[str],
     ) -> None:
         self._layers, self._weights, self._formats = layers, weights, formats
         self._kinds, self._attributes = list(map(type, layers.values())), list(map(vars, layers.values()))
@@ -83,7 +86,7 @@ class Seen:
         self._describer, self._sources = describer, sources
         for layer in layers.values():
             if not sources.extended.isdisjoint(type(layer).__mro__):
-                for name in vars(layer).keys() - NOT_DESCRIBED:
+                for name in vars(layer).keys() - NOT_DESCRIBED - notes:
                     sources.of_extensions.add_nested(vars(layer)[name])
         self.of_extensions = None if sources.of_extensions.is_empty else sources.of_extensions
         self.twice = False
@@ -137,15 +140,9 @@ class Seen:
 
 def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequence[WeightFormat]) -> Inspected:
     """Return the fingerprint of a module, all of whose layers these are, and why it must be refused, if it must."""
-    if _global_forward_hooks or _global_forward_pre_hooks:
-        return Inspected("", message("another extension has set a forward hook on all layers"))
-    for path, layer in layers.items():
-        if "forward" in layer.__dict__ and not _is_own_forward(layer):
-            return Inspected(
-                "", message("the forward of layer {layer} was replaced by another extension", layer=named(path))
-            )
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            return Inspected("", message("layer {layer} has a forward hook from another extension", layer=named(path)))
+    objection = _hooked(layers)
+    if objection is not None:
+        return Inspected("", objection)
     describer = WatchingDescriber({id(layer): path for path, layer in layers.items()}, Snapshot())
     bases = _bases({type(layer) for layer in layers.values()})
     stored = stored_by(bases) - NOT_DESCRIBED
@@ -154,7 +151,7 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
     weights, of_classes = dict[int, str](), dict[tuple[type, str], Any]()
     of_weights: list[str] = []
     for path, layer in layers.items():
-        apart = {name for name in stored.intersection(layer.__dict__) if is_tensors(layer.__dict__[name])}
+        apart = _apart(layer, stored, host.notes)
         try:
             lines += _layer_lines(path, layer, describer, apart, of_classes)
             of_layer = list(_weight_lines(path, layer, describer, weights, formats))
@@ -165,7 +162,7 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
         aside += [(path, name, layer.__dict__[name]) for name in sorted(apart)]
     try:
         reached = _reached(bases, describer, host)
-        while read := _read_of({name for _, name, _ in aside}, reached, describer, lines):
+        while read := _read_of({name for _, name, _ in aside}, reached, describer, lines, host.notes):
             for path, name, value in aside:
                 if name in read:
                     try:
@@ -175,16 +172,37 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
             aside = [attribute for attribute in aside if attribute[1] not in read]
             reached.follow()
         reached.follow()
-        noted = {name for name in stored if not any(name in layer.__dict__ for layer in layers.values())}
-        noted -= _read_of(noted, reached, describer, lines)  # by the first call, for nobody
+        left = {name for _, name, _ in aside}
+        # What the first call, or the host's next loading, notes for nobody.
+        noted = {name for name in stored | host.notes if not any(name in layer.__dict__ for layer in layers.values())}
+        left |= noted - _read_of(noted, reached, describer, lines, host.notes)
         lines += [f"\n{line}" for line in reached.identity.sorted()]
         if reached.identity.refusal is not None:
             return Inspected("", reached.identity.refusal)
     except Exception as error:
         return Inspected("", message("the model's code cannot be read: it uses {what}", what=_unreadable(error)))
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    seen = Seen(layers, of_weights, describer, reached.sources, formats)
-    return Inspected(digest, None, frozenset((*noted, *(name for _, name, _ in aside))), seen)
+    unread = Unread(frozenset(left - host.notes), host.notes & left)
+    seen = Seen(layers, of_weights, describer, reached.sources, formats, unread.notes)
+    return Inspected(digest, None, unread, seen)
+
+
+def _hooked(layers: Mapping[str, torch.nn.Module]) -> Message | None:
+    """Return which layer runs other code than its class's, or None."""
+    if _global_forward_hooks or _global_forward_pre_hooks:
+        return message("another extension has set a forward hook on all layers")
+    for path, layer in layers.items():
+        if "forward" in layer.__dict__ and not _is_own_forward(layer):
+            return message("the forward of layer {layer} was replaced by another extension", layer=named(path))
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return message("layer {layer} has a forward hook from another extension", layer=named(path))
+    return None
+
+
+def _apart(layer: torch.nn.Module, stored: frozenset[str], notes: frozenset[str]) -> set[str]:
+    """Return names of attributes of a layer's that count only if something reads them."""
+    attributes = vars(layer)
+    return {name for name in attributes.keys() & (stored | notes) if name in notes or is_tensors(attributes[name])}
 
 
 def _cannot_be_part(path: str, error: Exception) -> Message:
@@ -283,11 +301,17 @@ def _reached(bases: list[type], describer: Describer, host: HostCode) -> CodeRea
     return reached
 
 
-def _read_of(names: set[str], reached: CodeReachability, describer: Describer, lines: list[str]) -> set[str]:
-    """Return which attributes of these names may be read, also by a name that is itself the value of an attribute."""
+def _read_of(
+    names: set[str], reached: CodeReachability, describer: Describer, lines: list[str], notes: frozenset[str]
+) -> set[str]:
+    """Return which attributes of these names may be read, also by a name that is itself the value of an attribute.
+
+    Code that puts names together does not mean ``notes``.
+    """
     if not names:
         return names
     for code in describer.code:  # with what was met on the way
         reached.reads.add_value(code)
-    text = "".join(lines)
-    return {name for name in names if reached.reads.may_read(name) or re.search(rf"\b{re.escape(name)}\b", text)}
+    text, reads = "".join(lines), reached.reads
+    may_read = {name for name in names if (reads.names if name in notes else reads.may_read)(name)}
+    return may_read | {name for name in names if re.search(rf"\b{re.escape(name)}\b", text)}

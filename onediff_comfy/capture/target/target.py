@@ -16,7 +16,6 @@ from ...messages import Message, message
 from ..call import ChangesState
 from ..fingerprint.code_ownership import NO_HOST, HostCode
 from ..fingerprint.snapshot import is_equal
-from ..fingerprint.unread_attributes import is_tensors
 from ..option_probe import OptionRead
 from ..values.value_text import Describer
 from .held_objects import AttributeGuard, WeightSpec, WeightTable, holders_of, same_content
@@ -86,6 +85,11 @@ class Target:
         """Return the spec of every weight by name; see ``WeightTable``."""
         return self._table.specs
 
+    @property
+    def runs_code_of_extensions(self) -> bool:
+        """Return True if code of extensions is reached that reads anything: it may ask which object the module is."""
+        return self._inspected.seen is not None and self._inspected.seen.of_extensions is not None
+
     def is_current(self) -> bool:
         """Return True if the layers are the same objects with the same code. Takes milliseconds: ask once a run.
 
@@ -121,7 +125,7 @@ class Target:
             (named(layers[id(layer)]), name): describer.describe_or_name(value)
             for layer in self.layers
             for name, value in layer.__dict__.items()
-            if name not in NOT_DESCRIBED and not (name in self._inspected.left and is_tensors(value))
+            if name not in NOT_DESCRIBED and not self._inspected.left.leaves_out(name, value)
         }
 
     @contextlib.contextmanager
@@ -162,7 +166,7 @@ class Target:
 
     @contextlib.contextmanager
     def attributes_unchanged(self) -> Iterator[None]:
-        """See that a forward leaves the attributes of the layers as they were, but for tensors that nothing reads.
+        """See that a forward leaves the attributes of the layers as they were, but for those that nothing reads.
 
         So it is with weights, buffers, children and hooks. Enter it within the trace: at its end torch.export puts
         attributes back by itself, and there is nothing to see.
@@ -181,7 +185,7 @@ class Target:
         for path, (now, attributes) in before.items():
             for name in (now.keys() | attributes.keys()) - NOT_DESCRIBED:
                 value = now.get(name)
-                unread = name in self._inspected.left and is_tensors(value)
+                unread = self._inspected.left.leaves_out(name, value)
                 if not unread and not (name in now and name in attributes and is_equal(value, attributes[name])):
                     raise KeepsState(_changed(name, path))
 

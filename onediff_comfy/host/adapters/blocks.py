@@ -72,7 +72,7 @@ class BlockServer:
         """Return ``forward(*args, **kwargs)``, a method of the module's, in which graphs have answered the blocks."""
         skeleton = self._skeleton
         if skeleton is None or not skeleton.is_of(module):
-            skeleton = self._skeleton = Skeleton(module, _is_block, parts_as_images=False)
+            skeleton = self._skeleton = Skeleton(module, _is_block)
             self._kinds, self._streamed, self._called = {}, {}, set()
             self._reused = ReusedBlocks(module, self._serve_block)
 

@@ -12,15 +12,6 @@ from typing import Any
 
 import torch
 
-NOTES_ON_MODELS = frozenset(
-    (
-        *("model_loaded_weight_memory", "model_offload_buffer_memory", "model_lowvram", "lowvram_patch_counter"),
-        *("current_weight_patches_uuid", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
-    )
-)
-"""What comfy.model_patcher notes on the module that it moves about. It differs in each process and changes with every
-load, and some of it cannot be sent to another process; so it must not be part of a graph's identity."""
-
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
 
 

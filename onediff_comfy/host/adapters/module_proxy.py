@@ -17,7 +17,6 @@ import torch.nn.modules.module as module_hooks
 
 from ...messages import message
 from ..process.process import metrics
-from .module_image import NOTES_ON_MODELS, ModuleImage
 
 Serve = Callable[[torch.nn.Module, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """A dispatcher: called with the module, its bound method, and the call's arguments."""
@@ -34,14 +33,11 @@ class ModuleProxy:
         module: stood in for.
         serve: a ``Dispatcher``, or something that is called like one.
         methods: names of the methods that go through it. Calling the module itself is its "forward".
-        as_image: serve an image of the module, which has none of what the host notes on it, and not the module itself.
-            Whoever makes images of it needs none: each would put back what it has, in place of what the other put back.
     """
 
-    def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str], as_image: bool = True) -> None:
+    def __init__(self, module: torch.nn.Module, serve: Serve, methods: Collection[str]) -> None:
         own = object.__getattribute__(self, "__dict__")
         own.update(_onediff_module=module, _onediff_serve=serve, _onediff_methods=frozenset(methods))
-        own.update(_onediff_image=ModuleImage(module, hidden=NOTES_ON_MODELS) if as_image else None)
 
     @property  # type: ignore[misc]  # what isinstance() asks after the type
     def __class__(self) -> type:
@@ -93,12 +89,10 @@ class ModuleProxy:
         return call
 
     def _onediff_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        method = getattr(self._onediff_module, name)
         if torch.compiler.is_compiling():  # somebody else's torch.compile is tracing through us
-            return getattr(self._onediff_module, name)(*args, **kwargs)
-        if self._onediff_image is None:
-            return self._onediff_serve(self._onediff_module, getattr(self._onediff_module, name), args, kwargs)
-        with self._onediff_image.current() as image:
-            return self._onediff_serve(image, getattr(image, name), args, kwargs)
+            return method(*args, **kwargs)
+        return self._onediff_serve(self._onediff_module, method, args, kwargs)
 
 
 _CALL = operator.attrgetter("__call__", "_call_impl")

@@ -20,7 +20,7 @@ import torch.utils._pytree as pytree
 from ...capture.call import NotCovered
 from ...capture.tracing.trace_scopes import generators_restored
 from ...messages import Message, first_line, message
-from ...runtime.device_memory import kept_free, memory_errors
+from ...runtime.device_memory import kept_free, memory_errors, wants_memory
 from ...serving.decision import Eager, Invocation, Output
 from ...serving.dispatcher import Dispatcher
 from ..process.host_compiler import calls_blocks_unplanned, unplanned
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 Sizes = tuple[torch.Size, ...]
 
+_RAN_OUT = message("memory ran out while all of its weights were on the card")
 _NOT_BROUGHT = message("its weights do not all fit, and this ComfyUI brings them in a way that is not known")
 
 _LOOKED_AT = 4  # calls, of the same sizes. What is kept after the first is a capture's, too.
@@ -47,15 +48,17 @@ _SPARE = 1.25  # times what a call takes, for comfy-aimdo counts whole pages
 
 
 class _Failed(NamedTuple):
-    """Runs in a row in which there was too little memory for calls of one size with all weights pinned.
+    """Runs in a row in which calls of one size could not be made with all weights pinned.
 
     Attributes:
         runs: how many.
         last: the number of the last.
+        why: in the last, for people.
     """
 
     runs: int
     last: int
+    why: Message
 
 
 class ModelServers:
@@ -81,11 +84,11 @@ class ModelServers:
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return what ``forward``, of a diffusion model or an image of it, gives."""
+        """Return what ``forward``, of a diffusion model, gives."""
         with self._lock:
             known = list(self._by_model.items())
         for model, server in known:
-            if module._modules is model.diffusion_model._modules:
+            if module is model.diffusion_model:
                 return server(module, forward, args, kwargs)
         return self._dispatcher(module, forward, args, kwargs)
 
@@ -120,7 +123,7 @@ class ModelServer:
     def __call__(
         self, module: torch.nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return what ``forward``, of the part or an image of it, gives. Another extension's is none of the model's."""
+        """Return what ``forward``, of the part, gives. Another extension's is none of the model's."""
         model = self._part.model
         if not isinstance(forward, types.MethodType) or forward.__self__ is not module or not is_streamed(model):
             return self.dispatcher(module, self._part.captured(forward), args, kwargs)
@@ -172,7 +175,7 @@ class ModelServer:
         What no graph answers the host is to run, with nothing pinned: it, and functions in it, may want the memory.
         """
         module = self._part.module
-        if self._check.is_wrong(module, _name(forward)):
+        if self._check.is_wrong(module, forward.__func__):
             return None
         estimate = max((self._part.memory_required(size) for size in sizes if len(size) > 2), default=0)
         room, run, pinned = self._room.needed(sizes, estimate), self.dispatcher.runs, self._pinned
@@ -193,7 +196,8 @@ class ModelServer:
             except memory.InterruptProcessingException:
                 raise
             except Exception as error:  # of the host's own functions, asked for all weights at once
-                self._fail(sizes, _of(error))
+                failed = message("ComfyUI could not bring all of its weights ({error})", error=_of(error))
+                self._fail(sizes, _of(error), _RAN_OUT if wants_memory(error) else failed)
                 return None
             try:
                 with memory_errors():
@@ -224,11 +228,12 @@ class ModelServer:
         elif outcome.ran_out:
             self._fail(sizes, outcome.reason)
 
-    def _fail(self, sizes: Sizes, reason: str) -> None:
+    def _fail(self, sizes: Sizes, reason: str, why: Message = _RAN_OUT) -> None:
         """Note that calls of these sizes could not be made in this run with all weights pinned."""
-        failed = self._failed.get(sizes, _Failed(0, 0))
-        self._failed[sizes] = _Failed(failed.runs + 1, self.dispatcher.runs)
-        if failed.runs + 1 >= _MOST_FAILED:
+        failed = self._failed.get(sizes)
+        runs = 1 if failed is None else failed.runs + 1
+        self._failed[sizes] = _Failed(runs, self.dispatcher.runs, why)
+        if runs >= _MOST_FAILED:
             log.warning(
                 "OneDiff: a model whose weights all fit could not be run with all of them on the card (%s). The next "
                 "images of this size are made with a part of them there, or by ComfyUI alone, which can be slower; it "
@@ -239,8 +244,8 @@ class ModelServer:
     def _why_left_to_host(self, forward: types.MethodType, sizes: Sizes) -> Message:
         """Return why no graph can be looked for that answers a call from Dynamic VRAM."""
         if sizes in self._failed:
-            return message("memory ran out while all of its weights were on the card")
-        if self._check.is_wrong(self._part.module, _name(forward)):
+            return self._failed[sizes].why
+        if self._check.is_wrong(self._part.module, forward.__func__):
             return self._check.reason
         return self._part.not_in_blocks if can_bring() else _NOT_BROUGHT
 
@@ -273,11 +278,10 @@ class ModelServer:
         assert self._pinned is not None  # whose image it is
         if isinstance(self.dispatcher, VideoDispatcher) and is_video(args):
             parts = PinnedParts(module, image, self._pinned, self._check)
-            own: Any = forward.__self__  # the module, or an image of it with the very same parts
-            return Output(self.dispatcher.in_pieces(own, forward, args, kwargs, parts))
+            return Output(self.dispatcher.in_pieces(module, forward, args, kwargs, parts))
         on_image, changed = types.MethodType(forward.__func__, image), self._pinned.is_changed
-        method = _name(forward)
-        is_due = self._check.is_due(module, changed, method)
+        code = forward.__func__
+        is_due = self._check.is_due(module, changed, code)
         less = self._part.shown_by(args, kwargs) if is_due else None
         whole = (args, kwargs) if less is not None or not is_due else copied((args, kwargs))
         captured = self._part.captured(on_image)
@@ -289,7 +293,7 @@ class ModelServer:
                 shown_by, by_host = self._shown(forward, less, whole)
                 with unplanned():
                     ours = self._called(on_image, shown_by)
-                    is_right = self._check.agree(module, changed, ours, by_host, method)
+                    is_right = self._check.agree(module, changed, ours, by_host, code)
         except torch.OutOfMemoryError as error:
             self._fail(sizes, _of(error))
             return outcome
@@ -340,11 +344,6 @@ class _Room:
         kept = self._kept.setdefault(sizes, []) if device.type == "cuda" else None
         if kept is not None and len(kept) < _LOOKED_AT:
             kept.append(kept_free(device))
-
-
-def _name(forward: types.MethodType) -> str:
-    """Return what a method is called; nothing of one that is no function, which another extension has put there."""
-    return getattr(forward, "__name__", "")
 
 
 def _of(error: Exception) -> str:

@@ -19,17 +19,11 @@ class Skeleton:
     Args:
         module: what it is an image of.
         is_part: asked of a module and a child of it, at any depth. What has no weights is no part.
-        parts_as_images: serve images of parts; see ``ModuleProxy``.
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        is_part: Callable[[torch.nn.Module, torch.nn.Module], bool],
-        parts_as_images: bool,
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, is_part: Callable[[torch.nn.Module, torch.nn.Module], bool]) -> None:
         self._serve: Serve | None = None  # while the image is in use
-        self._is_part, self._as_images, self._images = is_part, parts_as_images, list[ModuleImage]()
+        self._is_part, self._images = is_part, list[ModuleImage]()
         root = self._image_of(module)
         if root is None:
             root = ModuleImage(module)
@@ -87,7 +81,7 @@ class Skeleton:
             if child is None:
                 continue
             if self._is_part(module, child) and next(child.parameters(), None) is not None:
-                children[name] = ModuleProxy(child, self._serve_part, ("forward",), self._as_images)
+                children[name] = ModuleProxy(child, self._serve_part, ("forward",))
             else:
                 image = self._image_of(child)
                 children[name] = child if image is None else image.image

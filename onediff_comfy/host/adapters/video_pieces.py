@@ -12,15 +12,18 @@ that image but to be traced and compared: hooks, and what a forward leaves on th
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
+import comfy
 import torch
 import torch.utils._pytree as pytree
 
 from ...capture.call import NotCovered
+from ...capture.fingerprint.code_ownership import CodeOwnership, HostCode
 from ...capture.tracing.trace_scopes import generators_restored
 from ...messages import Message, message
 from ...runtime.device_memory import memory_errors
@@ -103,6 +106,18 @@ def _replaced() -> Message:
     return message("another extension has replaced how this VAE decodes or encodes videos")
 
 
+def _is_hosts_own(forward: Callable[..., Any], module: torch.nn.Module) -> TypeGuard[types.MethodType]:
+    """Return True if this is the method of a module that ComfyUI wrote, and calls no other of the module's.
+
+    It is to run on an image. Another extension's may ask which object it runs on.
+    """
+    if not isinstance(forward, types.MethodType) or forward.__self__ is not module:
+        return False
+    kind = type(module)
+    own = inspect.getattr_static(kind, forward.__name__, None) is forward.__func__
+    return own and not CodeOwnership(HostCode(comfy.__name__), frozenset()).has_methods_of_others(kind)
+
+
 class PieceServer:
     """Answers calls of a VAE's module for videos.
 
@@ -117,7 +132,6 @@ class PieceServer:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._skeleton: Skeleton | None = None
-        self._are_pinned = False  # when the skeleton was made
         self._last: Structure | None = None
         self._repeating: set[Structure] = set()  # of all videos so far
 
@@ -134,10 +148,8 @@ class PieceServer:
         Args:
             pinned: its parts where it is in Dynamic VRAM.
         """
-        are_pinned = pinned is not None
-        if self._skeleton is None or self._are_pinned != are_pinned or not self._skeleton.is_of(module):
-            self._skeleton = Skeleton(module, lambda parent, _child: parent is module, parts_as_images=not are_pinned)
-            self._are_pinned = are_pinned
+        if self._skeleton is None or not self._skeleton.is_of(module):
+            self._skeleton = Skeleton(module, lambda parent, _child: parent is module)
             self._last, self._repeating = None, set()  # an address is a part's only as long as the part is there
         with self._skeleton.current(functools.partial(self._serve_part, pinned)) as image:
             return forward.__func__(image, *args, **kwargs)
@@ -241,7 +253,7 @@ class VideoDispatcher(Dispatcher):
         Args:
             pinned: the module's parts where it is in Dynamic VRAM.
         """
-        if not isinstance(forward, types.MethodType) or forward.__self__ is not module:
+        if not _is_hosts_own(forward, module):
             self.passed_by(module, _replaced())
             return forward(*args, **kwargs)
         before = self.run.report.calls

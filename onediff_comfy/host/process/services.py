@@ -17,6 +17,7 @@ from ...capture.fingerprint.code_ownership import HostCode
 from ...compilation.compile_graph import HostServices
 from ...messages import message
 from ..preparation.latents import patch_side
+from ..weights.layer_images import NOTES_ON_MODELS
 from ..weights.quantised import RECORDABLE_OPERATORS, fused_operators, kernels, layer_factory, weight_formats
 from .host_code import host_code
 from .host_compiler import tracing, unplanned
@@ -162,7 +163,7 @@ def host_services() -> HostServices:
         settings=settings,
         stream=prompts_of,
         interruption=comfy.model_management.InterruptProcessingException,
-        code=HostCode(comfy.__name__, _MACHINERY),
+        code=HostCode(comfy.__name__, _MACHINERY, NOTES_ON_MODELS),
         recordable=RECORDABLE_OPERATORS,
         formats=weight_formats(),
         layer_factory=layer_factory(),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..adapters.module_image import NOTES_ON_MODELS, ModuleImage
+from ..adapters.module_image import ModuleImage
 
 KEYS = ("weight", "bias")
 """What a layer's weights are called that the host moves."""
@@ -25,6 +25,15 @@ OF_DYNAMIC_VRAM = frozenset(
     )
 )
 """What Dynamic VRAM notes on a layer: pages of its weights, which may be gone from the device, and pinned RAM."""
+
+NOTES_ON_MODELS = frozenset(
+    (
+        *("model_loaded_weight_memory", "model_offload_buffer_memory", "model_lowvram", "lowvram_patch_counter"),
+        *("current_weight_patches_uuid", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
+    )
+)
+"""What comfy.model_patcher notes on the module that it moves about. It differs in each process and changes with every
+load, and some of it cannot be sent to another process."""
 
 # What the host notes on a layer to move its weights. An image of the layer has its weights in place, and needs none.
 NOTES = OF_DYNAMIC_VRAM | {

@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...capture.handed_over import source_of
+from ...capture.target.target import Target
 from ...capture.tracing.export_lock import running
 from ...compilation.compile_graph import HostServices
 from ...compilation.library import GraphLibrary
@@ -85,6 +86,9 @@ class Verifier:
     Attributes:
         done: graphs that need not be asked of again in this run, by the kinds of calls. A graph that was made anew
             under the same key is another.
+
+    Code of extensions may ask which object it runs on, by an address say. So where a module's code is theirs, each
+    object is compared that has it, in each process.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Verifier:
         self._library, self._times, self._eager_times, self._host = library, times, eager_times, host
         self._open: Counter[Kind] = Counter()  # by proof key: comparisons that showed nothing
         self.done: dict[Kind, weakref.ref[CompiledGraph]] = {}  # by proof key: of which none is to run eager any more
+        self._proved_of = weakref.WeakKeyDictionary[Target, set[Kind]]()  # each is one object
 
     def begin_run(self) -> None:
         """Ask again of every kind of call."""
@@ -111,7 +116,7 @@ class Verifier:
         reusing = run.step_cache is not None
         if not moves and self._eager_times.due(kind, request.call.signature, request.device, reusing):
             return True
-        if moves or self._eager_times.is_over(kind):
+        if (moves or self._eager_times.is_over(kind)) and not request.target.runs_code_of_extensions:
             self.done[serve.proof_key] = weakref.ref(serve.graph)
         return False
 
@@ -169,9 +174,16 @@ class Verifier:
             return Verdict(expected, message("a graph that reuses steps differed from eager"), only_when_reusing=True)
         self._eager_times.took(route.kind, request.call.signature)
         if not self._is_proved(serve):
-            self._library.verdicts.proved(*serve.proof_key)
+            self._note_proof(serve)
             log.info("OneDiff: new graph proved against eager, relative error %.1e (at most %.1e)", error, allowed)
         return Verdict(output)
+
+    def _note_proof(self, serve: Serve) -> None:
+        verdicts, target = self._library.verdicts, serve.request.target
+        if not verdicts.is_proved(*serve.proof_key):
+            verdicts.proved(*serve.proof_key)
+        if target.runs_code_of_extensions:
+            self._proved_of.setdefault(target, set()).add(serve.proof_key)
 
     def _shown_nothing(self, serve: Serve, expected: Any) -> Verdict:
         """Give eager's output, and compare a graph that is not proved again in the next call, a few times."""
@@ -196,8 +208,9 @@ class Verifier:
                 error=error,
                 allowed=allowed,
             )
-        place = len(route.sizes)
-        if any(proof[place : place + 1] not in ([], [route.asked]) for proof in verdicts.proofs(serve.proof_key[0])):
+        place, proofs = len(route.sizes), verdicts.proofs(serve.proof_key[0])
+        of_another = serve.request.target.runs_code_of_extensions and verdicts.is_proved(*serve.proof_key)
+        if of_another or any(proof[place : place + 1] not in ([], [route.asked]) for proof in proofs):
             return message(
                 "a compiled graph that is right for another model is off by {error:.2g} for this one", error=error
             )
@@ -212,13 +225,16 @@ class Verifier:
     def _is_proved(self, serve: Serve) -> bool:
         """Return True if the graph is proved for such a call, or for enough others of other numbers."""
         compilation, facts = serve.proof_key
-        verdicts = self._library.verdicts
-        if verdicts.is_proved(compilation, facts):
+        proofs, target = self._library.verdicts.proofs(compilation), serve.request.target
+        if target.runs_code_of_extensions:
+            of_it = self._proved_of.get(target, ())
+            proofs = [proof for proof in proofs if (compilation, tuple(proof)) in of_it]
+        if list(facts) in proofs:
             return True
         if serve.request.call.functions is None:
             return False
         *known, _ = facts
-        alike = [proof for proof in verdicts.proofs(compilation) if len(proof) == len(facts) and proof[:-1] == known]
+        alike = [proof for proof in proofs if len(proof) == len(facts) and proof[:-1] == known]
         return len(alike) >= _ENOUGH_NUMBERS
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:

@@ -1,0 +1,140 @@
+"""An extension's method, set on a class of ComfyUI's, that asks which VAE it was called for.
+
+    python vaes_told_apart.py COMFY_DIR dynamic|resident
+
+Two VAEs of one kind decode by turns; the method treats one of them in another way. Prints as JSON, by how it is told
+apart, how far each image and each video is from ComfyUI's own, how far one treatment is from the other, and what served
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+comfyui, where = sys.argv[1:]
+sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
+sys.path[:0] = [comfyui, str(Path(__file__).resolve().parents[2])]
+from comfy.cli_args import args  # noqa: E402 - the host's path first
+
+args.cpu = args.use_pytorch_cross_attention = True
+import comfy.model_management as memory  # noqa: E402
+import comfy.sd  # noqa: E402
+import pages_of_cpu  # noqa: E402
+import torch  # noqa: E402
+from comfy.ldm.wan.vae import WanVAE  # noqa: E402
+from counting import answered  # noqa: E402
+
+from benchmarks.memory_modes import off  # noqa: E402
+from onediff_comfy.host.adapters.vae import accelerate_vae, find_vae_dispatcher  # noqa: E402
+
+ROUNDS = 2
+Decode = Callable[..., torch.Tensor]
+Is = Callable[[Any], bool]
+"""Whether a module is the one that is treated in another way."""
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """Return those of Wan 2.1's VAE with few channels, which the host takes all else from."""
+    torch.manual_seed(5)
+    module = WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True])
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=max(1, weight[0].numel()) ** -0.5)
+    state: dict[str, torch.Tensor] = module.state_dict()
+    return state
+
+
+def loaded() -> Any:
+    vae = comfy.sd.VAE(sd=dict(WEIGHTS), dtype=torch.float32)
+    if vae.is_dynamic():
+        pages_of_cpu.off_device(vae.patcher)
+    return vae
+
+
+def by_itself(module: Any) -> Is:
+    return lambda asked: asked is module
+
+
+def by_address(module: Any) -> Is:
+    table = {id(module): True}
+    return lambda asked: table.get(id(asked), False)
+
+
+def by_hash(module: Any) -> Is:
+    table = {hash(module)}
+    return lambda asked: hash(asked) in table
+
+
+def by_key(module: Any) -> Is:
+    table = {module: True}
+    return lambda asked: asked in table
+
+
+def by_weak_key(module: Any) -> Is:
+    table = WeakKeyDictionary({module: True})
+    return lambda asked: asked in table
+
+
+def by_list(module: Any) -> Is:
+    others = [module]
+    return lambda asked: any(each is asked for each in others)
+
+
+def by_text(module: Any) -> Is:
+    """Compare what Python writes of an object of no special form, which has its address in it."""
+    text = object.__repr__(module)
+    return lambda asked: object.__repr__(asked) == text
+
+
+WAYS = (by_itself, by_address, by_hash, by_key, by_weak_key, by_list, by_text)
+
+
+def pictures(vaes: list[Any], serving: list[Any], way: Callable[[Any], Is], first: int) -> list[torch.Tensor]:
+    """Return images and videos of two VAEs by turns, of which the class's method is another extension's meanwhile."""
+    is_meant, own = way(vaes[0].patcher.model), WanVAE.decode
+
+    def decode(self: Any, z: torch.Tensor) -> torch.Tensor:
+        decoded: torch.Tensor = own(self, z) * (0.25 if is_meant(self) else 1.0)
+        return decoded
+
+    WanVAE.decode = decode
+    try:
+        turns = [serving[(first + turn) % 2] for turn in range(2 * ROUNDS)]
+        return [vae.decode(latent) for latent in LATENTS for vae in turns]
+    finally:
+        WanVAE.decode = own
+
+
+def case(way: Callable[[Any], Is], first: int) -> dict[str, Any]:
+    memory.unload_all_models()
+    theirs = [loaded(), loaded()]
+    expected = pictures(theirs, theirs, way, first)
+    memory.unload_all_models()
+    vaes = [loaded(), loaded()]
+    fast = [accelerate_vae(vae, "eager") for vae in vaes]
+    dispatchers = [find_vae_dispatcher(vae) for vae in fast]
+    before = [dispatcher.metrics.snapshot() for dispatcher in dispatchers if dispatcher is not None]
+    found = pictures(vaes, fast, way, first)
+    after = [dispatcher.metrics.snapshot() for dispatcher in dispatchers if dispatcher is not None]
+    return {
+        "off": [off(one, other) for one, other in zip(found, expected, strict=True)],
+        "apart": off(expected[0], expected[1]),
+        "answered": [answered(*both) for both in zip(before, after, strict=True)],
+    }
+
+
+WEIGHTS = weights()
+LATENTS = [torch.randn((1, 16, frames, 6, 8), generator=torch.Generator().manual_seed(1)) for frames in (1, 7)]
+with torch.inference_mode():
+    if where == "dynamic":
+        pages_of_cpu.begin()
+    found = {
+        f"{way.__name__}, {'it' if first == 0 else 'the other'} first": case(way, first)
+        for way in WAYS
+        for first in (0, 1)
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
