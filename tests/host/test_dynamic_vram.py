@@ -57,7 +57,7 @@ EAGER = {
 NOT_IN_LAYERS = "its weights do not all fit, and ComfyUI brings them layer by layer"
 RAN_OUT = "memory ran out while all of its weights were on the card"
 FIRST_PIECES = "the first pieces of a video are ComfyUI's own; graphs serve those that are like one another"
-REPLACED = "another extension has replaced how this VAE decodes or encodes videos"
+NOT_COMFYUIS = "this VAE has code that is not ComfyUI's, so its videos are made by that code alone"
 ROUNDING_OF_A_HINT = 2e-6  # which ours makes one of for each image before the network does
 STEPS_OF_A_CONTROL = 3
 OF_OTHER_MODELS = ("wrong", "8 bits", "LoRA on wrong", "room of")
@@ -308,7 +308,7 @@ def test_a_vae_that_draws_random_numbers_draws_as_many_as_by_itself(vaes: dict[s
     """Else whatever draws after it would get others: a corner shows its weights, once on the image and once by it."""
     drawing = vaes["drawing"]
     assert (drawing["off"], drawing["served"], drawing["as many drawn"]) == (0.0, 0, True)
-    assert set(drawing["eager"]) == {REPLACED}
+    assert set(drawing["eager"]) == {NOT_COMFYUIS}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -456,6 +456,36 @@ def test_a_model_is_looked_at_while_the_first_call_of_a_run_is_computed(
     assert events == ["computed", "looked"] + ["computed"] * (3 if changed else 2), "nobody is to wait for the look"
     assert served.counts["served"] - before == 3
     assert served.counts["captured"] == (2 if changed else 1)
+
+
+class ToldApart(nn.Module):
+    """Asks whether it is the one that a table has."""
+
+    table: ClassVar[dict[int, float]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(self.linear(x), self.table.get(id(self), 1.0))
+
+
+@pytest.mark.parametrize("meant_first", [False, True])
+def test_code_that_asks_which_module_it_is_of_is_compared_for_each(library: GraphLibrary, meant_first: bool) -> None:
+    """The table is the same for all of them, and so is the fingerprint."""
+    meant, other = ToldApart(), ToldApart()
+    ToldApart.table = {id(meant): 3.0}
+    first, second = (Served(library, module) for module in ((meant, other) if meant_first else (other, meant)))
+    x = torch.randn(2, 4)
+    for _ in range(2):  # the next process finds the first one's proof
+        for served in (first, second, first, second):
+            assert served.matches(x)
+        first.dispatcher.begin_run()
+        second.dispatcher.begin_run()
+    assert first.counts["captured"] == 1 and first.counts["served"] == 4
+    assert "retired" not in first.counts, "it is right for the first"
+    assert any("right for another model" in reason for reason in second.fallbacks)
 
 
 def test_weights_are_looked_at_anew_in_every_run(library: GraphLibrary, events: list[str]) -> None:

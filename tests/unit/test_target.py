@@ -26,6 +26,7 @@ from settled import is_settled
 from torch import nn
 
 from onediff_comfy.capture.call import NotCovered
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.target.target import Target
 
 CPU = torch.device("cpu")
@@ -788,6 +789,41 @@ def test_what_may_be_read_again_counts(how: str) -> None:
     target = Target(module)
     assert target.refusal is None and target.is_current()
     module.left_over = torch.zeros(2)
+    assert not target.guard_holds() and not target.is_current()
+
+
+NOTED = HostCode(notes=frozenset({"left_over"}))
+TOGETHER = {
+    how for how in READ if how.startswith(("by a name put", "by a formatted", "by vars", "by __dict__", "by a __"))
+}
+
+
+@pytest.mark.parametrize("how", [*BEHIND, *sorted(TOGETHER)])
+def test_what_the_host_notes_on_a_module_counts_only_if_code_names_it(how: str) -> None:
+    """Whatever it is: what an image of the module would not have."""
+    module = noting(*(BEHIND | READ)[how])
+    module.__dict__.pop("left_over", None)
+    target = Target(module, NOTED)
+    fingerprint = target.fingerprint
+    for note in ({"pages": object()}, threading.Lock(), 3, None):
+        module.left_over = note
+        assert target.guard_holds() or target.is_current()
+        assert Target(module, NOTED).fingerprint == fingerprint and target.refusal is None
+    module.left_over = [object()]
+    assert target.guard_holds(), "known by now, and not looked at again"
+    with target.attributes_unchanged():
+        module.left_over = 4
+    module.another = 1
+    assert not target.guard_holds() and not target.is_current()
+
+
+@pytest.mark.parametrize("how", sorted(READ.keys() - TOGETHER))
+def test_a_note_that_code_names_counts(how: str) -> None:
+    module = noting(*READ[how])
+    module.left_over = 1
+    target = Target(module, NOTED)
+    assert target.refusal is None and target.is_current()
+    module.left_over = 2
     assert not target.guard_holds() and not target.is_current()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from onediff_comfy.capture.fingerprint.code_ownership import HostCode
 from onediff_comfy.capture.target.target import Target
 from onediff_comfy.compilation.weightless_pickle import LayerFactory, Unpicklable, from_bytes, to_bytes
 
@@ -34,6 +36,18 @@ def test_a_layer_that_is_built_anew_trains_no_more_than_before() -> None:
     read = from_bytes(to_bytes(model), torch.device("cpu"))
     assert not any(layer.training for layer in read.modules())
     assert Target(read).fingerprint == Target(model).fingerprint
+
+
+def test_what_the_host_notes_on_a_module_stays_behind() -> None:
+    """It may be of this process alone. A plain value may be the very object that another attribute has, too."""
+    model: Any = nn.Sequential(nn.Linear(2, 2))
+    model.pages, model.lowvram, model[0].factor = {"lock": threading.Lock()}, False, False
+    with pytest.raises(Unpicklable, match="lock"):
+        to_bytes(model)
+    read: Any = from_bytes(to_bytes(model, notes={"pages", "lowvram"}), torch.device("cpu"))
+    assert (read.pages, read.lowvram, read[0].factor) == (None, False, False)
+    host = HostCode(notes=frozenset({"pages", "lowvram"}))
+    assert Target(read, host).fingerprint == Target(model, host).fingerprint
 
 
 def operations(factor: float) -> type:

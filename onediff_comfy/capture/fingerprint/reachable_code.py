@@ -197,6 +197,7 @@ class CodeReachability:
         if self._owner.is_machinery(function):
             return
         self.reads.add(function)
+        self.sources.follow(function)
         state = []
         in_cells = [value for _, value in cells(function)]
         for held in () if id(function) in self._describer.known else (*held_by(function), *attributes_of(function)):

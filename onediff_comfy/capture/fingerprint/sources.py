@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ..values.bytecode import names_read, with_nested
 from ..values.code_values import functions_in, is_code
 from ..values.global_reads import Path, absolute_name
 from ..values.name_resolution import Resolved
@@ -16,6 +17,8 @@ from .code_ownership import CodeOwnership
 from .snapshot import Snapshot
 
 _WRAPPERS = (property, staticmethod, classmethod, functools.cached_property)
+_OF_EACH_OBJECT = frozenset(("id", "hash", "__hash__", "__repr__"))
+"""What gives a number, or a text with it, that is another for each object, and the same whichever is asked of."""
 _FILL_THEMSELVES = ("torch._ops", "torch._classes")  # with what they are asked for
 
 
@@ -29,12 +32,14 @@ class Sources:
         met: functions, classes and other things that are called, by ``id``.
         extended: classes with methods of extensions.
         of_extensions: what code of extensions reads, and what is in it. Somebody may change that for each step.
+        tell_objects_apart: code of extensions may ask which object it runs on, by a number that is another for each.
     """
 
     def __init__(self, owner: CodeOwnership) -> None:
         self._owner = owner
         self.met: dict[int, Any] = {}  # held, so that no other object gets the id meanwhile
         self.extended = set[type]()
+        self.tell_objects_apart = False
         self._snapshot, self.of_extensions = Snapshot(), Snapshot(with_kinds=False)  # the latter in each call
 
     def meet(self, value: Any) -> bool:
@@ -50,12 +55,18 @@ class Sources:
                 self._snapshot.add(function)
         return True
 
+    def follow(self, function: types.FunctionType) -> None:
+        """Note that a function runs."""
+        asks = any(not _OF_EACH_OBJECT.isdisjoint(names_read(code)) for code in with_nested(function.__code__))
+        self.tell_objects_apart |= asks and self._owner.is_of_extension(function)
+
     def read(self, path: Path, found: Resolved | None, function: types.FunctionType) -> None:
         """Watch whatever decides on what ``path`` means in a function, where ``found`` was found."""
         _watch_way(self._snapshot, path, found, function, lambda _kind: True)
         if self._owner.is_of_extension(function):
             _watch_way(self.of_extensions, path, found, function, lambda kind: self._owner.counts(kind.__module__))
             self.of_extensions.add(function)
+            self.tell_objects_apart |= found is not None and (found.value is id or found.value is hash)
             if found is not None and self._has_content(found.value):
                 self.of_extensions.add_nested(found.value)
 

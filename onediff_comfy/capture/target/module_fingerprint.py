@@ -44,12 +44,14 @@ class Inspected(NamedTuple):
         refusal: why no capture of the module could be relied on, if so.
         left: attributes that are no part of it, because nothing reads them; some may not be there yet.
         seen: all that was looked at, unless there is a refusal.
+        tells_objects_apart: code of extensions may compute something else for another module of the same fingerprint.
     """
 
     fingerprint: str
     refusal: Message | None
     left: Unread = ALL_READ
     seen: Seen | None = None
+    tells_objects_apart: bool = False
 
 
 class Seen:
@@ -184,7 +186,7 @@ def inspect(layers: Mapping[str, torch.nn.Module], host: HostCode, formats: Sequ
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     unread = Unread(frozenset(left - host.notes), host.notes & left)
     seen = Seen(layers, of_weights, describer, reached.sources, formats, unread.notes)
-    return Inspected(digest, None, unread, seen)
+    return Inspected(digest, None, unread, seen, reached.sources.tell_objects_apart)
 
 
 def _hooked(layers: Mapping[str, torch.nn.Module]) -> Message | None:

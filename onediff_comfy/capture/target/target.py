@@ -86,9 +86,9 @@ class Target:
         return self._table.specs
 
     @property
-    def runs_code_of_extensions(self) -> bool:
-        """Return True if code of extensions is reached that reads anything: it may ask which object the module is."""
-        return self._inspected.seen is not None and self._inspected.seen.of_extensions is not None
+    def tells_objects_apart(self) -> bool:
+        """Return True if code of extensions may compute something else for another module of the same fingerprint."""
+        return self._inspected.tells_objects_apart
 
     def is_current(self) -> bool:
         """Return True if the layers are the same objects with the same code. Takes milliseconds: ask once a run.

@@ -37,6 +37,8 @@ from .weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
 
+_HOST = CodeOwnership(HostCode(comfy.__name__), frozenset())
+
 Structure = tuple[int, str, tuple[object, ...]]
 """What a call looks like: of which part it is, how its arguments hold one another, and each tensor's form and each
 other value."""
@@ -106,16 +108,11 @@ def _replaced() -> Message:
     return message("another extension has replaced how this VAE decodes or encodes videos")
 
 
-def _is_hosts_own(forward: Callable[..., Any], module: torch.nn.Module) -> TypeGuard[types.MethodType]:
-    """Return True if this is the method of a module that ComfyUI wrote, and calls no other of the module's.
-
-    It is to run on an image. Another extension's may ask which object it runs on.
-    """
+def _is_own(forward: Callable[..., Any], module: torch.nn.Module) -> TypeGuard[types.MethodType]:
+    """Return True if this is a method of a module, and of its class."""
     if not isinstance(forward, types.MethodType) or forward.__self__ is not module:
         return False
-    kind = type(module)
-    own = inspect.getattr_static(kind, forward.__name__, None) is forward.__func__
-    return own and not CodeOwnership(HostCode(comfy.__name__), frozenset()).has_methods_of_others(kind)
+    return inspect.getattr_static(type(module), forward.__name__, None) is forward.__func__
 
 
 class PieceServer:
@@ -253,8 +250,12 @@ class VideoDispatcher(Dispatcher):
         Args:
             pinned: the module's parts where it is in Dynamic VRAM.
         """
-        if not _is_hosts_own(forward, module):
+        if not _is_own(forward, module):
             self.passed_by(module, _replaced())
+            return forward(*args, **kwargs)
+        if _HOST.has_methods_of_others(type(module)):  # which may ask what they run on, and that would be an image
+            reason = message("this VAE has code that is not ComfyUI's, so its videos are made by that code alone")
+            self.passed_by(module, reason)
             return forward(*args, **kwargs)
         before = self.run.report.calls
         output = self._pieces(module, forward, args, kwargs, pinned)

@@ -87,8 +87,8 @@ class Verifier:
         done: graphs that need not be asked of again in this run, by the kinds of calls. A graph that was made anew
             under the same key is another.
 
-    Code of extensions may ask which object it runs on, by an address say. So where a module's code is theirs, each
-    object is compared that has it, in each process.
+    Code of extensions may ask which object it runs on, by an address say. Where it may, each object is compared, in
+    each process.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Verifier:
         reusing = run.step_cache is not None
         if not moves and self._eager_times.due(kind, request.call.signature, request.device, reusing):
             return True
-        if (moves or self._eager_times.is_over(kind)) and not request.target.runs_code_of_extensions:
+        if (moves or self._eager_times.is_over(kind)) and not _asks_which(serve):
             self.done[serve.proof_key] = weakref.ref(serve.graph)
         return False
 
@@ -182,7 +182,7 @@ class Verifier:
         verdicts, target = self._library.verdicts, serve.request.target
         if not verdicts.is_proved(*serve.proof_key):
             verdicts.proved(*serve.proof_key)
-        if target.runs_code_of_extensions:
+        if _asks_which(serve):
             self._proved_of.setdefault(target, set()).add(serve.proof_key)
 
     def _shown_nothing(self, serve: Serve, expected: Any) -> Verdict:
@@ -209,7 +209,7 @@ class Verifier:
                 allowed=allowed,
             )
         place, proofs = len(route.sizes), verdicts.proofs(serve.proof_key[0])
-        of_another = serve.request.target.runs_code_of_extensions and verdicts.is_proved(*serve.proof_key)
+        of_another = _asks_which(serve) and verdicts.is_proved(*serve.proof_key)
         if of_another or any(proof[place : place + 1] not in ([], [route.asked]) for proof in proofs):
             return message(
                 "a compiled graph that is right for another model is off by {error:.2g} for this one", error=error
@@ -225,17 +225,18 @@ class Verifier:
     def _is_proved(self, serve: Serve) -> bool:
         """Return True if the graph is proved for such a call, or for enough others of other numbers."""
         compilation, facts = serve.proof_key
-        proofs, target = self._library.verdicts.proofs(compilation), serve.request.target
-        if target.runs_code_of_extensions:
-            of_it = self._proved_of.get(target, ())
-            proofs = [proof for proof in proofs if (compilation, tuple(proof)) in of_it]
-        if list(facts) in proofs:
+        verdicts = self._library.verdicts
+        if verdicts.is_proved(compilation, facts) and self._holds_for(serve, serve.proof_key):
             return True
         if serve.request.call.functions is None:
             return False
         *known, _ = facts
-        alike = [proof for proof in proofs if len(proof) == len(facts) and proof[:-1] == known]
-        return len(alike) >= _ENOUGH_NUMBERS
+        alike = [proof for proof in verdicts.proofs(compilation) if len(proof) == len(facts) and proof[:-1] == known]
+        return sum(self._holds_for(serve, (compilation, tuple(proof))) for proof in alike) >= _ENOUGH_NUMBERS
+
+    def _holds_for(self, serve: Serve, proof_key: Kind) -> bool:
+        """Return True if a proof says something of the call's very module, whichever it was found with."""
+        return not _asks_which(serve) or proof_key in self._proved_of.get(serve.request.target, ())
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:
         """Return how far the graph is off that reuses what a call found for that very call."""
@@ -253,3 +254,11 @@ class Verifier:
             log.debug("the brief graph failed", exc_info=True)
             return float("inf")
         return numerics.difference(pytree.tree_unflatten(flat, graph.binding.output), expected)
+
+
+def _asks_which(serve: Serve) -> bool:
+    """Return True if what the module computes may depend on which object it is.
+
+    Where weights move, one image stands for many modules, and each of these is compared with the image by itself.
+    """
+    return serve.request.target.tells_objects_apart and serve.request.invocation.moving is None
