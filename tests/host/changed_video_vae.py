@@ -28,6 +28,7 @@ import pages_of_cpu  # noqa: E402
 import torch  # noqa: E402
 from comfy.ldm.wan.vae import WanVAE  # noqa: E402
 from counting import answered  # noqa: E402
+from small_video_vae import weights  # noqa: E402
 
 from benchmarks.memory_modes import off  # noqa: E402
 from onediff_comfy.host.adapters.vae import accelerate_vae, find_vae_dispatcher  # noqa: E402
@@ -35,16 +36,6 @@ from onediff_comfy.host.adapters.vae import accelerate_vae, find_vae_dispatcher 
 VIDEOS = 3
 Before = Callable[[], None]
 """What is done before each video."""
-
-
-def weights() -> dict[str, torch.Tensor]:
-    """Return those of Wan 2.1's VAE with few channels, which the host takes all else from."""
-    torch.manual_seed(5)
-    module = WanVAE(dim=8, z_dim=16, temperal_downsample=[False, True, True])
-    for weight in module.parameters():
-        torch.nn.init.normal_(weight, std=max(1, weight[0].numel()) ** -0.5)
-    state: dict[str, torch.Tensor] = module.state_dict()
-    return state
 
 
 def loaded(gain: float = 1.0) -> Any:

@@ -488,6 +488,18 @@ def test_code_that_asks_which_module_it_is_of_is_compared_for_each(library: Grap
     assert any("right for another model" in reason for reason in second.fallbacks)
 
 
+def test_another_module_of_one_dispatcher_is_compared_however_often_the_first_one_was(library: GraphLibrary) -> None:
+    """In the same run, as the models of several GPUs are."""
+    meant, other = ToldApart(), ToldApart()
+    ToldApart.table = {id(meant): 3.0}
+    served, x = Served(library, other), torch.randn(2, 4)
+    for _ in range(20):
+        assert served.matches(x)
+    served.module = meant
+    for _ in range(3):
+        assert served.matches(x)
+
+
 def test_weights_are_looked_at_anew_in_every_run(library: GraphLibrary, events: list[str]) -> None:
     """What lies where something else lay before may be of another shape, and no graph is to read beyond it."""
     served, x = Served(library, Scaled()), torch.randn(2, 4)
