@@ -41,6 +41,7 @@ class Invocation:
         method: of the module's, where ``forward`` is a function of ours around it.
         moving: where the weights are, if they may be elsewhere in the next call.
         is_first: the host may have to read the weights from a file for it, which no other call waits for.
+        on_image: ``module`` is another object than the host's, which stands for it.
     """
 
     module: torch.nn.Module
@@ -50,6 +51,7 @@ class Invocation:
     method: Callable[..., Any] | None = None
     moving: MovingWeights | None = None
     is_first: bool = False
+    on_image: bool = False
 
     def eager(self) -> Any:
         """Return what the host's own code gives."""

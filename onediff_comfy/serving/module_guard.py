@@ -119,7 +119,7 @@ class ModuleGuard:
             raise NotCovered(message("ComfyUI records a CUDA graph of its own here"))
         guarded = self._guarded.get(id(invocation.module))
         if guarded is None or guarded.refused is not None or not guarded.target.guard_holds():
-            guarded = self._checked(invocation.module)
+            guarded = self._checked(invocation)
             if guarded.in_run.in_vain == _LOOKS_IN_VAIN:
                 run.report.note(_looked_at_in_vain())
         target = guarded.target
@@ -151,7 +151,7 @@ class ModuleGuard:
         Raises:
             NotCovered: nothing that is captured of such a module could be relied on.
         """
-        return self._checked(request.invocation.module).target is request.target
+        return self._checked(request.invocation).target is request.target
 
     def decided(self, request: Request, run: RunContext) -> Request:
         """Return the request as it is once it is known how its functions decide. Waits for the device.
@@ -237,12 +237,13 @@ class ModuleGuard:
     def _read_by(self, target: Target, call: Call) -> frozenset[str]:
         return self._library.index.options_read(reader_of(target.fingerprint, call.code))
 
-    def _checked(self, module: torch.nn.Module) -> _Guarded:
-        """Return what is known of a module, after a look at it where it may be another than before.
+    def _checked(self, invocation: Invocation) -> _Guarded:
+        """Return what is known of a call's module, after a look at it where it may be another than before.
 
         Raises:
             NotCovered: nothing that is captured of such a module could be relied on.
         """
+        module = invocation.module
         guarded = self._guarded.get(id(module))
         if guarded is None:
             target = Target(module, self._host.code, self._host.formats)
@@ -258,6 +259,8 @@ class ModuleGuard:
                 guarded.in_run.changes += in_run
         if not guarded.checked:
             objection = guarded.target.refusal or guarded.identities.objection(guarded.target, guarded.in_run.changes)
+            if objection is None and invocation.on_image and guarded.target.tells_objects_apart:
+                objection = message("code of another extension may ask which object of the model it runs on")
             guarded.refused = objection
         guarded.checked = True
         if guarded.refused is not None:

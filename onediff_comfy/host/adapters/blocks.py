@@ -150,7 +150,7 @@ class BlockServer:
             ran = stack.enter_context(contextlib.ExitStack())
             ran.callback(streamed.put_back, block)
             on_image = call.telling(image.forward)
-            invocation = Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving)
+            invocation = Invocation(image, on_image, (), call.arguments, image.forward, in_place.moving, on_image=True)
             is_due = in_place.settled and self._check.is_due(block, in_place.is_changed)
             out = call.out if in_place.settled and not is_due else None  # else the host may answer on what is given
             outcome = _unless_memory_is_short(lambda: self._dispatcher.attempt(invocation, out))

@@ -285,7 +285,8 @@ class ModelServer:
         less = self._part.shown_by(args, kwargs) if is_due else None
         whole = (args, kwargs) if less is not None or not is_due else copied((args, kwargs))
         captured = self._part.captured(on_image)
-        outcome = self.dispatcher.attempt(Invocation(image, captured, args, kwargs, is_first=self._pinned.is_first))
+        is_first = self._pinned.is_first
+        outcome = self.dispatcher.attempt(Invocation(image, captured, args, kwargs, is_first=is_first, on_image=True))
         if not isinstance(outcome, Output) or not is_due:
             return outcome
         try:

@@ -183,7 +183,9 @@ class PieceServer:
                 return None
             on_image: Any = forward if pinned is None else pinned.forward_of(part, forward)
             image = part if pinned is None else on_image.__self__
-            invocation = Invocation(image, call.telling(on_image), (), call.arguments, on_image)
+            invocation = Invocation(
+                image, call.telling(on_image), (), call.arguments, on_image, on_image=pinned is not None
+            )
             outcome = self._dispatcher.attempt(invocation)
             if not isinstance(outcome, Output):
                 return None

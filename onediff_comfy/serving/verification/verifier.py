@@ -116,7 +116,7 @@ class Verifier:
         reusing = run.step_cache is not None
         if not moves and self._eager_times.due(kind, request.call.signature, request.device, reusing):
             return True
-        if (moves or self._eager_times.is_over(kind)) and not _asks_which(serve):
+        if (moves or self._eager_times.is_over(kind)) and not request.target.tells_objects_apart:
             self.done[serve.proof_key] = weakref.ref(serve.graph)
         return False
 
@@ -182,7 +182,7 @@ class Verifier:
         verdicts, target = self._library.verdicts, serve.request.target
         if not verdicts.is_proved(*serve.proof_key):
             verdicts.proved(*serve.proof_key)
-        if _asks_which(serve):
+        if serve.request.target.tells_objects_apart:
             self._proved_of.setdefault(target, set()).add(serve.proof_key)
 
     def _shown_nothing(self, serve: Serve, expected: Any) -> Verdict:
@@ -209,7 +209,7 @@ class Verifier:
                 allowed=allowed,
             )
         place, proofs = len(route.sizes), verdicts.proofs(serve.proof_key[0])
-        of_another = _asks_which(serve) and verdicts.is_proved(*serve.proof_key)
+        of_another = serve.request.target.tells_objects_apart and verdicts.is_proved(*serve.proof_key)
         if of_another or any(proof[place : place + 1] not in ([], [route.asked]) for proof in proofs):
             return message(
                 "a compiled graph that is right for another model is off by {error:.2g} for this one", error=error
@@ -236,7 +236,9 @@ class Verifier:
 
     def _holds_for(self, serve: Serve, proof_key: Kind) -> bool:
         """Return True if a proof says something of the call's very module, whichever it was found with."""
-        return not _asks_which(serve) or proof_key in self._proved_of.get(serve.request.target, ())
+        return not serve.request.target.tells_objects_apart or proof_key in self._proved_of.get(
+            serve.request.target, ()
+        )
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:
         """Return how far the graph is off that reuses what a call found for that very call."""
@@ -254,11 +256,3 @@ class Verifier:
             log.debug("the brief graph failed", exc_info=True)
             return float("inf")
         return numerics.difference(pytree.tree_unflatten(flat, graph.binding.output), expected)
-
-
-def _asks_which(serve: Serve) -> bool:
-    """Return True if what the module computes may depend on which object it is.
-
-    Where weights move, one image stands for many modules, and each of these is compared with the image by itself.
-    """
-    return serve.request.target.tells_objects_apart and serve.request.invocation.moving is None
