@@ -117,13 +117,13 @@ def test_a_class_of_comfyuis_may_be_changed_for_one_vae_of_two(told_apart: tuple
     """Also while they are in use."""
     _, cases = told_apart
     assert {what: max(case["off"]) for what, case in cases.items()} == dict.fromkeys(cases, 0.0)
-    assert len(cases) == 16 and all(case["apart"] > 0.1 for case in cases.values()), "shows nothing"
+    assert len(cases) == 10 and all(case["apart"] > 0.1 for case in cases.values()), "shows nothing"
 
 
 def test_a_vae_is_served_whose_class_treats_it_as_any_other(told_apart: tuple[str, dict[str, Any]]) -> None:
     """Where its weights stay, and a graph is of the VAE itself. Elsewhere it would be asked which image it is."""
     where, cases = told_apart
-    for way in ("by_address", "by_hash", "by_text", "by_address_later"):
+    for way in ("by_address", "by_text", "by_address_later"):
         for first in ("it", "the other"):
             served = sum(each["served"] for each in cases[f"{way}, {first} first"]["answered"])
             assert (served > 0) == (where == "resident"), (way, first, served)

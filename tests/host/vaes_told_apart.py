@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 comfyui, where = sys.argv[1:]
 sys.argv = sys.argv[:1]  # the host reads the command line when it is imported
@@ -57,24 +56,9 @@ def by_address(module: Any) -> Is:
     return lambda asked: table.get(id(asked), False)
 
 
-def by_hash(module: Any) -> Is:
-    table = {hash(module)}
-    return lambda asked: hash(asked) in table
-
-
 def by_key(module: Any) -> Is:
     table = {module: True}
     return lambda asked: asked in table
-
-
-def by_weak_key(module: Any) -> Is:
-    table = WeakKeyDictionary({module: True})
-    return lambda asked: asked in table
-
-
-def by_list(module: Any) -> Is:
-    others = [module]
-    return lambda asked: any(each is asked for each in others)
 
 
 def by_text(module: Any) -> Is:
@@ -92,8 +76,8 @@ def from_the_first_on(way: Callable[[Any], Is]) -> Callable[[Any], tuple[Is, Beg
     return lambda module: (way(module), lambda: None)
 
 
-WAYS = {way.__name__: from_the_first_on(way) for way in (by_itself, by_address, by_hash, by_key, by_weak_key, by_list)}
-WAYS |= {"by_text": from_the_first_on(by_text), "by_address_later": by_address_later}
+WAYS = {way.__name__: from_the_first_on(way) for way in (by_itself, by_address, by_key, by_text)}
+WAYS["by_address_later"] = by_address_later
 
 
 def pictures(vaes: list[Any], serving: list[Any], way: str, first: int) -> list[torch.Tensor]:
