@@ -114,21 +114,32 @@ def _with_memory(watched: Watched) -> dict[str, Any]:
     return cell | {"most_mib": found}
 
 
-def from_file(options: argparse.Namespace, form: str) -> Any:
-    """Return a ComfyUI MODEL, in Dynamic VRAM where there is any, loaded from a file of random weights."""
+def file(options: argparse.Namespace, form: str) -> Path:
+    """Return the file of a model's weights."""
+    return Path(options.folder, f"{options.model}-{form}.safetensors")
+
+
+def make(options: argparse.Namespace, form: str) -> None:
+    """Write the file of weights, random ones, if it is not there."""
     import comfy.model_management
-    import comfy.sd
     import torch
     from safetensors.torch import save_file
 
     from .models import FAMILIES
 
-    file = Path(options.folder, f"{options.model}-{form}.safetensors")
-    if not file.exists():
+    if not file(options, form).exists():
         weights = weights_of(FAMILIES[options.model], comfy.model_management.get_torch_device(), form)
-        save_file({name: weight.cpu() for name, weight in weights}, file, metadata={"format": "pt"})
+        of_cpu = {name: weight.cpu() for name, weight in weights}
+        save_file(of_cpu, file(options, form), metadata={"format": "pt"})
         torch.cuda.empty_cache()
-    return comfy.sd.load_diffusion_model(str(file))
+
+
+def from_file(options: argparse.Namespace, form: str) -> Any:
+    """Return a ComfyUI MODEL, in Dynamic VRAM where there is any, loaded from a file of random weights."""
+    import comfy.sd
+
+    make(options, form)
+    return comfy.sd.load_diffusion_model(str(file(options, form)))
 
 
 class Watched(Bench):

@@ -19,8 +19,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from . import decoding, prompts
-from .any_card import end_of_node, from_file
+from . import any_card, decoding, prompts
 from .host import reported, seconds_of, start_host
 from .process_memory import memory_of_device, memory_of_process
 from .sampling import Sampler, counters, environment, when_done
@@ -39,15 +38,16 @@ def main() -> int:
     parser.add_argument("--variant", default="eager", help="eager, onediff-inductor, ...")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for the files of weights")
     parser.add_argument("--output", help="JSON file to write")
-    parser.add_argument("--make", action="store_true", help="write the files of text encoders and of a VAE, and end")
+    parser.add_argument("--make", action="store_true", help="write the files of weights, and end")
     options = parser.parse_args()
     parts = Namespace(model=options.model, form=_FORM, folder=options.folder)
     if options.make:  # a process of its own, for in Dynamic VRAM the host makes no layers without weights
         start_host()
         prompts.make(parts)
         decoding.make(parts)
+        any_card.make(parts, _FORM)
         return 0
-    if not all(file.exists() for file in (*prompts.files(parts), decoding.file(parts))):
+    if not all(file.exists() for file in (*prompts.files(parts), decoding.file(parts), any_card.file(parts, _FORM))):
         subprocess.run([sys.executable, "-m", "benchmarks.first_workflow", *sys.argv[1:], "--make"], check=True)
     start_host(dynamic_vram=options.model != "tiny")
     report = reported(lambda: _run(options, parts), options.output)
@@ -64,7 +64,7 @@ def _run(options: Namespace, parts: Namespace) -> dict[str, Any]:
         prepared_s = seconds_of(_prepare)
 
     def load() -> None:
-        loaded.update(clip=prompts.loaded(parts), vae=decoding.loaded(parts), model=from_file(parts, _FORM))
+        loaded.update(clip=prompts.loaded(parts), vae=decoding.loaded(parts), model=any_card.from_file(parts, _FORM))
 
     load_s = seconds_of(load)
     if compiler is not None:
@@ -106,7 +106,7 @@ def _image(sampler: Sampler, seed: int, clip: Any, vae: Any, model: Any) -> dict
     prompts.encode(clip, f"a lighthouse on a cliff, number {seed}", [])
     ends.append(when_done())
     latent = sampler(model, seed)
-    end_of_node()
+    any_card.end_of_node()
     ends.append(when_done())
     decoding.at_end_of_node(lambda vae: vae.decode(latent), vae, [])
     ends.append(when_done())
