@@ -182,7 +182,7 @@ class Verifier:
         verdicts, target = self._library.verdicts, serve.request.target
         if not verdicts.is_proved(*serve.proof_key):
             verdicts.proved(*serve.proof_key)
-        if serve.request.target.tells_objects_apart:
+        if target.tells_objects_apart:
             self._proved_of.setdefault(target, set()).add(serve.proof_key)
 
     def _shown_nothing(self, serve: Serve, expected: Any) -> Verdict:
@@ -236,9 +236,8 @@ class Verifier:
 
     def _holds_for(self, serve: Serve, proof_key: Kind) -> bool:
         """Return True if a proof says something of the call's very module, whichever it was found with."""
-        return not serve.request.target.tells_objects_apart or proof_key in self._proved_of.get(
-            serve.request.target, ()
-        )
+        target = serve.request.target
+        return not target.tells_objects_apart or proof_key in self._proved_of.get(target, ())
 
     def _brief_difference(self, serve: Serve, expected: Any, run: RunContext) -> float:
         """Return how far the graph is off that reuses what a call found for that very call."""
