@@ -33,7 +33,6 @@ from benchmarks.memory_modes import off  # noqa: E402
 from onediff_comfy.host.adapters.vae import accelerate_vae, find_vae_dispatcher  # noqa: E402
 
 ROUNDS = 2
-Decode = Callable[..., torch.Tensor]
 Is = Callable[[Any], bool]
 """Whether a module is the one that is treated in another way."""
 Begin = Callable[[], None]
